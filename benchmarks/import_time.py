@@ -1,0 +1,39 @@
+"""Print what `import orbit_ckpt` costs on top of `import jax`, in milliseconds.
+
+Usage: python benchmarks/import_time.py [module ...]
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+RUNS = 15
+
+
+def import_ms(module: str) -> float:
+    """Return how long `module` takes to import in a fresh process that has imported jax."""
+    script = (
+        "import jax, time; start = time.perf_counter(); "
+        f"import {module}; print(time.perf_counter() - start)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    return float(result.stdout) * 1e3
+
+
+def main() -> None:
+    """Measure the modules in turns, so that a busy moment of the machine hits all of them."""
+    modules = sys.argv[1:] or ["orbit_ckpt", "tensorstore"]
+    times: dict[str, list[float]] = {module: [] for module in modules}
+    for _ in range(RUNS):
+        for module in modules:
+            times[module].append(import_ms(module))
+    for module, values in times.items():
+        print(f"{module:24} median {statistics.median(values):6.1f}   best {min(values):6.1f}")
+
+
+if __name__ == "__main__":
+    main()

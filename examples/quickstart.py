@@ -1,0 +1,158 @@
+"""Train a classifier of handwritten digits, kill it, resume it, and compare with a run left alone.
+
+Usage: python examples/quickstart.py
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+import orbit_ckpt as ocp
+
+EPOCHS = 8
+BATCH = 32
+KILLED_IN_EPOCH = 5
+
+optimizer = optax.adam(1e-3)
+
+
+class TrainState(NamedTuple):
+    """Everything the next epoch depends on: whoever has it can go on as if nothing happened."""
+
+    params: dict[str, jax.Array]
+    opt_state: optax.OptState
+    epoch: int
+    key: jax.Array  # a typed key; the order of the data is drawn from it
+    losses: jax.Array  # one row an epoch, one column a step
+
+
+def load_data() -> tuple[jax.Array, jax.Array]:
+    """Return the digits that ship with scikit-learn, in whole batches."""
+    images, labels = load_digits(return_X_y=True)
+    count = len(images) // BATCH * BATCH
+    return jnp.asarray(images[:count] / 16, jnp.float32), jnp.asarray(labels[:count])
+
+
+def initial_state(steps: int) -> TrainState:
+    """Return the state before the first epoch, with room for the losses of `steps` an epoch."""
+    key, hidden, output = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "hidden": jax.random.normal(hidden, (64, 128)) / 8,
+        "hidden_bias": jnp.zeros(128),
+        "output": jax.random.normal(output, (128, 10)) / 11,
+        "output_bias": jnp.zeros(10),
+    }
+    losses = jnp.full((EPOCHS, steps), jnp.nan)
+    return TrainState(params, optimizer.init(params), epoch=0, key=key, losses=losses)
+
+
+def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the mean cross-entropy of a two-layer perceptron."""
+    hidden = jax.nn.relu(images @ params["hidden"] + params["hidden_bias"])
+    logits = hidden @ params["output"] + params["output_bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@jax.jit
+def train_step(
+    params: dict[str, jax.Array], opt_state: optax.OptState, images: jax.Array, labels: jax.Array
+) -> tuple[optax.Params, optax.OptState, jax.Array]:
+    """Return the parameters and optimizer state after one batch, and the loss before it."""
+    loss, grads = jax.value_and_grad(loss_fn)(params, images, labels)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def train_epoch(state: TrainState, images: jax.Array, labels: jax.Array) -> TrainState:
+    """Go through the data once, in an order drawn from the state's key."""
+    params, opt_state, epoch, key, losses = state
+    key, order_key = jax.random.split(key)
+    order = jax.random.permutation(order_key, len(images)).reshape(-1, BATCH)
+    for step, batch in enumerate(order):
+        params, opt_state, loss = train_step(params, opt_state, images[batch], labels[batch])
+        losses = losses.at[epoch, step].set(loss)
+    return TrainState(params, opt_state, epoch + 1, key, losses)
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run.
+
+    A save gets its final name when it is complete. What a crash leaves is longer than the pattern.
+    """
+    return max(run.glob("epoch_????"), default=None)
+
+
+def train(run: Path, killed_in_epoch: int) -> None:
+    """Train to the last epoch, from the newest checkpoint of `run` if there is one."""
+    images, labels = load_data()
+    state = initial_state(len(images) // BATCH)
+    if checkpoint := newest_checkpoint(run):
+        state = ocp.load(checkpoint, like=state)
+        print(f"  resumed from {checkpoint.name}")
+    while state.epoch < EPOCHS:
+        state = train_epoch(state, images, labels)
+        print(f"  epoch {state.epoch}: loss {state.losses[state.epoch - 1].mean():.4f}", flush=True)
+        if state.epoch == killed_in_epoch:
+            os.kill(os.getpid(), signal.SIGKILL)  # before this epoch is saved
+        ocp.save(run / f"epoch_{state.epoch:04}", state)
+
+
+def train_in_fresh_process(run: Path, killed_in_epoch: int = 0) -> None:
+    """Run `train` in a process of its own, and check that it ends as it should."""
+    command = [sys.executable, __file__, str(run), str(killed_in_epoch)]
+    status = subprocess.run(command, check=False).returncode
+    if status != (-signal.SIGKILL if killed_in_epoch else 0):
+        sys.exit(f"training ended with status {status}")
+
+
+def print_tree(checkpoint: Path) -> None:
+    """Print what a checkpoint holds; no array is read for it."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(ocp.metadata(checkpoint).tree):
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        print(f"  {name:28} {leaf.shape!s:12} {leaf.dtype!s:10} {size:7,} B")
+
+
+def main() -> None:
+    """Train once in peace and once with an interruption, and compare every loss."""
+    with tempfile.TemporaryDirectory() as directory:
+        peaceful, broken = Path(directory, "peaceful"), Path(directory, "broken")
+        print("A run left alone:")
+        train_in_fresh_process(peaceful)
+        print(f"The same run, killed in epoch {KILLED_IN_EPOCH}:")
+        train_in_fresh_process(broken, KILLED_IN_EPOCH)
+        print("Gone on with in a fresh process:")
+        train_in_fresh_process(broken)
+
+        # Without `like`, a checkpoint comes back as plain containers.
+        last = f"epoch_{EPOCHS:04}"
+        expected, resumed = (
+            np.asarray(ocp.load(run / last)["losses"]) for run in (peaceful, broken)
+        )
+        print("Last loss of each epoch, left alone and resumed:")
+        for one, other in zip(expected[:, -1], resumed[:, -1], strict=True):
+            print(f"  {float(one).hex():22} {float(other).hex()}")
+        if expected.tobytes() != resumed.tobytes():
+            sys.exit("the resumed run differs from the one left alone")
+        print(f"All {expected.size} losses are equal, bit for bit. What the last checkpoint holds:")
+        print_tree(broken / last)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        train(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,97 @@
+"""Checks that CI and developers run: `nox` runs the usual ones, `nox --list` shows all.
+
+What is installed, and its versions, comes from pyproject.toml. Every session uses the interpreter
+that nox itself runs under.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+INTEROP = Path("tests/interop")
+RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+
+
+def group(name: str) -> tuple[str, ...]:
+    """Return the requirements of one dependency group."""
+    return nox.project.dependency_groups(PYPROJECT, name)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and the direction of imports."""
+    session.install(*group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, those of the package strictly."""
+    session.install("-e", ".[examples]", *group("types"))
+    session.run("basedpyright", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments go to pytest."""
+    session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session(default=False)
+def minimums(session: nox.Session) -> None:
+    """Run the tests with the lowest version of every runtime dependency."""
+    lowest = [bound.replace(">=", "==") for bound in PYPROJECT["project"]["dependencies"]]
+    session.install("-e", ".[examples]", *lowest, *group("unit"))
+    session.run("pytest", "-n", "auto", "-m", "not interop", *session.posargs)
+
+
+@nox.session(default=False)
+def interop(session: nox.Session) -> None:
+    """Exchange checkpoints with the Orbax release that the tests name."""
+    session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", "-m", "interop", *(session.posargs or [INTEROP]))
+
+
+@nox.session(default=False)
+@nox.parametrize("release", RELEASES)
+def interop_history(session: nox.Session, release: str) -> None:
+    """Write checkpoints with a past release of Orbax, for `interop` to restore."""
+    references = session.cache_dir / "references"
+    shutil.rmtree(references / release, ignore_errors=True)
+    session.install("-r", f"{INTEROP}/requirements/{release}.txt")
+    session.run("python", INTEROP / "write_reference.py", references / release)
+    session.notify("interop", [f"{INTEROP}/test_history.py", f"--reference={references}"])
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Run every example."""
+    session.install(".[examples]")
+    for example in sorted(Path("examples").glob("*.py")):
+        session.run("python", example)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/."""
+    session.install(*group("docs"))
+    session.run("mkdocs", "build", "--strict")
+
+
+@nox.session(default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Run every benchmark, or those named as arguments."""
+    session.install(".[examples]", *group("bench"))
+    for benchmark in session.posargs or sorted(Path("benchmarks").glob("*.py")):
+        session.run("python", benchmark)

@@ -1,0 +1,51 @@
+"""Checkpoints for JAX: Orbax's format, checked byte by byte, restored anywhere.
+
+    import orbit_ckpt as ocp
+
+    ocp.save("run/step_100", {"params": params, "opt_state": opt_state})
+    state = ocp.load("run/step_100", like={"params": params, "opt_state": opt_state})
+
+The classes of Orbax's API are here under Orbax's names.
+"""
+
+from orbit_ckpt import args, checkpoint_utils, errors, type_handlers
+from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
+from orbit_ckpt.checkpointer.functions import load, metadata, save
+from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt.items.base import CheckpointHandler
+from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
+from orbit_ckpt.items.standard import StandardHandler
+from orbit_ckpt.storage.atomic import AtomicityMode
+from orbit_ckpt.tree.flatten import PLACEHOLDER
+
+PyTreeCheckpointHandler = PyTreeHandler
+StandardCheckpointHandler = StandardHandler
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PLACEHOLDER",
+    "ArrayRestoreArgs",
+    "AtomicityMode",
+    "AtomicityOptions",
+    "CheckpointHandler",
+    "Checkpointer",
+    "FileOptions",
+    "ParamInfo",
+    "PyTreeCheckpointHandler",
+    "PyTreeCheckpointer",
+    "PyTreeHandler",
+    "PyTreeMetadataOptions",
+    "RestoreArgs",
+    "SaveArgs",
+    "StandardCheckpointHandler",
+    "StandardHandler",
+    "args",
+    "checkpoint_utils",
+    "errors",
+    "load",
+    "metadata",
+    "save",
+    "type_handlers",
+]

@@ -1,0 +1,93 @@
+"""Data types: their names, and how those that TensorStore lacks are stored.
+
+A dtype has a *logical* form, which the user sees, and a *stored* form, which the zarr metadata
+names. They differ for types that TensorStore (and with it Orbax) cannot store: their bits are kept
+under an integer type of the same width, and the logical name is recorded beside the tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import dtypes as jax_dtypes
+
+DType = np.dtype
+
+_NATIVE = frozenset(
+    "bool int2 int4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 "
+    "float64 complex64 complex128 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
+)
+_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
+_FOREIGN = frozenset(
+    "float8_e4m3 float6_e2m3fn float6_e3m2fn uint4 uint2 uint1 int1 complex32 bcomplex32".split()
+)
+
+
+def storable(dtype: np.dtype) -> bool:
+    """Whether arrays of a dtype can be written: numbers, bool, and dates without Python objects."""
+    return dtype.kind in "mM" or dtype.name in _NATIVE or dtype.name in _FOREIGN
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the little-endian dtype under which arrays of a logical dtype are stored.
+
+    Raises:
+        TypeError: The dtype cannot be stored, such as strings, objects or `longdouble`.
+    """
+    if dtype.name in _NATIVE:
+        return dtype.newbyteorder("<")
+    if storable(dtype):
+        return np.dtype(_BITS[dtype.itemsize])
+    raise TypeError(f"dtype {dtype} cannot be stored")
+
+
+def logical_name(dtype: np.dtype) -> str | None:
+    """Return the name to record beside the tree, None if the stored dtype says it all."""
+    if dtype.name in _NATIVE:
+        return None
+    return dtype.str.lstrip("<>=") if dtype.kind in "mM" else dtype.name
+
+
+def parse_dtype(name: str) -> np.dtype:
+    """Return the dtype of a name as zarr metadata and sidecar files give it.
+
+    Raises:
+        TypeError: There is no numeric dtype of that name.
+    """
+    dtype = np.dtype(name.removeprefix("|"))
+    if not storable(dtype):
+        raise TypeError(f"{name!r} is not a numeric dtype")
+    return dtype
+
+
+def as_dtype(dtype_like: object) -> np.dtype:
+    """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`."""
+    return np.dtype(dtype_like)  # pyright: ignore[reportArgumentType, reportCallIssue] - any name
+
+
+def is_prng_dtype(dtype: object) -> bool:
+    """Whether a dtype is that of typed PRNG keys."""
+    return jax_dtypes.issubdtype(dtype, jax_dtypes.prng_key)
+
+
+def is_lossless_kind(source: np.dtype, target: np.dtype) -> bool:
+    """Whether values of one dtype may be returned as another without being asked twice.
+
+    True within a kind (float to narrower float, int to int), from bool to any number, and towards
+    a more general kind (int to float to complex); false where information of another kind is
+    dropped: float to int, complex to float, anything to bool.
+    """
+    order = {"bool": 0, "int": 1, "float": 2, "complex": 3}
+    return order[_kind(source)] <= order[_kind(target)] and (
+        _kind(target) != "bool" or _kind(source) == "bool"
+    )
+
+
+def _kind(dtype: np.dtype) -> str:
+    if dtype.kind == "b":
+        return "bool"
+    if jax_dtypes.issubdtype(dtype, np.complexfloating) or "complex" in dtype.name:
+        return "complex"
+    if jax_dtypes.issubdtype(dtype, np.floating) or dtype.name.startswith("float"):
+        return "float"
+    return "int"

@@ -1,0 +1,238 @@
+"""Shardings as a checkpoint records them: read, compared and printed without any device.
+
+The JSON forms are those of Orbax's `_sharding` file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+_logger = logging.getLogger(__name__)
+
+PartitionEntry = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SingleDeviceShardingMetadata:
+    """A whole array on one device.
+
+    Attributes:
+        device_str: The device as text, `cpu:0`; older checkpoints have `TFRT_CPU_0`.
+    """
+
+    device_str: str
+
+    def to_jax_sharding(self) -> jax.sharding.Sharding:
+        """Return the sharding on this process's devices.
+
+        Raises:
+            ValueError: The device is not here.
+        """
+        wanted = _device_name(self.device_str)
+        for device in jax.local_devices():
+            if _device_name(str(device)) == wanted:
+                return SingleDeviceSharding(device)
+        raise ValueError(f"device {self.device_str} is not available")
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"sharding_type": "SingleDeviceSharding", "device_str": self.device_str}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShardingMetadata:
+    """An array laid out over a mesh by axis names.
+
+    Attributes:
+        shape: Number of devices along every mesh axis.
+        axis_names: Names of the mesh axes.
+        partition_spec: For every array dimension the mesh axes it is split over.
+        axis_types: `Auto`, `Explicit` or `Manual` for every mesh axis, if recorded.
+        device_mesh: Ids of the devices in C order, if recorded.
+    """
+
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    partition_spec: tuple[PartitionEntry, ...]
+    axis_types: tuple[str, ...] | None = None
+    device_mesh: tuple[int, ...] | None = None
+
+    def to_jax_sharding(self) -> jax.sharding.Sharding:
+        """Return the sharding on the devices of the same ids.
+
+        Raises:
+            ValueError: Some of the devices are not here.
+        """
+        count = int(np.prod(self.shape))
+        by_id = {device.id: device for device in jax.devices()}
+        ids = self.device_mesh or tuple(sorted(by_id)[:count])
+        missing = [i for i in ids if i not in by_id]
+        if missing or len(ids) != count:
+            raise ValueError(f"devices {missing or count} are not available")
+        devices = np.array([by_id[i] for i in ids], dtype=object).reshape(self.shape)
+        types = self.axis_types and tuple(AxisType[t] for t in self.axis_types)
+        mesh = Mesh(devices, self.axis_names, axis_types=types or None)
+        return NamedSharding(mesh, PartitionSpec(*self.partition_spec))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        document: dict[str, object] = {
+            "sharding_type": "NamedSharding",
+            "shape": list(self.shape),
+            "axis_names": list(self.axis_names),
+            "partition_spec": [list(e) if isinstance(e, tuple) else e for e in self.partition_spec],
+        }
+        if self.axis_types is not None:
+            document["axis_types"] = [f"AxisType.{t}" for t in self.axis_types]
+        if self.device_mesh is not None:
+            ids = np.array([{"id": i} for i in self.device_mesh], dtype=object)
+            document["device_mesh"] = {"mesh": ids.reshape(self.shape).tolist()}
+        return document
+
+
+ShardingMetadata = SingleDeviceShardingMetadata | NamedShardingMetadata
+
+
+def describe_sharding(sharding: jax.sharding.Sharding) -> ShardingMetadata | None:
+    """Return what a checkpoint records of a sharding, None for kinds that Orbax has no form for."""
+    match sharding:
+        case NamedSharding(mesh=Mesh() as mesh, spec=spec):
+            return NamedShardingMetadata(
+                shape=tuple(mesh.devices.shape),
+                axis_names=tuple(map(str, mesh.axis_names)),
+                partition_spec=tuple(_partition_entry(entry) for entry in spec),
+                axis_types=tuple(t.name for t in mesh.axis_types),
+                device_mesh=tuple(device.id for device in mesh.devices.flat),
+            )
+        case SingleDeviceSharding():
+            (device,) = sharding.device_set
+            return SingleDeviceShardingMetadata(str(device))
+        case _:
+            return None
+
+
+def encode_sharding(metadata: ShardingMetadata) -> str:
+    """Return the text that stands for a sharding in the `_sharding` file."""
+    return json.dumps(metadata.to_json())
+
+
+def decode_sharding(text: str) -> ShardingMetadata:
+    """Return the sharding that a text of the `_sharding` file describes.
+
+    Raises:
+        ValueError: The text is not JSON, lacks a field, or names an unknown kind of sharding.
+    """
+    document: object = json.loads(text)
+    if not isinstance(document, Mapping):
+        raise ValueError(f"expected an object, found {type(document).__name__}")
+    fields = cast(Mapping[str, object], document)
+    kind = fields.get("sharding_type")
+    try:
+        if kind == "SingleDeviceSharding":
+            return SingleDeviceShardingMetadata(str(fields["device_str"]))
+        if kind == "NamedSharding":
+            return _decode_named(fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{kind}: field {error} is missing or of a wrong type") from error
+    raise ValueError(f"unknown sharding type {kind!r}")
+
+
+def default_sharding() -> jax.sharding.Sharding:
+    """Return the sharding of JAX's default device."""
+    default = cast(object, jax.config.jax_default_device)
+    device = default if isinstance(default, jax.Device) else jax.local_devices()[0]
+    return SingleDeviceSharding(device)
+
+
+class ShardingResolver:
+    """Turns recorded shardings into JAX's; a hint, not a requirement.
+
+    One resolver serves one restore: it builds equal shardings once and reports once if recorded
+    devices are not here.
+    """
+
+    def __init__(self, fallback: jax.sharding.Sharding | None = None) -> None:
+        """Make a resolver.
+
+        Args:
+            fallback: Sharding for arrays whose own cannot be had; None is the default device.
+        """
+        self._fallback = fallback
+        self._resolved: dict[ShardingMetadata, jax.sharding.Sharding] = {}
+        self._reported = False
+
+    def resolve(self, metadata: ShardingMetadata | None) -> jax.sharding.Sharding:
+        """Return the recorded sharding, or the fallback if it cannot be had here."""
+        if metadata is None:
+            return self._fallback or default_sharding()
+        if metadata not in self._resolved:
+            self._resolved[metadata] = self._build(metadata)
+        return self._resolved[metadata]
+
+    def _build(self, metadata: ShardingMetadata) -> jax.sharding.Sharding:
+        try:
+            return metadata.to_jax_sharding()
+        except ValueError as error:
+            instead = self._fallback or default_sharding()
+            if not self._reported:
+                self._reported = True
+                _logger.warning(
+                    "Recorded sharding cannot be used here (%s); placing arrays on %s instead. "
+                    "Give a target with shardings to choose.",
+                    error,
+                    instead,
+                )
+            return instead
+
+
+def _decode_named(fields: Mapping[str, object]) -> NamedShardingMetadata:
+    types = fields.get("axis_types")
+    mesh = fields.get("device_mesh")
+    return NamedShardingMetadata(
+        shape=tuple(int(cast(int, n)) for n in _list(fields["shape"])),
+        axis_names=tuple(map(str, _list(fields["axis_names"]))),
+        partition_spec=tuple(_partition_entry(entry) for entry in _list(fields["partition_spec"])),
+        axis_types=tuple(str(t).rpartition(".")[2] for t in _list(types)) if types else None,
+        device_mesh=_device_ids(cast(Mapping[str, object], mesh)) if mesh else None,
+    )
+
+
+def _device_ids(mesh: Mapping[str, object]) -> tuple[int, ...]:
+    ids: list[int] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, Mapping):
+            ids.append(int(cast(Mapping[str, int], node)["id"]))
+        else:
+            for child in _list(node):
+                walk(child)
+
+    walk(mesh["mesh"])
+    return tuple(ids)
+
+
+def _partition_entry(entry: object) -> PartitionEntry:
+    if entry is None or isinstance(entry, str):
+        return entry
+    return tuple(map(str, _list(entry)))
+
+
+def _list(value: object) -> Sequence[object]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    return cast(Sequence[object], value)
+
+
+def _device_name(text: str) -> str:
+    """Return one spelling for a device: `TFRT_CPU_0` and `cpu:0` are the same."""
+    return text.lower().removeprefix("tfrt_").replace("_", ":")
+
+

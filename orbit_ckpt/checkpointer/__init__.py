@@ -1,0 +1,1 @@
+"""One atomic save or restore."""

@@ -1,0 +1,189 @@
+"""Save and restore one item, atomically and at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
+from orbit_ckpt.checkpointer.session import SaveSession
+from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.formats.orbax import check_complete
+from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args, typestr_of
+from orbit_ckpt.items.pytree import PyTreeHandler
+from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.metadata.values import StepMetadata
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.path import resolve_path
+
+_logger = logging.getLogger(__name__)
+
+
+class _DescribesItems(Protocol):
+    def metadata(self, directory: str | os.PathLike[str]) -> object: ...
+
+
+class Checkpointer:
+    """Saves and restores checkpoints of one item through a handler."""
+
+    def __init__(
+        self,
+        handler: CheckpointHandler,
+        *,
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+    ) -> None:
+        self._handler = handler
+        self._options = SessionOptions(
+            file_options or FileOptions(), atomicity_options or AtomicityOptions()
+        )
+
+    @property
+    def handler(self) -> CheckpointHandler:
+        """The handler of the item."""
+        return self._handler
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: object,
+        force: bool = False,
+        custom_metadata: Mapping[str, object] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Save a checkpoint; when this returns it is durable.
+
+        Args:
+            directory: Where to save; must not exist unless `force` is set.
+            *args: A `CheckpointArgs` of the handler, or the fields of one.
+            force: Whether to replace an existing checkpoint, which stays until the new one is
+                complete.
+            custom_metadata: A JSON object to keep with the checkpoint.
+            **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
+
+        Raises:
+            CheckpointExistsError: The directory exists and `force` is not set.
+            StorageError: The storage refused a write; nothing was left behind.
+            CheckpointError: What the handler raises; nothing was left behind.
+        """
+        path = resolve_path(directory)
+        save_args = self._make_args(0, args, kwargs)
+        session = SaveSession(
+            path, overwrite=force, options=self._options, custom_metadata=custom_metadata
+        )
+        try:
+            with session:
+                self._handler.save(session.directory, **save_args)
+                self._handler.finalize(session.directory)
+                session.commit(typestr_of(self._handler))
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise StorageError(
+                f"{path}: saving failed: {error}. Nothing was left behind; check the free space "
+                "and permissions there and save again."
+            ) from error
+        _logger.info("Saved %s", path)
+
+    def restore(
+        self, directory: str | os.PathLike[str], *args: object, **kwargs: object
+    ) -> Any:  # the item, whatever it is
+        """Restore a checkpoint.
+
+        Args:
+            directory: Where it was saved.
+            *args: A `CheckpointArgs` of the handler, or the fields of one.
+            **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            IncompleteCheckpointError: The save did not finish.
+            CheckpointError: What the handler raises.
+        """
+        path = resolve_path(directory)
+        check_complete(path)
+        restored = self._handler.restore(path, **self._make_args(1, args, kwargs))
+        _logger.info("Restored %s", path)
+        return restored
+
+    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+        """Return what is known of a checkpoint without reading its arrays.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            IncompleteCheckpointError: The save did not finish.
+        """
+        path = resolve_path(directory)
+        check_complete(path)
+        step = read_step(CheckedDirectory(path))
+        describe = getattr(self._handler, "metadata", None)
+        item = cast(_DescribesItems, self._handler).metadata(path) if describe else None
+        return StepMetadata(
+            item_handlers=step.item_handlers,
+            item_metadata=item,
+            metrics=cast(Mapping[str, object], step.other.get("metrics") or {}),
+            performance_metrics=cast(
+                Mapping[str, object], step.other.get("performance_metrics") or {}
+            ),
+            init_timestamp_nsecs=step.init_timestamp_nsecs,
+            commit_timestamp_nsecs=step.commit_timestamp_nsecs,
+            custom_metadata=step.custom_metadata,
+        )
+
+    def close(self) -> None:
+        """Give up resources."""
+        self._handler.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _make_args(
+        self, position: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> dict[str, object]:
+        """Return the handler's keyword arguments, from an args object or its fields."""
+        given = [*args, *kwargs.values()]
+        objects = [value for value in given if isinstance(value, CheckpointArgs)]
+        if objects:
+            if len(given) > 1:
+                raise ValueError("Give either one CheckpointArgs or its fields, not both.")
+            return {"args": objects[0]}
+        classes = registered_args(type(self._handler))
+        if classes is None:
+            names = [f"argument {i}" for i in range(len(args))]
+            raise ValueError(
+                f"{type(self._handler).__qualname__} has no registered arguments for {names}; "
+                "register a class with register_with_handler and pass args=."
+            )
+        names = [field.name for field in fields(cast(Any, classes[position]))]
+        if len(args) > len(names):
+            raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
+        return {"args": classes[position](**dict(zip(names, args, strict=False)), **kwargs)}
+
+
+class PyTreeCheckpointer(Checkpointer):
+    """A `Checkpointer` of pytrees."""
+
+    def __init__(
+        self,
+        primary_host: int | None = 0,  # noqa: ARG002 - one process
+        use_ocdbt: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
+        use_zarr3: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
+        use_compression: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
+    ) -> None:
+        super().__init__(
+            PyTreeHandler(
+                use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression
+            )
+        )

@@ -1,0 +1,112 @@
+"""Save and load a tree with one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt.metadata.values import TreeMetadata
+from orbit_ckpt.pytree.restore import RestoreRequest
+
+PathLike = str | os.PathLike[str]
+
+
+def save(
+    path: PathLike,
+    tree: object,
+    *,
+    overwrite: bool = False,
+    custom_metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Save a pytree; when this returns it is durable.
+
+    Leaves may be JAX arrays of any sharding, typed PRNG keys, numpy arrays, Python and numpy
+    scalars, strings, bytes, and whatever type handlers are registered for.
+
+    Args:
+        path: Directory to create: relative, with `~`, or any `os.PathLike`.
+        tree: What to save.
+        overwrite: Whether to replace an existing checkpoint, which stays until the new one is
+            complete.
+        custom_metadata: A JSON object to keep with the checkpoint.
+
+    Raises:
+        CheckpointExistsError: The path exists and `overwrite` is not set.
+        UnsupportedLeafError: Some leaves cannot be saved; nothing was written.
+        NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
+        StorageError: The storage refused a write; nothing was left behind.
+
+    Example:
+        >>> import orbit_ckpt, numpy as np
+        >>> orbit_ckpt.save("run/step_1", {"w": np.ones((2, 3)), "step": 1})
+        >>> orbit_ckpt.load("run/step_1")["step"]
+        1
+    """
+    args = PyTreeSaveArgs(tree, custom_metadata=custom_metadata)
+    Checkpointer(_handler()).save(
+        path, args=args, force=overwrite, custom_metadata=custom_metadata
+    )
+
+
+def load(
+    path: PathLike,
+    like: object = None,
+    *,
+    strict: bool = True,
+    sharding: jax.sharding.Sharding | None = None,
+) -> Any:  # a tree of any type
+    """Load a pytree saved by orbit_ckpt or Orbax.
+
+    Without a target every leaf comes back as it was saved, JAX arrays on their recorded sharding
+    if its devices are here, else on the default device.
+
+    Args:
+        path: A checkpoint, one step of a manager, or an item of either.
+        like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata whose
+            structure, types, shapes, dtypes and shardings the result has. None for what was saved.
+        strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
+        sharding: Sharding of JAX arrays for which neither the target nor, on these devices, the
+            checkpoint has one.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+        TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
+        CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
+    """
+    request = RestoreRequest(
+        target=like.tree if isinstance(like, TreeMetadata) else like,
+        has_target=like is not None,
+        typed=True,
+        strict=strict,
+        rich_types=True,
+    )
+    resolver = ShardingResolver(fallback=sharding)
+    return _handler().run_request(path, request, resolver=resolver)
+
+
+def metadata(path: PathLike) -> TreeMetadata:
+    """Return what is known of a saved pytree without reading its arrays or touching a device.
+
+    Args:
+        path: As for `load`.
+
+    Returns:
+        `.tree` with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
+        storage), `ScalarMetadata` and `StringMetadata` for leaves, and `.custom_metadata`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+    """
+    return _handler().metadata(path)
+
+
+def _handler() -> PyTreeHandler:
+    return PyTreeHandler(pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True))

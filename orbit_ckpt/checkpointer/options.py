@@ -1,0 +1,45 @@
+"""Options of checkpointers; Orbax's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orbit_ckpt.storage.atomic import AtomicityMode
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How files are made.
+
+    Attributes:
+        path_permission_mode: Permission bits of a checkpoint's directory, None for the default.
+    """
+
+    path_permission_mode: int | None = None
+
+
+@dataclass(frozen=True)
+class AtomicityOptions:
+    """How a checkpoint becomes visible.
+
+    Attributes:
+        mode: By renaming a temporary directory, or by a marker file.
+        allow_legacy_atomic_rename: Not used; kept because Orbax has it. Directories without a
+            marker are read in either mode.
+    """
+
+    mode: AtomicityMode = AtomicityMode.AUTO
+    allow_legacy_atomic_rename: bool = False
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What a save session needs to know.
+
+    Attributes:
+        files: How files are made.
+        atomicity: How the checkpoint becomes visible.
+    """
+
+    files: FileOptions = field(default_factory=FileOptions)
+    atomicity: AtomicityOptions = field(default_factory=AtomicityOptions)

@@ -1,0 +1,104 @@
+"""Every error orbit_ckpt raises on purpose.
+
+    CheckpointError
+    ├── CheckpointNotFoundError      (FileNotFoundError)  nothing restorable at a path
+    ├── CheckpointExistsError        (FileExistsError, ValueError)  destination is taken
+    ├── IncompleteCheckpointError    (ValueError)  a save that never committed
+    ├── FormatError                  (ValueError)  a metadata document is not understood
+    ├── CorruptionError              (ValueError)  bytes differ from what was saved
+    ├── StorageError                 (OSError)     the storage refused a read or a write
+    ├── UnsupportedLeafError         (ValueError)  values no type handler accepts
+    ├── NameCollisionError           (ValueError)  leaves that would share a storage name
+    └── TreeMismatchError            (ValueError)  target and checkpoint differ
+
+Bad arguments raise `ValueError` or `TypeError`. A message says where, what was found, what was
+expected and what to do. The built-in bases are those that Orbax raises for the same mistake, so
+that `except ValueError` in existing scripts keeps working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CheckpointError(Exception):
+    """Root of all errors raised by orbit_ckpt."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint, or no restorable item, at a path."""
+
+
+class CheckpointExistsError(CheckpointError, FileExistsError, ValueError):
+    """The destination of a save exists and overwriting was not asked for."""
+
+
+class IncompleteCheckpointError(CheckpointError, ValueError):
+    """A directory holds a save that was never committed."""
+
+
+class FormatError(CheckpointError, ValueError):
+    """A metadata document is not valid, or was written by a version not known here."""
+
+
+class CorruptionError(CheckpointError, ValueError):
+    """Stored bytes are missing or are not the bytes that were saved.
+
+    Attributes:
+        path: Key path of the damaged leaf as text, None if the damage is not in one leaf.
+        chunk: Storage key of the damaged chunk, None if unknown.
+        file: The file that holds the damaged bytes, None if unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        chunk: str | None = None,
+        file: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.chunk = chunk
+        self.file = file
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage failed, for example because it is full or not writable."""
+
+
+class UnsupportedLeafError(CheckpointError, ValueError):
+    """One or more leaves cannot be written, or cannot be restored as asked.
+
+    Attributes:
+        paths: Key paths of the leaves, as text.
+    """
+
+    def __init__(self, message: str, *, paths: Sequence[str]) -> None:
+        super().__init__(message)
+        self.paths = tuple(paths)
+
+
+class NameCollisionError(CheckpointError, ValueError):
+    """Two leaves would be stored under one name, or a name cannot be stored.
+
+    Attributes:
+        paths: Key paths of the leaves, as text.
+    """
+
+    def __init__(self, message: str, *, paths: Sequence[str]) -> None:
+        super().__init__(message)
+        self.paths = tuple(paths)
+
+
+class TreeMismatchError(CheckpointError, ValueError):
+    """The target given to a restore differs from the checkpoint.
+
+    Attributes:
+        paths: Key paths of all leaves that differ, as text.
+    """
+
+    def __init__(self, message: str, *, paths: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.paths = tuple(paths)

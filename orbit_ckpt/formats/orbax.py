@@ -1,0 +1,183 @@
+"""Open a checkpoint in Orbax's format, written here or by any Orbax since 0.2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt.formats.orbax_legacy import LegacyTree, infer_structure, read_aggregate
+from orbit_ckpt.handlers.base import LoadBatch
+from orbit_ckpt.metadata import files
+from orbit_ckpt.metadata.schema import TreeDetails, TreeDocument
+from orbit_ckpt.storage.atomic import is_in_progress
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.kvstore import open_store
+from orbit_ckpt.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    OCDBT_MANIFEST,
+    STEP_METADATA,
+    TREE_METADATA,
+    is_temporary_name,
+)
+from orbit_ckpt.storage.path import describe_directory
+
+_USUAL_ITEMS = ("default", "state", "pytree")
+_NEVER_TREES = frozenset({"metrics", "metadata"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """A tree in a checkpoint, opened for reading.
+
+    Attributes:
+        directory: The item's directory.
+        document: Its leaves.
+        details: What Orbax's documents lose of them.
+        inline: Values that an old writer put into its structure file, by storage name.
+    """
+
+    directory: CheckedDirectory
+    document: TreeDocument
+    details: TreeDetails
+    inline: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def load_batch(
+        self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
+    ) -> LoadBatch:
+        """Return what type handlers need to read leaves.
+
+        Raises:
+            CorruptionError: The database or a document is damaged.
+            FormatError: A document is not understood.
+        """
+        reader = BatchReader(
+            open_store(self.directory),
+            zarr_format=3 if self.document.use_zarr3 else 2,
+            max_bytes=max_bytes,
+            fill_missing=not self.document.stores_fill_values,
+        )
+        return LoadBatch(
+            reader=reader,
+            arrays=files.read_arrays(self.directory),
+            shardings=files.read_shardings(self.directory),
+            details=self.details.leaves,
+            strings=files.read_strings(self.directory),
+            resolver=resolver or ShardingResolver(),
+        )
+
+
+def check_complete(path: Path) -> None:
+    """Check that a directory is a committed checkpoint, or part of one.
+
+    Raises:
+        IncompleteCheckpointError: It is a save that did not finish.
+        CheckpointNotFoundError: It is not a directory.
+    """
+    if is_temporary_name(path.name) or (path.is_dir() and is_in_progress(path)):
+        raise IncompleteCheckpointError(
+            f"Found incomplete checkpoint at {path}: the save that wrote it did not finish. "
+            "Restore an earlier one; this directory can be deleted."
+        )
+    if not path.is_dir():
+        raise CheckpointNotFoundError(
+            f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was "
+            "saved to."
+        )
+
+
+def find_tree(path: Path) -> Path:
+    """Return the directory of the tree in a checkpoint: the path itself or one of its items.
+
+    Among several items one called `default`, `state` or `pytree` is taken, else the first that
+    holds a tree.
+
+    Raises:
+        IncompleteCheckpointError: The checkpoint is a save that did not finish.
+        CheckpointNotFoundError: There is no tree; says what was found instead.
+    """
+    check_complete(path)
+    if _holds_tree(path):
+        return path
+    names = sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
+    preferred = [name for name in _USUAL_ITEMS if name in names]
+    others = [name for name in names if name not in preferred and name not in _NEVER_TREES]
+    for name in (*preferred, *others):
+        if _holds_tree(path / name):
+            if name not in preferred and _is_step(path / name):
+                break
+            return path / name
+    raise CheckpointNotFoundError(_no_tree_message(path, names))
+
+
+def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTree:
+    """Open the tree in an item's directory.
+
+    Args:
+        directory: What `find_tree` returned.
+        allow_unstructured: Whether to return a tree without leaves if nothing records the
+            structure; the caller then takes it from its target.
+
+    Raises:
+        CheckpointNotFoundError: Nothing says what the structure of the tree is.
+        CorruptionError: A file differs from its checksum.
+        FormatError: A document is not understood.
+    """
+    checked = CheckedDirectory(directory)
+    document = files.read_tree(checked)
+    details = files.read_details(checked)
+    is_ocdbt = (directory / OCDBT_MANIFEST).is_file()
+    legacy: LegacyTree | None = None
+    if (directory / AGGREGATE).is_file():
+        legacy = read_aggregate(checked.read_bytes(AGGREGATE) or b"", str(directory / AGGREGATE))
+    elif document is None and not is_ocdbt:
+        legacy = infer_structure(directory)
+    if legacy is not None:
+        document = legacy.merge_into(document)
+    if document is None:
+        if not allow_unstructured:
+            raise CheckpointNotFoundError(
+                f"No structure could be identified for the checkpoint at {directory}: there is no "
+                f"{TREE_METADATA} ({describe_directory(directory)}). Give a target (item=, like=) "
+                "that has the saved structure."
+            )
+        document = TreeDocument([], stores_fill_values=False)
+    leaves = [details.apply(leaf) for leaf in document.leaves]
+    applied = TreeDocument(
+        leaves,
+        document.use_ocdbt,
+        document.use_zarr3,
+        document.stores_fill_values,
+        document.custom_metadata,
+        document.rich_types,
+    )
+    return StoredTree(checked, applied, details, legacy.inline if legacy else {})
+
+
+def _holds_tree(path: Path) -> bool:
+    if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
+        return True
+    return (path / STEP_METADATA).is_file() is False and infer_structure(path) is not None
+
+
+def _is_step(path: Path) -> bool:
+    return path.name.rpartition("_")[2].isdigit() and (
+        (path / STEP_METADATA).is_file() or (path / COMMIT_MARKER).is_file()
+    )
+
+
+def _no_tree_message(path: Path, names: list[str]) -> str:
+    steps = [name for name in names if name.rpartition("_")[2].isdigit()]
+    if steps:
+        return (
+            f"{path} holds several checkpoints ({', '.join(steps[:8])}); give one of them, for "
+            f"example {path / steps[-1]}."
+        )
+    return (
+        f"No checkpoint at {path}: {describe_directory(path)}, none of which is a tree saved by "
+        f"orbit_ckpt or Orbax ({TREE_METADATA} or {OCDBT_MANIFEST})."
+    )

@@ -1,0 +1,133 @@
+"""Structures recorded by Orbax before `_METADATA`: msgpack files and directory names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import parse_dtype
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
+from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import KeyPath, make_key, name_path
+
+UNKNOWN_TYPE = "Unknown"
+"""Type of a leaf that nothing records; restored as `np.ndarray` unless the caller asks otherwise."""
+
+_STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
+_EMPTY_TYPESTRS = {dict: "Dict", list: "List", tuple: "Tuple", type(None): "None"}
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyTree:
+    """A structure that is not from `_METADATA`.
+
+    Attributes:
+        leaves: The leaves; those whose value was found have none stored elsewhere.
+        inline: Values found in the structure itself, by storage name.
+        use_zarr3: Whether the arrays are zarr3.
+    """
+
+    leaves: Sequence[LeafRecord]
+    inline: Mapping[str, object]
+    use_zarr3: bool = False
+
+    def merge_into(self, document: TreeDocument | None) -> TreeDocument:
+        """Return the document with leaves that only the structure records.
+
+        Leaves of both are those of the document; an inline value wins over stored data, because
+        writers that aggregated values did not store them otherwise.
+        """
+        if document is None:
+            return TreeDocument(self.leaves, use_zarr3=self.use_zarr3, stores_fill_values=False)
+        known = {leaf.name for leaf in document.leaves}
+        added = [leaf for leaf in self.leaves if leaf.name not in known]
+        return replace(document, leaves=[*document.leaves, *added]) if added else document
+
+
+def read_aggregate(data: bytes, where: str) -> LegacyTree:
+    """Return the structure in a msgpack file.
+
+    Raises:
+        FormatError: It is not msgpack, or holds what Orbax never wrote.
+    """
+    try:
+        tree: object = msgpack.unpackb(
+            data, ext_hook=_decode_extension, raw=False, strict_map_key=False
+        )
+        flat: FlatTree = flatten(_join_chunks(tree))
+    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+        raise FormatError(
+            f"{where}: not an aggregate file of Orbax ({type(error).__name__}: {error}). It is "
+            "damaged, or was written by something else."
+        ) from error
+    leaves: list[LeafRecord] = []
+    inline: dict[str, object] = {}
+    for path, value in zip(flat.paths, flat.values, strict=True):
+        if isinstance(value, str) and value.startswith(_STORED_ELSEWHERE):
+            leaves.append(_record(path, UNKNOWN_TYPE))
+        elif is_empty_node(value):
+            leaves.append(_record(path, _EMPTY_TYPESTRS.get(type(value), "None"), is_empty=True))
+        else:
+            record = _record(path, UNKNOWN_TYPE)
+            leaves.append(record)
+            inline[record.name] = value
+    return LegacyTree(leaves, inline)
+
+
+def infer_structure(directory: Path) -> LegacyTree | None:
+    """Return the structure that the names of array directories spell, None if there are none.
+
+    Names are split at dots; a level whose keys are 0, 1, ... is read as a dict all the same,
+    because nothing tells it from one.
+    """
+    names: list[str] = []
+    use_zarr3 = False
+    for entry in sorted(directory.iterdir()):
+        for document in (ZARR2_DOCUMENT, ZARR3_DOCUMENT):
+            if entry.is_dir() and (entry / document).is_file():
+                names.append(entry.name)
+                use_zarr3 = document == ZARR3_DOCUMENT
+    if not names:
+        return None
+    paths = [
+        tuple(make_key(key, is_sequence=False) for key in name.split(".")) for name in names
+    ]
+    return LegacyTree([_record(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
+
+
+def _record(path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecord:
+    return LeafRecord(path, name_path(path), typestr, is_empty)
+
+
+def _decode_extension(code: int, data: bytes) -> object:
+    if code in (1, 3):
+        shape, dtype_name, buffer = msgpack.unpackb(data, raw=False)
+        dtype = parse_dtype(dtype_name)
+        array = np.frombuffer(buffer, dtype).reshape(shape)
+        return array[()] if code == 3 else array.copy()
+    if code == 2:
+        return complex(*msgpack.unpackb(data))
+    if code == 4:
+        return tuple(msgpack.unpackb(data, ext_hook=_decode_extension, raw=False))
+    raise ValueError(f"Unsupported msgpack code: {code}")
+
+
+def _join_chunks(node: Any) -> object:  # decoded msgpack
+    """Put arrays together that the writer split because msgpack limits the size of one value."""
+    if isinstance(node, Mapping):
+        fields = cast(Mapping[str, Any], node)
+        if "__msgpack_chunked_array__" not in fields:
+            return {key: _join_chunks(value) for key, value in fields.items()}
+        shape = [fields["shape"][str(i)] for i in range(len(fields["shape"]))]
+        chunks = [fields["chunks"][str(i)] for i in range(len(fields["chunks"]))]
+        return np.concatenate(chunks).reshape(shape)
+    if isinstance(node, list):
+        return [_join_chunks(value) for value in cast(list[object], node)]
+    return cast(object, node)

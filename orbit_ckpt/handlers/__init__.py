@@ -1,0 +1,1 @@
+"""Type handlers: how leaves of each type are written and read."""

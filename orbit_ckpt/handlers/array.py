@@ -1,0 +1,230 @@
+"""JAX arrays: written shard by shard, restored onto any sharding; typed PRNG keys included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from orbit_ckpt.arrays.dtypes import is_prng_dtype, storable
+from orbit_ckpt.arrays.sharding import (
+    NamedShardingMetadata,
+    SingleDeviceShardingMetadata,
+    describe_sharding,
+)
+from orbit_ckpt.arrays.slices import Region, Shape, whole
+from orbit_ckpt.arrays.transfer import local_regions, shards_of
+from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+    logical_dtype,
+    save_batch_of,
+)
+from orbit_ckpt.handlers.prng import key_data, key_impl, unsupported_key, wrap_keys
+from orbit_ckpt.handlers.stored import (
+    add_array,
+    array_metadata,
+    cast_host,
+    default_restore_args,
+    default_save_args,
+    layout_of,
+)
+from orbit_ckpt.metadata.schema import ArrayRecord
+from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.storage.batch_read import ArrayRead, aligned_empty
+
+
+class ArrayHandler:
+    """Handles `jax.Array`."""
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return "jax.Array"
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        array = cast(jax.Array, value)
+        if isinstance(value, jax.core.Tracer):
+            return "it is a tracer; save outside of jit, grad and vmap"
+        if is_prng_dtype(array.dtype):
+            return unsupported_key(array)
+        if array.is_deleted():
+            return "the array has been deleted or donated"
+        if not array.is_fully_addressable:
+            return "the array spans several processes"
+        return None if storable(array.dtype) else f"dtype {array.dtype} cannot be stored"
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
+        """See `TypeHandler`."""
+        return [array_metadata(info) for info in infos]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            self._add(cast(jax.Array, value), info, arg)
+        return []
+
+    def _add(self, array: jax.Array, info: ParamInfo, arg: SaveArgs) -> None:
+        batch = save_batch_of(info)
+        impl = None
+        if is_prng_dtype(array.dtype):
+            impl, array, arg = key_impl(array), key_data(array), SaveArgs()
+        shards = shards_of(array)
+        info.write_shape = shards[0].region.shape if shards else array.shape
+        layout = add_array(array.shape, array.dtype, shards, info, arg)
+        batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
+        sharding = describe_sharding(array.sharding)
+        if sharding is not None:
+            batch.shardings[info.name] = sharding
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[jax.Array]:
+        """Return the arrays, each on the sharding of its args or the recorded one.
+
+        Every process reads only the parts its devices hold, each part once.
+
+        Raises:
+            TreeMismatchError: A shape differs from the one asked for, and `strict` is set.
+            UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
+            ValueError: A sharding does not divide a shape.
+        """
+        if not infos:
+            return []
+        args = default_restore_args(infos, args)
+        targets = [_target(info, arg) for info, arg in zip(infos, args, strict=True)]
+        reader = load_batch_of(infos[0]).reader
+        arrays: list[jax.Array] = []
+        for window in reader.windows([target.read for target in targets]):
+            part = targets[len(arrays) : len(arrays) + len(window)]
+            arrays += _place(part, await reader.read(window))
+        return arrays
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+class _Target:
+    """What one array is to become, and what must be read for it."""
+
+    def __init__(
+        self,
+        info: ParamInfo,
+        shape: Shape,
+        dtype: object,
+        sharding: jax.sharding.Sharding,
+        regions: dict[jax.Device, Region],
+        read: ArrayRead,
+    ) -> None:
+        self.info = info
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.regions = regions
+        self.read = read
+
+    def parts(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the part of every device, from the values of the regions that were read."""
+        stored = self.read.layout
+        by_region: dict[Region, np.ndarray] = {}
+        read = dict(zip(self.read.regions, values, strict=True))
+        for region in set(self.regions.values()):
+            common = region.intersect(whole(stored.shape)) or Region(
+                region.start, (0,) * len(region.shape)
+            )
+            host = read.get(common)
+            if host is None:
+                host = aligned_empty(common.shape, stored.dtype)
+            if common != region and region.size:
+                padded = np.zeros(region.shape, host.dtype)
+                padded[common.within(region).slices] = host
+                host = padded
+            host = host.view(logical_dtype(self.info, host.dtype)).reshape(region.shape)
+            by_region[region] = cast_host(host, self.dtype)
+        return [by_region[region] for region in self.regions.values()]
+
+
+def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
+    layout = layout_of(info)
+    wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
+    shape = layout.shape
+    record = load_batch_of(info).arrays.get(info.name)
+    is_key = record is not None and record.random_key_impl is not None
+    if wanted.global_shape is not None and not is_key:
+        shape = tuple(wanted.global_shape)
+    if shape != layout.shape and (wanted.strict or len(shape) != len(layout.shape)):
+        raise TreeMismatchError(
+            f"{info.label}: Requested shape: {shape} is not compatible with the stored shape: "
+            f"{layout.shape}. Truncating/padding is disabled by setting of `strict=True`; pass "
+            "ArrayRestoreArgs(strict=False) to allow it.",
+            paths=[info.label],
+        )
+    dtype = None if is_key else wanted.dtype
+    _check_width(info, logical_dtype(info, layout.dtype) if dtype is None else dtype)
+    sharding = _sharding(info, wanted)
+    try:
+        regions = local_regions(sharding, shape)
+    except ValueError as error:
+        raise ValueError(f"{info.label}: {error}") from error
+    inside = [region.intersect(whole(layout.shape)) for region in regions.values()]
+    unique = list(dict.fromkeys(region for region in inside if region is not None))
+    read = ArrayRead(info.label, info.name, layout, unique)
+    return _Target(info, shape, dtype, sharding, regions, read)
+
+
+def _sharding(info: ParamInfo, arg: ArrayRestoreArgs) -> jax.sharding.Sharding:
+    batch = load_batch_of(info)
+    if arg.mesh is not None and arg.mesh_axes is not None:
+        return NamedSharding(arg.mesh, arg.mesh_axes)
+    match arg.sharding:
+        case None:
+            return batch.resolver.resolve(batch.shardings.get(info.name))
+        case SingleDeviceShardingMetadata() | NamedShardingMetadata():
+            return batch.resolver.resolve(arg.sharding)
+        case _:
+            return arg.sharding
+
+
+def _check_width(info: ParamInfo, dtype: object) -> None:
+    wanted = np.dtype(cast(np.dtype, dtype))
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise UnsupportedLeafError(
+            f"{info.label}: JAX arrays of dtype {wanted} need 64-bit mode, which is off; JAX "
+            "would drop half of every value. Call jax.config.update('jax_enable_x64', True), or "
+            "restore as numpy (restore_type=np.ndarray) or as another dtype.",
+            paths=[info.label],
+        )
+
+
+def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -> list[jax.Array]:
+    """Copy host values to devices, all in one transfer, and make arrays of them."""
+    hosts: list[np.ndarray] = []
+    devices: list[jax.sharding.Sharding] = []
+    for target, parts in zip(targets, values, strict=True):
+        hosts += target.parts(parts)
+        kind = target.sharding.memory_kind
+        devices += [SingleDeviceSharding(device, memory_kind=kind) for device in target.regions]
+    buffers = iter(jax.device_put(hosts, devices, may_alias=True))
+    arrays: list[jax.Array] = []
+    for target in targets:
+        mine = [next(buffers) for _ in target.regions]
+        array = jax.make_array_from_single_device_arrays(target.shape, target.sharding, mine)
+        record = load_batch_of(target.info).arrays.get(target.info.name)
+        arrays.append(wrap_keys(array, record.random_key_impl if record else None))
+    return arrays
+
+

@@ -1,0 +1,286 @@
+"""The interface of type handlers and the values that pass through it; Orbax's.
+
+A handler written for Orbax registers unchanged: it sees the same methods, arguments and
+`ParamInfo`. The handlers of this package also use `ParamInfo.save_batch` and
+`ParamInfo.load_batch`, through which all leaves of one tree share transactions and indexes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+import tensorstore as ts
+from jax.sharding import Mesh, PartitionSpec
+
+from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
+from orbit_ckpt.metadata.values import Metadata
+from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.batch_write import BatchWriter
+from orbit_ckpt.storage.ocdbt import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt.tree.keypath import KeyPath, format_path
+
+
+@dataclass(frozen=True)
+class SaveArgs:
+    """How one leaf is written.
+
+    Attributes:
+        aggregate: Not used; kept because Orbax has it.
+        dtype: Dtype to cast to before writing, anything that names one.
+        chunk_byte_size: Most bytes of one chunk.
+        shard_axes: Axes to cut into chunks of length one.
+    """
+
+    aggregate: bool = False
+    dtype: object = None
+    chunk_byte_size: int | None = None
+    shard_axes: tuple[int, ...] = ()
+
+
+@dataclass
+class RestoreArgs:
+    """How one leaf is restored.
+
+    Attributes:
+        restore_type: Type wanted: `jax.Array`, `np.ndarray`, `int`, `float`, ...; None for the
+            type that was saved.
+        dtype: Dtype to cast to, None for the one that was saved.
+    """
+
+    restore_type: object = None
+    dtype: object = None
+
+
+@dataclass
+class ArrayRestoreArgs(RestoreArgs):
+    """How one leaf is restored as a JAX array.
+
+    The sharding is that of `mesh` and `mesh_axes`, else `sharding`, else the recorded one if its
+    devices are here, else the default device.
+
+    Attributes:
+        mesh: Devices to restore on.
+        mesh_axes: Partitioning over `mesh`.
+        sharding: Sharding wanted, JAX's or as recorded in a checkpoint.
+        global_shape: Shape wanted; None for the saved one.
+        shape: Another name for `global_shape`.
+        strict: Whether a different shape is an error; else the array is padded with zeros or cut.
+    """
+
+    restore_type: object = jax.Array
+    mesh: Mesh | None = None
+    mesh_axes: PartitionSpec | None = None
+    sharding: jax.sharding.Sharding | ShardingMetadata | None = None
+    global_shape: Shape | None = None
+    shape: Shape | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.shape is None:
+            self.shape = self.global_shape
+        elif self.global_shape is None:
+            self.global_shape = self.shape
+        elif tuple(self.shape) != tuple(self.global_shape):
+            raise ValueError(
+                f"shape={self.shape} and global_shape={self.global_shape} mean the same and must "
+                "match"
+            )
+
+
+@dataclass(slots=True)
+class SaveBatch:
+    """What the handlers of one save share.
+
+    Attributes:
+        writer: Collects arrays; written when all handlers have returned.
+        copy: Whether the caller may change its leaves before that.
+        arrays: Records of JAX arrays.
+        shardings: Their shardings by storage name.
+        details: What Orbax's documents lose of a leaf, by storage name.
+        strings: String leaves by storage name.
+    """
+
+    writer: BatchWriter
+    copy: bool = False
+    arrays: list[ArrayRecord] = field(default_factory=list[ArrayRecord])
+    shardings: dict[str, ShardingMetadata] = field(default_factory=dict[str, ShardingMetadata])
+    details: dict[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
+    strings: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBatch:
+    """What the handlers of one restore share.
+
+    Attributes:
+        reader: Reads arrays.
+        arrays: Records of JAX arrays by storage name.
+        shardings: Their recorded shardings.
+        details: What Orbax's documents lose of a leaf.
+        strings: Contents of the strings file.
+        resolver: Turns recorded shardings into JAX's.
+    """
+
+    reader: BatchReader
+    arrays: Mapping[str, ArrayRecord]
+    shardings: Mapping[str, ShardingMetadata]
+    details: Mapping[str, LeafDetail]
+    strings: Mapping[str, object]
+    resolver: ShardingResolver
+
+
+@dataclass(kw_only=True)
+class ParamInfo:
+    """Where one leaf is stored, and how; computed by the library, not given by users.
+
+    Attributes:
+        name: Storage name.
+        parent_dir: Directory of the item.
+        path: `parent_dir / name`.
+        keypath: Where the leaf sits in the tree.
+        skip_deserialize: Whether nothing is stored for the leaf.
+        byte_limiter: Budget for bytes being read or written.
+        device_host_byte_limiter: Budget for bytes being copied from devices.
+        is_ocdbt_checkpoint: Whether arrays are in a database.
+        use_compression: Whether arrays are compressed.
+        use_zarr3: Whether arrays are zarr3, else zarr2.
+        ocdbt_target_data_file_size: Size at which a new data file is begun.
+        ts_context: TensorStore context to share.
+        value_typestr: Typestr of the handler that wrote the leaf.
+        enable_pinned_host_transfer: Whether to copy through pinned memory.
+        raise_array_data_missing_error: Whether a missing chunk is an error.
+        write_shape: Shape of the part that one device writes.
+        save_batch: Shared state of a save.
+        load_batch: Shared state of a restore.
+    """
+
+    name: str
+    parent_dir: Path
+    path: Path | None = None
+    keypath: KeyPath | None = None
+    skip_deserialize: bool | None = None
+    byte_limiter: ByteLimiter | None = None
+    device_host_byte_limiter: ByteLimiter | None = None
+    is_ocdbt_checkpoint: bool | None = None
+    use_compression: bool | None = True
+    use_zarr3: bool | None = True
+    ocdbt_target_data_file_size: int | None = None
+    ts_context: ts.Context | None = None
+    value_typestr: str | None = None
+    enable_pinned_host_transfer: bool = False
+    raise_array_data_missing_error: bool = True
+    write_shape: Shape | None = None
+    save_batch: SaveBatch | None = None
+    load_batch: LoadBatch | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            self.path = self.parent_dir / self.name
+
+    def replace(self, **changes: object) -> ParamInfo:
+        """Return a copy with some attributes changed."""
+        other = copy.copy(self)
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
+
+    async def await_path_creation(self) -> None:
+        """Return when `parent_dir` exists; here it always does."""
+
+    @property
+    def label(self) -> str:
+        """The leaf's path as text, for messages."""
+        return self.name if self.keypath is None else format_path(self.keypath)
+
+    @property
+    def data_file_bytes(self) -> int:
+        """Size at which a new data file is begun, 0 for no limit."""
+        size = self.ocdbt_target_data_file_size
+        return DEFAULT_DATA_FILE_BYTES if size is None else size
+
+
+@runtime_checkable
+class Future(Protocol):
+    """Something that will be done later."""
+
+    def result(self, timeout: float | None = None) -> object:
+        """Wait for it; raise what it raised."""
+        ...
+
+
+@runtime_checkable
+class TypeHandler(Protocol):
+    """Writes and reads the leaves of some types, many in one call."""
+
+    def typestr(self) -> str:
+        """Return the name by which checkpoints refer to this handler."""
+        ...
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
+        """Return what is known of stored leaves without reading their values."""
+        ...
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """Take leaves from the caller; what remains to be done is in the futures."""
+        ...
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[object]:
+        """Return the values of stored leaves."""
+        ...
+
+    def finalize(self, directory: Path) -> None:
+        """Do what must be done once all leaves are written, before the commit."""
+        ...
+
+
+@runtime_checkable
+class ValueChecker(Protocol):
+    """A handler that can tell before a save that a value cannot be written."""
+
+    def check(self, value: object) -> str | None:
+        """Return why a value cannot be written, None if it can."""
+        ...
+
+
+def save_batch_of(info: ParamInfo) -> SaveBatch:
+    """Return the shared state of the save that an info belongs to.
+
+    Raises:
+        ValueError: The info was made by hand, without one.
+    """
+    if info.save_batch is None:
+        raise ValueError(f"{info.label}: ParamInfo.save_batch is not set; save with PyTreeHandler")
+    return info.save_batch
+
+
+def load_batch_of(info: ParamInfo) -> LoadBatch:
+    """Return the shared state of the restore that an info belongs to.
+
+    Raises:
+        ValueError: The info was made by hand, without one.
+    """
+    if info.load_batch is None:
+        raise ValueError(f"{info.label}: ParamInfo.load_batch is not set; load with PyTreeHandler")
+    return info.load_batch
+
+
+def logical_dtype(info: ParamInfo, stored: np.dtype) -> np.dtype:
+    """Return the dtype the user saved, which the stored one may stand in for."""
+    detail = load_batch_of(info).details.get(info.name)
+    return np.dtype(detail.dtype) if detail is not None and detail.dtype else stored

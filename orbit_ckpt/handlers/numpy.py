@@ -1,0 +1,91 @@
+"""numpy arrays, and `bytes`, which are stored as arrays of uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import storable
+from orbit_ckpt.arrays.transfer import shards_of
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+)
+from orbit_ckpt.handlers.stored import (
+    add_array,
+    array_metadata,
+    cast_host,
+    default_restore_args,
+    default_save_args,
+    read_hosts,
+)
+from orbit_ckpt.metadata.values import ArrayMetadata
+
+BYTES = "bytes"
+
+
+class NumpyHandler:
+    """Handles `np.ndarray` and `bytes`."""
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return "np.ndarray"
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        if isinstance(value, bytes):
+            return None
+        if isinstance(value, np.ma.MaskedArray):
+            return "its mask would be lost; save .data and .mask as two leaves"
+        dtype = cast(np.ndarray, value).dtype
+        return None if storable(dtype) else f"dtype {dtype} cannot be stored"
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
+        """See `TypeHandler`."""
+        return [array_metadata(info) for info in infos]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            if isinstance(value, bytes):
+                host, leaf_type, arg = np.frombuffer(value, np.uint8), BYTES, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+            else:
+                host, leaf_type = np.asarray(value), None
+            add_array(host.shape, host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
+        return []
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[np.ndarray | bytes]:
+        """Return the arrays, writable and owned by the caller.
+
+        Raises:
+            CorruptionError: A chunk is missing or damaged.
+        """
+        hosts = await read_hosts(infos)
+        args = default_restore_args(infos, args)
+        return [
+            _restored(host, info, arg) for host, info, arg in zip(hosts, infos, args, strict=True)
+        ]
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+    detail = load_batch_of(info).details.get(info.name)
+    if detail is not None and detail.type == BYTES and arg.restore_type in (None, bytes):
+        return host.tobytes()
+    return cast_host(host, None if isinstance(arg, ArrayRestoreArgs) else arg.dtype)

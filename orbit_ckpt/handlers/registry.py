@@ -1,0 +1,194 @@
+"""Which type handler is responsible for a leaf.
+
+On save a handler is looked up by the leaf's type: among those registered explicitly, then the
+built-in ones, then plug-ins; in each by the nearest class of the type's method resolution order.
+On restore it is looked up by the typestr that the checkpoint records, in the same order of
+registrations. Installing a package therefore never changes how a built-in type is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt.handlers.array import ArrayHandler
+from orbit_ckpt.handlers.base import TypeHandler
+from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.scalar import PYTHON_SCALARS, ScalarHandler
+from orbit_ckpt.handlers.string import StringHandler
+from orbit_ckpt.plugins import TYPE_HANDLERS, load_plugins
+
+Predicate = Callable[[type], bool]
+
+
+class TypeHandlerRegistry:
+    """Type handlers by type and by typestr."""
+
+    def __init__(self) -> None:
+        self._explicit = _Layer()
+        self._builtin = _builtin_layer()
+        self._plugins: _Layer | None = None
+        self._found: dict[type, TypeHandler | None] = {}
+
+    def add(
+        self,
+        ty: type,
+        handler: TypeHandler,
+        func: Predicate | None = None,
+        override: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
+        ignore_warnings: bool = False,  # noqa: ARG002, FBT001, FBT002 - Orbax's signature
+    ) -> None:
+        """Register a handler for a type and its subclasses.
+
+        Args:
+            ty: The type.
+            handler: Its handler.
+            func: Tells for a type whether the handler is responsible, instead of subclassing `ty`.
+            override: Whether to replace a handler registered for the same type, or under the same
+                typestr.
+            ignore_warnings: Not used; kept because Orbax has it.
+
+        Raises:
+            ValueError: The type or the typestr has a handler and `override` is not set.
+        """
+        self._explicit.add(ty, handler, func, override=override)
+        self._found.clear()
+
+    def get(self, ty: type | str) -> TypeHandler:
+        """Return the handler of a type, or of a typestr.
+
+        Raises:
+            ValueError: There is none.
+        """
+        handler = self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)
+        if handler is None:
+            known = ", ".join(t.__name__ for t in self.supported_types())
+            name = repr(ty) if isinstance(ty, str) else f"{ty.__module__}.{ty.__qualname__}"
+            raise ValueError(
+                f"TypeHandler lookup failed for: {name} (registered: {known}). Register one with "
+                "register_type_handler."
+            )
+        return handler
+
+    def has(self, ty: type | str) -> bool:
+        """Whether there is a handler of a type, or of a typestr."""
+        return (self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)) is not None
+
+    def supported_types(self) -> list[type]:
+        """Return the types that handlers are registered for."""
+        return [*self._explicit.types, *self._builtin.types]
+
+    def _by_type(self, ty: type) -> TypeHandler | None:
+        if ty not in self._found:
+            found = self._explicit.by_type(ty) or self._builtin.by_type(ty)
+            self._found[ty] = found or self._plugin_layer().by_type(ty)
+        return self._found[ty]
+
+    def _by_typestr(self, typestr: str) -> TypeHandler | None:
+        found = self._explicit.by_typestr(typestr) or self._builtin.by_typestr(typestr)
+        return found or self._plugin_layer().by_typestr(typestr)
+
+    def _plugin_layer(self) -> _Layer:
+        if self._plugins is None:
+            self._plugins = layer = _Layer()
+            for _, plugin in load_plugins(TYPE_HANDLERS):
+                handler = cast(TypeHandler, plugin() if isinstance(plugin, type) else plugin)
+                for ty in cast(tuple[type, ...], getattr(handler, "types", ())):
+                    layer.add(ty, handler, None, override=True)
+        return self._plugins
+
+
+class _Layer:
+    """Registrations of equal precedence."""
+
+    def __init__(self) -> None:
+        self.types: dict[type, TypeHandler] = {}
+        self._predicates: list[tuple[Predicate, TypeHandler]] = []
+        self._typestrs: dict[str, TypeHandler] = {}
+
+    def add(
+        self, ty: type, handler: TypeHandler, func: Predicate | None, *, override: bool
+    ) -> None:
+        if ty in self.types and not override:
+            raise ValueError(
+                f"A type handler for {ty.__module__}.{ty.__qualname__} is registered already; "
+                "pass override=True to replace it."
+            )
+        typestr = handler.typestr()
+        taken = self._typestrs.get(typestr)
+        if taken is not None and type(taken) is not type(handler) and not override:
+            raise ValueError(
+                f"The typestr {typestr!r} belongs to {type(taken).__qualname__}; checkpoints "
+                "could not tell the two apart. Return another typestr, or pass override=True."
+            )
+        self.types[ty] = handler
+        self._typestrs[typestr] = handler
+        if func is not None:
+            self._predicates.append((func, handler))
+
+    def by_type(self, ty: type) -> TypeHandler | None:
+        for func, handler in self._predicates:
+            if func(ty):
+                return handler
+        for base in ty.__mro__:
+            if base in self.types:
+                return self.types[base]
+        # abstract classes such as jax.Array are not in the order of their implementations
+        return next((h for base, h in self.types.items() if issubclass(ty, base)), None)
+
+    def by_typestr(self, typestr: str) -> TypeHandler | None:
+        return self._typestrs.get(typestr)
+
+
+def _builtin_layer() -> _Layer:
+    layer = _Layer()
+    scalars, arrays, strings = ScalarHandler(), NumpyHandler(), StringHandler()
+    for ty in (*PYTHON_SCALARS, np.generic):
+        layer.add(ty, scalars, None, override=True)
+    for ty in (np.ndarray, bytes):
+        layer.add(ty, arrays, None, override=True)
+    layer.add(jax.Array, ArrayHandler(), None, override=True)
+    layer.add(str, strings, None, override=True)
+    return layer
+
+
+GLOBAL_TYPE_HANDLER_REGISTRY = TypeHandlerRegistry()
+"""The registry used where none is passed."""
+
+
+def create_type_handler_registry(
+    *handlers: tuple[type, TypeHandler],
+) -> TypeHandlerRegistry:
+    """Return a registry with handlers of its own besides the built-in ones."""
+    registry = TypeHandlerRegistry()
+    for ty, handler in handlers:
+        registry.add(ty, handler, override=True)
+    return registry
+
+
+def register_type_handler(
+    ty: type,
+    handler: TypeHandler,
+    func: Predicate | None = None,
+    override: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
+) -> None:
+    """Register a handler in the default registry, see `TypeHandlerRegistry.add`."""
+    GLOBAL_TYPE_HANDLER_REGISTRY.add(ty, handler, func, override)
+
+
+def get_type_handler(ty: type | str) -> TypeHandler:
+    """Return the default registry's handler of a type or typestr."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.get(ty)
+
+
+def has_type_handler(ty: type | str) -> bool:
+    """Whether the default registry has a handler of a type or typestr."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.has(ty)
+
+
+def supported_types() -> list[type]:
+    """Return the types that the default registry has handlers for."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.supported_types()

@@ -1,0 +1,100 @@
+"""Python and numpy scalars, stored as arrays without dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import storable
+from orbit_ckpt.arrays.transfer import shards_of
+from orbit_ckpt.errors import TreeMismatchError
+from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, load_batch_of
+from orbit_ckpt.handlers.stored import (
+    add_array,
+    array_metadata,
+    cast_host,
+    default_restore_args,
+    default_save_args,
+    read_hosts,
+)
+from orbit_ckpt.metadata.values import ScalarMetadata
+
+NUMPY = "numpy"
+PYTHON_SCALARS = (int, float, complex)
+
+
+class ScalarHandler:
+    """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return "scalar"
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return "the integer does not fit into 64 bits; save it as a str"
+        dtype = np.asarray(value).dtype
+        return None if storable(dtype) else f"dtype {dtype} cannot be stored"
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
+        """See `TypeHandler`."""
+        return [cast(ScalarMetadata, array_metadata(info, scalar=True)) for info in infos]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            host = np.asarray(value)
+            leaf_type = NUMPY if isinstance(value, np.generic) else None
+            add_array((), host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
+        return []
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[object]:
+        """Return scalars of the type saved, or of the type asked for.
+
+        Raises:
+            TreeMismatchError: A scalar was asked for where an array with dimensions is stored.
+        """
+        hosts = await read_hosts(infos)
+        args = default_restore_args(infos, args)
+        return [
+            _restored(host, info, arg) for host, info, arg in zip(hosts, infos, args, strict=True)
+        ]
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
+    if host.size != 1:
+        raise TreeMismatchError(
+            f"{info.label}: a scalar was asked for, an array of shape {host.shape} is stored; "
+            "ask for np.ndarray or jax.Array.",
+            paths=[info.label],
+        )
+    value = cast_host(host, arg.dtype).reshape(())
+    if isinstance(arg.restore_type, type):
+        convert = cast(Callable[[object], object], arg.restore_type)
+        return convert(_item(value))
+    detail = load_batch_of(info).details.get(info.name)
+    if detail is not None and detail.type == NUMPY:
+        return value[()]
+    return _item(value)
+
+
+def _item(value: np.ndarray) -> object:
+    """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
+    item: Any = value.item()
+    if isinstance(item, bool | int | float | complex | np.datetime64 | np.timedelta64):
+        return item
+    return float(item) if "float" in value.dtype.name else int(item)

@@ -1,0 +1,146 @@
+"""What all handlers that store arrays share: planning a write, reading host values, casting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
+from orbit_ckpt.arrays.dtypes import as_dtype, logical_name, stored_dtype
+from orbit_ckpt.arrays.slices import Shape, whole
+from orbit_ckpt.arrays.transfer import Shard, owned_copy
+from orbit_ckpt.handlers.base import (
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+    logical_dtype,
+    save_batch_of,
+)
+from orbit_ckpt.metadata.schema import LeafDetail
+from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StorageMetadata
+from orbit_ckpt.storage.batch_read import ArrayRead
+from orbit_ckpt.storage.batch_write import ArrayWrite
+from orbit_ckpt.storage.zarr import ZarrArray, describe_array
+
+
+def add_array(
+    shape: Shape,
+    dtype: np.dtype,
+    shards: Sequence[Shard],
+    info: ParamInfo,
+    arg: SaveArgs,
+    *,
+    leaf_type: str | None = None,
+) -> ZarrArray:
+    """Add one array to the batch of its save; return how it will be stored.
+
+    Args:
+        shape: Shape of the whole array.
+        dtype: Its logical dtype.
+        shards: The parts that this process writes, of equal shape.
+        info: The leaf.
+        arg: Options of the leaf.
+        leaf_type: See `LeafDetail.type`.
+    """
+    batch = save_batch_of(info)
+    logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
+    stored = stored_dtype(logical)
+    write_shape = shards[0].region.shape if shards else shape
+    chunk_shape = choose_chunk_shape(
+        shape,
+        write_shape,
+        itemsize=stored.itemsize,
+        max_bytes=effective_chunk_bytes(
+            math.prod(write_shape) * stored.itemsize,
+            chunk_bytes=arg.chunk_byte_size,
+            file_bytes=info.data_file_bytes,
+        ),
+        shard_axes=arg.shard_axes,
+    )
+    layout, document = describe_array(
+        shape,
+        chunk_shape,
+        stored,
+        zarr_format=3 if info.use_zarr3 else 2,
+        compress=bool(info.use_compression),
+    )
+    detail = LeafDetail(leaf_type, logical_name(logical))
+    if detail != LeafDetail():
+        batch.details[info.name] = detail
+    parts = owned_copy(shards) if batch.copy else shards
+    native = logical if logical_name(logical) else stored
+    batch.writer.add(ArrayWrite(info.label, info.name, layout, document, parts, native))
+    return layout
+
+
+def layout_of(info: ParamInfo) -> ZarrArray:
+    """Return how a stored array is stored."""
+    return load_batch_of(info).reader.layout(info.label, info.name)
+
+
+async def read_hosts(infos: Sequence[ParamInfo]) -> list[np.ndarray]:
+    """Return whole arrays in host memory, of their logical dtypes."""
+    if not infos:
+        return []
+    reader = load_batch_of(infos[0]).reader
+    layouts = [layout_of(info) for info in infos]
+    reads = [
+        ArrayRead(info.label, info.name, layout, [whole(layout.shape)])
+        for info, layout in zip(infos, layouts, strict=True)
+    ]
+    hosts: list[np.ndarray] = []
+    for window in reader.windows(reads):
+        hosts += [values for (values,) in await reader.read(window)]
+    return [
+        host.view(logical_dtype(info, host.dtype))
+        for info, host in zip(infos, hosts, strict=True)
+    ]
+
+
+def cast_host(host: np.ndarray, dtype_like: object) -> np.ndarray:
+    """Return values of another dtype; the same array if it has that dtype."""
+    if dtype_like is None:
+        return host
+    dtype = as_dtype(dtype_like)
+    return host if host.dtype == dtype else host.astype(dtype)
+
+
+def array_metadata(
+    info: ParamInfo, *, scalar: bool = False
+) -> ArrayMetadata:
+    """Return what is known of a stored array."""
+    batch = load_batch_of(info)
+    layout = layout_of(info)
+    record = batch.arrays.get(info.name)
+    make = ScalarMetadata if scalar else ArrayMetadata
+    return make(
+        name=info.name,
+        directory=info.parent_dir,
+        shape=layout.shape,
+        sharding=batch.shardings.get(info.name),
+        dtype=logical_dtype(info, layout.dtype),
+        storage=StorageMetadata(
+            chunk_shape=layout.chunk_shape,
+            write_shape=info.write_shape or (record.write_shape if record else None),
+            compression=layout.compression,
+        ),
+    )
+
+
+def default_save_args(
+    infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None
+) -> Sequence[SaveArgs]:
+    """Return one `SaveArgs` per leaf."""
+    return [SaveArgs()] * len(infos) if args is None else args
+
+
+def default_restore_args(
+    infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
+) -> Sequence[RestoreArgs]:
+    """Return one `RestoreArgs` per leaf."""
+    return [RestoreArgs()] * len(infos) if args is None else args
+
+

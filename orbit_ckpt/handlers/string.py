@@ -1,0 +1,67 @@
+"""Strings: all of a tree in one JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.handlers.base import (
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+    save_batch_of,
+)
+from orbit_ckpt.metadata.files import find_string
+from orbit_ckpt.metadata.values import StringMetadata
+from orbit_ckpt.storage.layout import STRINGS
+
+
+class StringHandler:
+    """Handles `str`."""
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return "string"
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[StringMetadata]:
+        """See `TypeHandler`."""
+        return [StringMetadata(info.name, info.parent_dir) for info in infos]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        for value, info in zip(values, infos, strict=True):
+            save_batch_of(info).strings[info.name] = str(value)
+        return []
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[str]:
+        """Return the strings.
+
+        Raises:
+            CorruptionError: A string is not in the file.
+        """
+        return [_find(info) for info in infos]
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _find(info: ParamInfo) -> str:
+    text = find_string(load_batch_of(info).strings, info.name)
+    if text is None:
+        raise CorruptionError(
+            f"{info.label}: no string {info.name!r} in {info.parent_dir / STRINGS}. The file is "
+            "incomplete; restore another copy of the checkpoint.",
+            path=info.label,
+            file=str(info.parent_dir / STRINGS),
+        )
+    return text

@@ -1,0 +1,1 @@
+"""Item handlers: named parts of a checkpoint, each with a handler of its kind."""

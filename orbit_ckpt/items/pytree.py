@@ -1,0 +1,285 @@
+"""Any pytree as an item."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.orbax import StoredTree, find_tree, open_tree
+from orbit_ckpt.handlers.base import LoadBatch
+from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.metadata.values import TreeMetadata
+from orbit_ckpt.pytree.plan import plan_save
+from orbit_ckpt.pytree.restore import (
+    RestoreRequest,
+    read_metadata,
+    rebuild_structure,
+    restore_tree,
+)
+from orbit_ckpt.pytree.save import TreeSaveOptions, finalize_tree, stage_tree
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_sync
+from orbit_ckpt.storage.path import resolve_path
+
+_GB = 10**9
+
+
+@dataclass(frozen=True)
+class PyTreeMetadataOptions:
+    """What is recorded of a tree.
+
+    Attributes:
+        support_rich_types: Whether tuples and namedtuples are recorded as such, and come back
+            without a target.
+    """
+
+    support_rich_types: bool = False
+
+
+class PyTreeHandler:
+    """Saves and restores a pytree."""
+
+    def __init__(
+        self,
+        aggregate_filename: str | None = None,  # noqa: ARG002 - read wherever it exists
+        *,
+        save_concurrent_gb: float | None = None,
+        restore_concurrent_gb: float | None = None,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        use_compression: bool = True,
+        type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            aggregate_filename: Not used; kept because Orbax has it.
+            save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; an
+                array that is larger is written alone. None for the default.
+            restore_concurrent_gb: The same for reading.
+            use_ocdbt: Whether arrays go into one database, else into a directory each.
+            use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
+            use_compression: Whether arrays are compressed with zstd; small ones never are.
+            type_handler_registry: Where type handlers are looked up.
+            pytree_metadata_options: What is recorded of the tree.
+
+        Raises:
+            ValueError: A limit is not positive.
+        """
+        self._registry = type_handler_registry
+        self._rich_types = pytree_metadata_options.support_rich_types
+        self._read_bytes = _to_bytes(restore_concurrent_gb, "restore_concurrent_gb")
+        self._options = TreeSaveOptions(
+            use_ocdbt=use_ocdbt,
+            use_zarr3=use_zarr3,
+            use_compression=use_compression,
+            max_bytes=_to_bytes(save_concurrent_gb, "save_concurrent_gb"),
+            rich_types=self._rich_types,
+        )
+        self._saved: tuple[list[object], TreeSaveOptions] | None = None
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}pytree_checkpoint_handler.PyTreeCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: PyTreeSaveArgs | None = None,
+    ) -> None:
+        """Write a tree into an existing empty directory; not atomic by itself.
+
+        Args:
+            directory: Where to write.
+            item: The tree, if `args` is not given.
+            save_args: Tree of `SaveArgs` like the tree, if `args` is not given.
+            args: What to save.
+
+        Raises:
+            UnsupportedLeafError: Some leaves cannot be written; nothing was.
+            NameCollisionError: Leaves would share a storage name; nothing was written.
+            StorageError: The storage refused a write.
+        """
+        args = args or PyTreeSaveArgs(_not_args(item), save_args)
+
+        async def both_phases() -> None:
+            commit = await self.stage(resolve_path(directory), args, copy=False)
+            await commit.run()
+
+        run_sync(both_phases())
+
+    async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
+        """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
+        options = args.apply(self._options)
+        plan = plan_save(
+            args.item,
+            self._registry,
+            save_args=args.save_args,
+            use_ocdbt=options.use_ocdbt,
+            rich_types=options.rich_types,
+        )
+        self._saved = ([handler for handler, _ in plan.batches()], options)
+        return await stage_tree(plan, directory, options, copy=copy)
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Finish a directory that has been written: run type handlers' `finalize`, then checksum."""
+        handlers, options = self._saved or ([], self._options)
+        self._saved = None
+        finalize_tree(handlers, resolve_path(directory), options)
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        restore_args: object = None,
+        args: PyTreeRestoreArgs | None = None,
+    ) -> object:
+        """Read a tree.
+
+        Args:
+            directory: Where it is.
+            item: Tree whose structure the result has, if `args` is not given.
+            restore_args: Tree of `RestoreArgs`, if `args` is not given.
+            args: What to restore and how.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            TreeMismatchError: The target differs from the checkpoint.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        args = args or PyTreeRestoreArgs(_not_args(item), restore_args)
+        request = RestoreRequest(
+            target=args.item,
+            has_target=args.item is not None,
+            restore_args=args.restore_args,
+            partial=args.partial_restore,
+            rich_types=self._rich_types,
+            max_bytes=self._read_bytes,
+        )
+        return self.run_request(directory, request)
+
+    def run_request(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+    ) -> object:
+        """Read a tree as a request says; see `restore_tree`."""
+        source = _open(directory, allow_unstructured=request.has_target)
+
+        async def read() -> object:
+            batch = source.load_batch(max_bytes=request.max_bytes, resolver=resolver)
+            return await restore_tree(source, batch, self._registry, request)
+
+        return run_sync(read())
+
+    def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
+        """Return what is known of a tree without reading it; touches no device.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        source = _open(directory, allow_unstructured=False)
+
+        async def read() -> object:
+            batch: LoadBatch = source.load_batch()
+            found = await read_metadata(source, batch, self._registry)
+            return rebuild_structure(source, found, rich_types=self._rich_types)
+
+        return TreeMetadata(run_sync(read()), source.document.custom_metadata)
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+def _open(directory: str | os.PathLike[str], *, allow_unstructured: bool) -> StoredTree:
+    path = resolve_path(directory)
+    if not path.exists():
+        raise CheckpointNotFoundError(
+            f"Requested directory for restore does not exist at {path}."
+        )
+    return open_tree(find_tree(path), allow_unstructured=allow_unstructured)
+
+
+@register_with_handler(PyTreeHandler, for_save=True)
+@dataclass
+class PyTreeSaveArgs(CheckpointArgs):
+    """What to save of a tree, and how.
+
+    Attributes:
+        item: The tree.
+        save_args: Tree of `SaveArgs` like it; may lack leaves.
+        ocdbt_target_data_file_size: Size in bytes at which a new data file is begun; None is
+            2 GiB, 0 no limit.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    item: object
+    save_args: object = None
+    ocdbt_target_data_file_size: int | None = None
+    custom_metadata: object = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, TreeMetadata):
+            raise ValueError("Cannot save TreeMetadata.")  # noqa: TRY004 - what Orbax raises
+
+    def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
+        """Return a handler's options with those of one save."""
+        return TreeSaveOptions(
+            use_ocdbt=options.use_ocdbt,
+            use_zarr3=options.use_zarr3,
+            use_compression=options.use_compression,
+            data_file_bytes=self.ocdbt_target_data_file_size,
+            max_bytes=options.max_bytes,
+            rich_types=options.rich_types,
+            custom_metadata=self.custom_metadata,
+        )
+
+
+@register_with_handler(PyTreeHandler, for_restore=True)
+@dataclass
+class PyTreeRestoreArgs(CheckpointArgs):
+    """What to restore of a tree, and how.
+
+    Attributes:
+        item: Tree whose structure the result has; its leaves do not matter, except that
+            PLACEHOLDER leaves are not read. None for the recorded structure.
+        restore_args: Tree of `RestoreArgs` like the result.
+        partial_restore: Whether `item` may lack leaves of the checkpoint.
+    """
+
+    item: object = None
+    restore_args: object = None
+    partial_restore: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("item", "restore_args"):
+            value = getattr(self, name)
+            if isinstance(value, TreeMetadata):
+                setattr(self, name, value.tree)
+
+
+def _to_bytes(gigabytes: float | None, name: str) -> int | None:
+    if gigabytes is None:
+        return None
+    if gigabytes <= 0:
+        raise ValueError(f"{name} must be positive, found {gigabytes}")
+    return max(1, int(gigabytes * _GB))
+
+
+def _not_args(item: object) -> object:
+    if isinstance(item, CheckpointArgs):
+        raise ValueError(  # noqa: TRY004 - what Orbax raises
+            f"Make sure to specify kwarg name `args=` when providing `{type(item).__name__}`."
+        )
+    return item

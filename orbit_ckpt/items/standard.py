@@ -1,0 +1,146 @@
+"""A pytree as an item, restored like a target: its types, shapes, dtypes and shardings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt.metadata.values import TreeMetadata
+from orbit_ckpt.pytree.restore import RestoreRequest
+from orbit_ckpt.runtime.commit import Commit
+
+
+class StandardHandler:
+    """Saves a pytree; restores it into the types, shapes, dtypes and shardings of a target."""
+
+    def __init__(
+        self,
+        *,
+        save_concurrent_gb: float | None = None,
+        restore_concurrent_gb: float | None = None,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),  # noqa: B008 - frozen
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
+    ) -> None:
+        """Make a handler; for the arguments see `PyTreeHandler`."""
+        self._rich_types = pytree_metadata_options.support_rich_types
+        self._trees = PyTreeHandler(
+            save_concurrent_gb=save_concurrent_gb,
+            restore_concurrent_gb=restore_concurrent_gb,
+            use_ocdbt=use_ocdbt,
+            use_zarr3=use_zarr3,
+            type_handler_registry=type_handler_registry,
+            pytree_metadata_options=pytree_metadata_options,
+        )
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}standard_checkpoint_handler.StandardCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: StandardSaveArgs | None = None,
+    ) -> None:
+        """Write a tree; see `PyTreeHandler.save`."""
+        args = args or StandardSaveArgs(item, save_args)
+        self._trees.save(directory, args=args.as_pytree_args())
+
+    async def stage(self, directory: Path, args: StandardSaveArgs, *, copy: bool) -> Commit:
+        """Take the tree from the caller; see `PyTreeHandler.stage`."""
+        return await self._trees.stage(directory, args.as_pytree_args(), copy=copy)
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Finish a directory that has been written; see `PyTreeHandler.finalize`."""
+        self._trees.finalize(directory)
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        args: StandardRestoreArgs | None = None,
+    ) -> object:
+        """Read a tree.
+
+        Args:
+            directory: Where it is.
+            item: Target of the restore, if `args` is not given.
+            args: What to restore and how.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            TreeMismatchError: Structure, a shape or the kind of a dtype differs from the target.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        args = args or StandardRestoreArgs(item)
+        target = args.item
+        request = RestoreRequest(
+            target=target,
+            has_target=target is not None,
+            typed=True,
+            strict=args.strict,
+            rich_types=self._rich_types,
+        )
+        resolver = ShardingResolver(fallback=args.fallback_sharding)
+        return self._trees.run_request(directory, request, resolver=resolver)
+
+    def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
+        """Return what is known of a tree without reading it; see `PyTreeHandler.metadata`."""
+        return self._trees.metadata(directory)
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(StandardHandler, for_save=True)
+@dataclass
+class StandardSaveArgs(CheckpointArgs):
+    """What to save of a tree, and how.
+
+    Attributes:
+        item: The tree.
+        save_args: Tree of `SaveArgs` like it; may lack leaves.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    item: object
+    save_args: object = None
+    custom_metadata: object = None
+
+    def as_pytree_args(self) -> PyTreeSaveArgs:
+        """Return the same as arguments of `PyTreeHandler`."""
+        return PyTreeSaveArgs(self.item, self.save_args, custom_metadata=self.custom_metadata)
+
+
+@register_with_handler(StandardHandler, for_restore=True)
+@dataclass
+class StandardRestoreArgs(CheckpointArgs):
+    """What to restore of a tree, and how.
+
+    Attributes:
+        item: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata.
+            None restores what was saved.
+        strict: Whether shapes must be the stored ones; else arrays are padded with zeros or cut.
+        support_layout: Not used; kept because Orbax has it.
+        fallback_sharding: Sharding of arrays whose recorded one cannot be had here.
+    """
+
+    item: object = None
+    strict: bool = True
+    support_layout: bool = False
+    fallback_sharding: jax.sharding.Sharding | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, TreeMetadata):
+            self.item = self.item.tree

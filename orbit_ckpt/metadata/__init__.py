@@ -1,0 +1,1 @@
+"""The JSON documents of a checkpoint and what they say about its leaves."""

@@ -1,0 +1,198 @@
+"""Read and write the JSON documents of an item's directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from orbit_ckpt.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.metadata.schema import (
+    ArrayRecord,
+    StepDocument,
+    TreeDetails,
+    TreeDocument,
+    expect,
+    parse_json,
+)
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.layout import (
+    ARRAY_METADATAS,
+    SHARDINGS,
+    STEP_METADATA,
+    STRINGS,
+    TREE_DETAILS,
+    TREE_METADATA,
+)
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON document and wait until it is on the disk."""
+    write_file(path, json.dumps(document).encode())
+
+
+def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
+    """Write `_METADATA` and, if there is something to say, our own details beside it."""
+    if details:
+        write_json(directory / TREE_DETAILS, details.to_json())
+    write_json(directory / TREE_METADATA, tree.to_json())
+
+
+def write_arrays(
+    directory: Path,
+    process: int,
+    records: Sequence[ArrayRecord],
+    shardings: Mapping[str, ShardingMetadata],
+) -> None:
+    """Write what is known of JAX arrays, if there are any."""
+    if not records:
+        return
+    (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
+    document = {"array_metadatas": [record.to_json() for record in records]}
+    write_json(directory / ARRAY_METADATAS / f"process_{process}", document)
+    write_json(
+        directory / SHARDINGS,
+        {_encode_name(name): encode_sharding(sharding) for name, sharding in shardings.items()},
+    )
+
+
+def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
+    """Write the string leaves of a tree by storage name, if there are any.
+
+    Orbax looks a name up as a JSON pointer without escaping it: to its reader a slash in a name is
+    a level of nesting. Such strings are written under both forms.
+    """
+    if not strings:
+        return
+    document: dict[str, object] = dict(strings)
+    for name, text in strings.items():
+        *parents, last = name.split("/")
+        node: object = document
+        for parent in parents:
+            node = cast(dict[str, object], node).setdefault(parent, {})
+            if not isinstance(node, dict):
+                break  # a string has this name; only Orbax misses the nested form
+        else:
+            cast(dict[str, object], node).setdefault(last, text)
+    write_json(directory / STRINGS, document)
+
+
+def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
+    """Return `_METADATA` with the details beside it applied, None if there is none.
+
+    Raises:
+        FormatError: A document is not understood.
+        CorruptionError: A file differs from its checksum.
+    """
+    document = _read(directory, TREE_METADATA)
+    if document is None:
+        return None
+    return TreeDocument.from_json(document, str(directory.path / TREE_METADATA))
+
+
+def read_details(directory: CheckedDirectory) -> TreeDetails:
+    """Return our own details of a tree; those of other writers' checkpoints are empty.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    document = _read(directory, TREE_DETAILS)
+    where = str(directory.path / TREE_DETAILS)
+    return TreeDetails() if document is None else TreeDetails.from_json(document, where)
+
+
+def read_arrays(directory: CheckedDirectory) -> dict[str, ArrayRecord]:
+    """Return what the first process recorded of JAX arrays, by storage name.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    name = f"{ARRAY_METADATAS}/process_0"
+    document = _read(directory, name)
+    if document is None:
+        return {}
+    where = str(directory.path / name)
+    rows = expect(expect(document, dict, where).get("array_metadatas"), list, where)
+    records = [ArrayRecord.from_json(row, f"{where}[{i}]") for i, row in enumerate(rows)]
+    return {record.name: record for record in records}
+
+
+def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
+    """Return the recorded shardings by storage name; kinds not known here are left out.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    document = _read(directory, SHARDINGS)
+    if document is None:
+        return {}
+    where = str(directory.path / SHARDINGS)
+    shardings: dict[str, ShardingMetadata] = {}
+    for key, text in expect(document, dict, where).items():
+        try:
+            shardings[_decode_name(key)] = decode_sharding(expect(text, str, where))
+        except ValueError as error:
+            raise FormatError(f"{where}: {key!r}: {error}") from error
+    return shardings
+
+
+def read_strings(directory: CheckedDirectory) -> dict[str, object]:
+    """Return the contents of the strings file, see `find_string`.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    document = _read(directory, STRINGS)
+    return {} if document is None else expect(document, dict, str(directory.path / STRINGS))
+
+
+def find_string(strings: Mapping[str, object], name: str) -> str | None:
+    """Return the string stored under a name, None if there is none."""
+    found = strings.get(name)
+    if isinstance(found, str):
+        return found
+    node: object = strings
+    for part in name.split("/"):
+        node = cast(Mapping[str, object], node).get(part) if isinstance(node, dict) else None
+    return node if isinstance(node, str) else None
+
+
+def read_step(directory: CheckedDirectory) -> StepDocument:
+    """Return `_CHECKPOINT_METADATA`; checkpoints of old writers have none and give an empty one.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    document = _read(directory, STEP_METADATA)
+    where = str(directory.path / STEP_METADATA)
+    return StepDocument() if document is None else StepDocument.from_json(document, where)
+
+
+def write_step(directory: Path, document: StepDocument) -> None:
+    """Write `_CHECKPOINT_METADATA`, replacing one written earlier in the same save."""
+    (directory / STEP_METADATA).unlink(missing_ok=True)
+    write_json(directory / STEP_METADATA, document.to_json())
+
+
+def _read(directory: CheckedDirectory, name: str) -> object:
+    data = directory.read_bytes(name)
+    if data is None:
+        return None
+    return parse_json(data, str(directory.path / name))
+
+
+def _encode_name(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _decode_name(key: str) -> str:
+    return base64.urlsafe_b64decode(key.encode()).decode()

@@ -1,0 +1,157 @@
+"""Container types that `_METADATA` otherwise loses: tuples and namedtuples.
+
+The encoding is Orbax's `value_metadata_tree`: the tree as JSON, with tuples, namedtuples and leaves
+written as objects that have a `category`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import jax
+from jax.tree_util import DictKey
+
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.tree.flatten import is_namedtuple
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, is_sequence_key, key_name
+
+_LEAF = "ValueMetadataEntry"
+
+
+def encode_rich_types(tree: object, values: Mapping[NamePath, object]) -> str:
+    """Return the text of `value_metadata_tree`.
+
+    Args:
+        tree: The tree being saved; only its containers matter.
+        values: JSON form of every leaf, by path.
+    """
+    return json.dumps(_encode(tree, (), values))
+
+
+def decode_rich_types(
+    text: str,
+    where: str,
+    leaf: Callable[[NamePath], object],
+    paths: Mapping[NamePath, KeyPath],
+) -> object:
+    """Return the tree that a text describes.
+
+    Namedtuples come back as instances of their own class if it has been imported in this process
+    and has the same fields, else of a generic class; nothing is imported.
+
+    Args:
+        text: `value_metadata_tree`.
+        where: The file it is from, for errors.
+        leaf: Gives the value of the leaf at a path.
+        paths: Path of every leaf by its names, which has dict keys of their own type.
+
+    Raises:
+        FormatError: The text is not what Orbax writes.
+    """
+    try:
+        return _decode(json.loads(text), (), leaf, _keys_by_prefix(paths))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{where}: value_metadata_tree: {type(error).__name__}: {error}"
+        ) from error
+
+
+def class_name(value: object) -> str:
+    """Return the name under which `find_namedtuple` finds a value's class."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
+    """Return a namedtuple class by its `module:qualname`, None if it is not usable here.
+
+    Only classes that this process has imported are found, and only if they are namedtuples with
+    exactly these fields: a checkpoint must not choose what else gets called.
+    """
+    module, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, tuple):
+        return found if getattr(found, "_fields", None) == fields else None
+    return None
+
+
+def _encode(node: object, path: NamePath, values: Mapping[NamePath, object]) -> object:
+    if path in values:
+        return {"category": "custom", "clazz": _LEAF, "data": values[path]}
+    children = [
+        (keys[0], child)
+        for keys, child in jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda x: x is not node
+        )[0]
+    ]
+    encoded = {key_name(key): _encode(child, (*path, key_name(key)), values) for key, child in children}
+    if is_namedtuple(node):
+        return {
+            "category": "namedtuple",
+            "module": type(node).__module__,
+            "clazz": type(node).__qualname__,
+            "entries": [{"key": name, "value": value} for name, value in encoded.items()],
+        }
+    if isinstance(node, tuple):
+        return {"category": "custom", "clazz": "tuple", "entries": list(encoded.values())}
+    if all(is_sequence_key(key) for key, _ in children):
+        return list(encoded.values())
+    return encoded
+
+
+def _decode(
+    node: Any,  # decoded JSON
+    path: NamePath,
+    leaf: Callable[[NamePath], object],
+    keys: Mapping[NamePath, object],
+) -> object:
+    def child(name: str, below: object) -> object:
+        return _decode(below, (*path, name), leaf, keys)
+
+    if isinstance(node, list):
+        return [child(str(i), below) for i, below in enumerate(cast(list[object], node))]
+    if not isinstance(node, dict):
+        raise TypeError(f"expected an object or a list, found {node!r}")
+    fields = cast(dict[str, Any], node)
+    category = fields.get("category")
+    if category == "custom" and fields["clazz"] == _LEAF:
+        return leaf(path)
+    if category == "custom" and fields["clazz"] == "tuple":
+        return tuple(child(str(i), below) for i, below in enumerate(fields["entries"]))
+    if category == "namedtuple":
+        names = [str(entry["key"]) for entry in fields["entries"]]
+        make = _namedtuple_class(str(fields["module"]), str(fields["clazz"]), tuple(names))
+        return make(*(child(entry["key"], entry["value"]) for entry in fields["entries"]))
+    if isinstance(category, str):
+        raise ValueError(f"unknown category {category!r}")
+    return {
+        keys.get((*path, name), name): child(name, below) for name, below in fields.items()
+    }
+
+
+def _namedtuple_class(module: str, name: str, fields: tuple[str, ...]) -> type:
+    known = find_namedtuple(f"{module}:{name}", fields)
+    return known or _generic_namedtuple(f"{module}_{name}_{len(fields)}", fields)
+
+
+@functools.lru_cache(maxsize=256)
+def _generic_namedtuple(name: str, fields: tuple[str, ...]) -> type:
+    valid = "".join(c if c.isidentifier() or c.isdigit() else "_" for c in name)
+    return collections.namedtuple(valid, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple] - dynamic
+
+
+def _keys_by_prefix(paths: Mapping[NamePath, KeyPath]) -> dict[NamePath, object]:
+    keys: dict[NamePath, object] = {}
+    for names, path in paths.items():
+        for depth, key in enumerate(path):
+            if isinstance(key, DictKey) and type(key.key) is not str:
+                keys[names[: depth + 1]] = key.key
+    return keys

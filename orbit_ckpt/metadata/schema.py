@@ -1,0 +1,395 @@
+"""What the JSON documents of a checkpoint hold, with decoders that say where one is wrong.
+
+`TreeDocument`, `ArrayDocument` and `StepDocument` are Orbax's; unknown fields are ignored.
+`TreeDetails` is ours: what Orbax's documents lose about keys and leaf types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
+
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.tree.keypath import (
+    KeyKind,
+    KeyPath,
+    NamePath,
+    is_sequence_key,
+    make_key,
+    name_path,
+    storage_name,
+)
+
+T = TypeVar("T")
+Document = Mapping[str, object]
+
+EMPTY_TYPES: Mapping[str, object] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
+"""Value types of empty containers and what they stand for, `NamedTuple` apart."""
+
+DETAILS_VERSION = 1
+"""Version of the form of `orbit_tree.json`."""
+
+_SEQUENCE, _DICT = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRecord:
+    """One leaf of a tree as `_METADATA` records it.
+
+    Attributes:
+        path: Where it sits.
+        names: The names of the path's keys.
+        typestr: Which type handler wrote it, or the kind of an empty container.
+        is_empty: Whether it is an empty container, with nothing stored.
+        write_shape: Shape of the part that one device wrote, for JAX arrays.
+    """
+
+    path: KeyPath
+    names: NamePath
+    typestr: str
+    is_empty: bool = False
+    write_shape: Shape | None = None
+
+    @property
+    def id(self) -> str:
+        """The key of the leaf's entry in Orbax's documents."""
+        return str(self.names)
+
+    @property
+    def name(self) -> str:
+        """Storage name."""
+        return storage_name(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDocument:
+    """`_METADATA`: the leaves of a tree and how they are stored.
+
+    Attributes:
+        leaves: In the order of JAX's flattening.
+        use_ocdbt: Whether arrays are in an OCDBT database, None if not recorded.
+        use_zarr3: Whether arrays are zarr3, else zarr2.
+        stores_fill_values: Whether chunks of zeros were written too, so that one that does not
+            exist has been lost.
+        custom_metadata: Any JSON value of the user's.
+        rich_types: The text of Orbax's `value_metadata_tree`, None if not recorded.
+    """
+
+    leaves: Sequence[LeafRecord]
+    use_ocdbt: bool | None = None
+    use_zarr3: bool = False
+    stores_fill_values: bool = True
+    custom_metadata: object = None
+    rich_types: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        document: dict[str, object] = {
+            "tree_metadata": {leaf.id: _encode_leaf(leaf) for leaf in self.leaves},
+            "use_ocdbt": self.use_ocdbt,
+            "use_zarr3": self.use_zarr3,
+            "store_array_data_equal_to_fill_value": self.stores_fill_values,
+            "custom_metadata": self.custom_metadata,
+        }
+        if self.rich_types is not None:
+            document["value_metadata_tree"] = self.rich_types
+        return document
+
+    @classmethod
+    def from_json(cls, document: object, where: str) -> TreeDocument:
+        """Decode the JSON form.
+
+        Raises:
+            FormatError: A field is missing or of a wrong type.
+        """
+        fields = expect(document, dict, where)
+        records = expect(fields.get("tree_metadata"), dict, f"{where}: tree_metadata")
+        use_ocdbt = fields.get("use_ocdbt")
+        rich_types = fields.get("value_metadata_tree")
+        return cls(
+            leaves=[
+                _decode_leaf(entry, f"{where}: tree_metadata[{key!r}]")
+                for key, entry in records.items()
+            ],
+            use_ocdbt=None if use_ocdbt is None else expect(use_ocdbt, bool, f"{where}: use_ocdbt"),
+            use_zarr3=expect(fields.get("use_zarr3", False), bool, f"{where}: use_zarr3"),
+            stores_fill_values=expect(
+                fields.get("store_array_data_equal_to_fill_value", False),
+                bool,
+                f"{where}: store_array_data_equal_to_fill_value",
+            ),
+            custom_metadata=fields.get("custom_metadata"),
+            rich_types=None
+            if rich_types is None
+            else expect(rich_types, str, f"{where}: value_metadata_tree"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeafDetail:
+    """What Orbax's documents lose about one leaf.
+
+    Attributes:
+        type: What the leaf was where its typestr stands for several: `bytes`, `numpy` (a numpy
+            scalar), or the `module:qualname` of an empty namedtuple's class.
+        dtype: Logical dtype where the stored one differs.
+    """
+
+    type: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDetails:
+    """`orbit_tree.json`: what Orbax's documents lose about a tree; only what differs is listed.
+
+    Attributes:
+        key_kinds: Kinds of the keys of a leaf's path, by storage name.
+        leaves: Details of leaves, by storage name.
+    """
+
+    key_kinds: Mapping[str, Sequence[KeyKind | None]] = field(
+        default_factory=dict[str, "Sequence[KeyKind | None]"]
+    )
+    leaves: Mapping[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
+
+    def __bool__(self) -> bool:
+        return bool(self.key_kinds or self.leaves)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            "format_version": DETAILS_VERSION,
+            "keys": {name: list(kinds) for name, kinds in self.key_kinds.items()},
+            "leaves": {
+                name: {k: v for k, v in (("type", d.type), ("dtype", d.dtype)) if v}
+                for name, d in self.leaves.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, document: object, where: str) -> TreeDetails:
+        """Decode the JSON form.
+
+        Raises:
+            FormatError: A field is missing or of a wrong type, or the version is a later one.
+        """
+        fields = expect(document, dict, where)
+        version = expect(fields.get("format_version"), int, f"{where}: format_version")
+        if version > DETAILS_VERSION:
+            raise FormatError(
+                f"{where}: format version {version}; this version of orbit_ckpt reads up to "
+                f"{DETAILS_VERSION}. Install a newer one."
+            )
+        keys = cast(Mapping[str, list[str | None]], fields.get("keys", {}))
+        leaves = cast(Mapping[str, dict[str, str]], fields.get("leaves", {}))
+        try:
+            return cls(
+                {
+                    name: [None if kind is None else KeyKind(kind) for kind in kinds]
+                    for name, kinds in keys.items()
+                },
+                {
+                    name: LeafDetail(detail.get("type"), detail.get("dtype"))
+                    for name, detail in leaves.items()
+                },
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"{where}: {type(error).__name__}: {error}") from error
+
+    def apply(self, leaf: LeafRecord) -> LeafRecord:
+        """Return the leaf with the keys it was saved with."""
+        kinds = self.key_kinds.get(leaf.name)
+        if kinds is None or len(kinds) != len(leaf.path):
+            return leaf
+        path = tuple(
+            key if kind is None else make_key(name, is_sequence=is_sequence_key(key), kind=kind)
+            for key, name, kind in zip(leaf.path, leaf.names, kinds, strict=True)
+        )
+        return replace(leaf, path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRecord:
+    """One JAX array in `array_metadatas/process_<i>`.
+
+    Attributes:
+        name: Storage name.
+        write_shape: Shape of the part that one device wrote.
+        chunk_shape: Shape of its chunks.
+        random_key_impl: PRNG implementation if the array holds the data of typed keys.
+    """
+
+    name: str
+    write_shape: Shape
+    chunk_shape: Shape
+    random_key_impl: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        extra = {"random_key_impl": self.random_key_impl} if self.random_key_impl else None
+        return {
+            "array_metadata": {
+                "param_name": self.name,
+                "write_shape": list(self.write_shape),
+                "chunk_shape": list(self.chunk_shape),
+                "ext_metadata": extra,
+            }
+        }
+
+    @classmethod
+    def from_json(cls, document: object, where: str) -> ArrayRecord:
+        """Decode the JSON form.
+
+        Raises:
+            FormatError: A field is missing or of a wrong type.
+        """
+        entry = expect(document, dict, where)
+        fields = expect(entry.get("array_metadata"), dict, f"{where}: array_metadata")
+        extra = fields.get("ext_metadata")
+        impl = None
+        if extra is not None:
+            impl = expect(extra, dict, f"{where}: ext_metadata").get("random_key_impl")
+        return cls(
+            name=expect(fields.get("param_name"), str, f"{where}: param_name"),
+            write_shape=expect_shape(fields.get("write_shape"), f"{where}: write_shape"),
+            chunk_shape=expect_shape(fields.get("chunk_shape"), f"{where}: chunk_shape"),
+            random_key_impl=None if impl is None else expect(impl, str, f"{where}: random_key_impl"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepDocument:
+    """`_CHECKPOINT_METADATA`: what a checkpoint holds and when it was made.
+
+    Attributes:
+        item_handlers: Typestr of the handler, or of every item's handler by name.
+        init_timestamp_nsecs: When the save began, in ns since the epoch.
+        commit_timestamp_nsecs: When it was committed.
+        custom_metadata: Any JSON object of the user's.
+        other: Fields that this version does not use; kept when a document is rewritten.
+    """
+
+    item_handlers: str | Mapping[str, str] | None = None
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    other: Document = field(default_factory=dict[str, object])
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            "metrics": {},
+            "performance_metrics": {},
+            **self.other,
+            "item_handlers": self.item_handlers,
+            "init_timestamp_nsecs": self.init_timestamp_nsecs,
+            "commit_timestamp_nsecs": self.commit_timestamp_nsecs,
+            "custom_metadata": dict(self.custom_metadata),
+        }
+
+    @classmethod
+    def from_json(cls, document: object, where: str) -> StepDocument:
+        """Decode the JSON form.
+
+        Raises:
+            FormatError: A field is of a wrong type.
+        """
+        fields = dict(expect(document, dict, where))
+        handlers = fields.pop("item_handlers", None)
+        if isinstance(handlers, dict):
+            handlers = {
+                str(name): expect(typestr, str, f"{where}: item_handlers[{name!r}]")
+                for name, typestr in cast(dict[str, object], handlers).items()
+                if typestr is not None
+            }
+        elif handlers is not None:
+            handlers = expect(handlers, str, f"{where}: item_handlers")
+        times = [fields.pop(f"{name}_timestamp_nsecs", None) for name in ("init", "commit")]
+        if any(type(time) not in (int, type(None)) for time in times):
+            raise FormatError(f"{where}: timestamps must be integers, found {times}")
+        custom = expect(fields.pop("custom_metadata", None) or {}, dict, f"{where}: custom_metadata")
+        return cls(handlers, cast(int, times[0]), cast(int, times[1]), custom, fields)
+
+
+def parse_json(data: bytes, where: str) -> object:
+    """Return a JSON document.
+
+    Raises:
+        FormatError: The bytes are not JSON.
+    """
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{where}: expected JSON, found {data[:60]!r} ({error}). The file is damaged or is not "
+            "of a checkpoint."
+        ) from error
+
+
+def expect(value: object, kind: type[T], where: str) -> T:
+    """Return a decoded JSON value of a type.
+
+    Raises:
+        FormatError: It is missing or of another type.
+    """
+    if type(value) is not kind:
+        found = "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
+        raise FormatError(f"{where}: expected {kind.__name__}, found {found}")
+    return value
+
+
+def expect_shape(value: object, where: str) -> Shape:
+    """Return a decoded list of lengths.
+
+    Raises:
+        FormatError: It is missing or something else.
+    """
+    return tuple(expect(n, int, where) for n in cast(list[object], expect(value, list, where)))
+
+
+def _encode_leaf(leaf: LeafRecord) -> dict[str, object]:
+    return {
+        "key_metadata": [
+            {"key": name, "key_type": _SEQUENCE if is_sequence_key(key) else _DICT}
+            for name, key in zip(leaf.names, leaf.path, strict=True)
+        ],
+        "value_metadata": encode_value(leaf),
+    }
+
+
+def encode_value(leaf: LeafRecord) -> dict[str, object]:
+    """Return the JSON form of a leaf's own record, without its path."""
+    value: dict[str, object] = {"value_type": leaf.typestr, "skip_deserialize": leaf.is_empty}
+    if leaf.write_shape is not None:
+        value["write_shape"] = list(leaf.write_shape)
+    return value
+
+
+def _decode_leaf(entry: object, where: str) -> LeafRecord:
+    fields = expect(entry, dict, where)
+    value = expect(fields.get("value_metadata"), dict, f"{where}: value_metadata")
+    write_shape = value.get("write_shape")
+    path: list[object] = []
+    for key in cast(list[object], expect(fields.get("key_metadata"), list, f"{where}: key_metadata")):
+        pair = expect(key, dict, f"{where}: key_metadata")
+        name = expect(pair.get("key"), str, f"{where}: key")
+        kind = expect(pair.get("key_type"), int, f"{where}: key_type")
+        if kind not in (_SEQUENCE, _DICT):
+            raise FormatError(f"{where}: key_type must be 1 or 2, found {kind}")
+        try:
+            path.append(make_key(name, is_sequence=kind == _SEQUENCE))
+        except ValueError as error:
+            raise FormatError(f"{where}: {name!r} is not a position") from error
+    return LeafRecord(
+        path=tuple(path),
+        names=name_path(tuple(path)),
+        typestr=expect(value.get("value_type"), str, f"{where}: value_type"),
+        is_empty=expect(value.get("skip_deserialize", False), bool, f"{where}: skip_deserialize"),
+        write_shape=None
+        if write_shape is None
+        else expect_shape(write_shape, f"{where}: write_shape"),
+    )

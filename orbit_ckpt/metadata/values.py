@@ -1,0 +1,115 @@
+"""What a checkpoint says about its leaves without reading them; Orbax's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from orbit_ckpt.arrays.sharding import ShardingMetadata
+from orbit_ckpt.arrays.slices import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMetadata:
+    """How an array is stored.
+
+    Attributes:
+        chunk_shape: Shape of its chunks.
+        write_shape: Shape of the part that one device wrote, for JAX arrays.
+        compression: Name of the compressor, None if the array is stored uncompressed.
+    """
+
+    chunk_shape: Shape | None
+    write_shape: Shape | None = None
+    compression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A leaf of which no more is known than its name.
+
+    Attributes:
+        name: Storage name.
+        directory: Directory of the item it belongs to.
+    """
+
+    name: str
+    directory: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayMetadata(Metadata):
+    """An array.
+
+    Attributes:
+        shape: Its shape.
+        sharding: How it was laid out when saved, None if that is not recorded.
+        dtype: Its dtype; that of the key type for typed PRNG keys.
+        storage: How it is stored.
+    """
+
+    shape: Shape
+    sharding: ShardingMetadata | None
+    dtype: np.dtype
+    storage: StorageMetadata | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory in bytes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarMetadata(ArrayMetadata):
+    """A Python or numpy scalar."""
+
+
+@dataclass(frozen=True, slots=True)
+class StringMetadata(Metadata):
+    """A string."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TreeMetadata:
+    """Metadata of a tree; itself a pytree whose leaves are those of `tree`.
+
+    Attributes:
+        tree: The tree's structure with leaf metadata for leaves.
+        custom_metadata: What the user saved with the tree.
+    """
+
+    tree: object
+    custom_metadata: object = field(default=None, metadata={"static": True})
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """Metadata of a whole checkpoint.
+
+    Attributes:
+        item_handlers: Typestr of the handler, or of every item's handler by name.
+        item_metadata: Metadata of the item, or of every item by name.
+        metrics: Metrics saved with the step.
+        performance_metrics: Timings that the writer recorded.
+        init_timestamp_nsecs: When the save began, in ns since the epoch.
+        commit_timestamp_nsecs: When it was committed.
+        custom_metadata: What the user saved with the checkpoint.
+    """
+
+    item_handlers: str | Mapping[str, str] | None = None
+    item_metadata: object = None
+    metrics: Mapping[str, object] = field(default_factory=dict[str, object])
+    performance_metrics: Mapping[str, object] = field(default_factory=dict[str, object])
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -1,0 +1,1 @@
+"""Plan and run the save or restore of one tree."""

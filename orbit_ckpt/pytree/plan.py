@@ -1,0 +1,242 @@
+"""What a save will write, computed before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orbit_ckpt.arrays.dtypes import as_dtype, storable
+from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
+from orbit_ckpt.handlers.base import SaveArgs, TypeHandler, ValueChecker
+from orbit_ckpt.handlers.registry import TypeHandlerRegistry
+from orbit_ckpt.metadata.rich_types import class_name
+from orbit_ckpt.metadata.schema import LeafDetail
+from orbit_ckpt.storage.layout import RESERVED, is_process_directory
+from orbit_ckpt.tree.flatten import (
+    PLACEHOLDER,
+    FlatTree,
+    flatten,
+    is_empty_node,
+    is_namedtuple,
+)
+from orbit_ckpt.tree.keypath import (
+    KeyKind,
+    KeyPath,
+    NamePath,
+    find_name_collisions,
+    format_path,
+    key_kind,
+    name_path,
+    storage_name,
+)
+
+_MAX_FILE_NAME = 255
+_EMPTY_TYPESTRS: Mapping[type, str] = {dict: "Dict", list: "List", tuple: "Tuple"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLeaf:
+    """One leaf to write.
+
+    Attributes:
+        path: Where it sits.
+        names: The names of the path's keys.
+        name: Storage name.
+        value: The leaf.
+        handler: Its type handler, None for empty containers.
+        typestr: What the checkpoint will say it is.
+        args: Its options.
+    """
+
+    path: KeyPath
+    names: NamePath
+    name: str
+    value: object
+    handler: TypeHandler | None
+    typestr: str
+    args: SaveArgs
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """All leaves of a tree, ready to be handed to their handlers.
+
+    Attributes:
+        tree: The tree itself.
+        leaves: Its leaves in JAX's order.
+        key_kinds: Kinds of keys that Orbax's metadata loses, by storage name.
+        details: Types of empty namedtuples, by storage name.
+    """
+
+    tree: object
+    leaves: Sequence[PlannedLeaf]
+    key_kinds: Mapping[str, Sequence[KeyKind | None]]
+    details: Mapping[str, LeafDetail]
+
+    def batches(self) -> list[tuple[TypeHandler, list[PlannedLeaf]]]:
+        """Return the leaves that have something to store, grouped by handler."""
+        groups: dict[int, tuple[TypeHandler, list[PlannedLeaf]]] = {}
+        for leaf in self.leaves:
+            if leaf.handler is not None:
+                groups.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
+        return list(groups.values())
+
+
+def plan_save(
+    tree: object,
+    registry: TypeHandlerRegistry,
+    *,
+    save_args: object = None,
+    use_ocdbt: bool = True,
+    rich_types: bool = False,
+) -> SavePlan:
+    """Plan the save of a tree.
+
+    Args:
+        tree: The tree.
+        registry: Where type handlers are looked up.
+        save_args: Tree of `SaveArgs` like `tree`; may lack leaves.
+        use_ocdbt: Whether arrays go into a database, else names become directories.
+        rich_types: Whether containers are recorded by type.
+
+    Raises:
+        UnsupportedLeafError: Some leaves cannot be written; lists all of them.
+        NameCollisionError: Two leaves would have one storage name, or a name cannot be stored.
+        ValueError: The tree cannot be flattened, or `save_args` has leaves that it lacks.
+    """
+    flat = flatten(tree)
+    names = [name_path(path) for path in flat.paths]
+    _check_names(flat, names, as_files=not use_ocdbt)
+    handlers = _find_handlers(flat, registry)
+    args = _align_save_args(save_args, names)
+    leaves: list[PlannedLeaf] = []
+    details: dict[str, LeafDetail] = {}
+    for position, (path, value, handler) in enumerate(
+        zip(flat.paths, flat.values, handlers, strict=True)
+    ):
+        name = storage_name(names[position])
+        typestr = handler.typestr() if handler else _empty_typestr(value, rich_types=rich_types)
+        if handler is None and is_namedtuple(value):
+            details[name] = LeafDetail(type=class_name(value))
+        leaf_args = args.get(names[position]) or _DEFAULT_ARGS
+        leaves.append(
+            PlannedLeaf(path, names[position], name, value, handler, typestr, leaf_args)
+        )
+    return SavePlan(tree, leaves, _key_kinds(flat.paths, leaves), details)
+
+
+_DEFAULT_ARGS = SaveArgs()
+
+
+def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHandler | None]:
+    """Return every leaf's handler, None for empty containers; raise for all leaves without one."""
+    handlers: list[TypeHandler | None] = []
+    problems: dict[str, str] = {}
+    for path, value in zip(flat.paths, flat.values, strict=True):
+        if is_empty_node(value):
+            handlers.append(None)
+            continue
+        kind = type(value)
+        handler = registry.get(kind) if registry.has(kind) else None
+        handlers.append(handler)
+        if value is PLACEHOLDER:
+            problems[format_path(path)] = "a PLACEHOLDER stands for no value; it can only restore"
+        elif handler is None:
+            problems[format_path(path)] = (
+                f"no type handler accepts {kind.__module__}.{kind.__qualname__}"
+            )
+        elif isinstance(handler, ValueChecker) and (reason := handler.check(value)):
+            problems[format_path(path)] = reason
+    if problems:
+        known = ", ".join(t.__name__ for t in registry.supported_types())
+        lines = "\n".join(f"  {path}: {reason}" for path, reason in problems.items())
+        raise UnsupportedLeafError(
+            f"{len(problems)} of {len(flat.values)} leaves cannot be saved; nothing was written:\n"
+            f"{lines}\nRegistered are {known}. Convert the leaves, leave them out, or register a "
+            "handler with register_type_handler.",
+            paths=list(problems),
+        )
+    return handlers
+
+
+def _check_names(flat: FlatTree, names: Sequence[NamePath], *, as_files: bool) -> None:
+    collisions = find_name_collisions(list(names))
+    if collisions:
+        pairs = [(flat.paths[a], flat.paths[b]) for a, b in collisions]
+        lines = "\n".join(f"  {a} and {b}" for a, b in pairs[:20])
+        raise NameCollisionError(
+            f"{len(pairs)} pairs of leaves would share a storage name, because key names are "
+            f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",
+            paths=[format_path(path) for pair in pairs for path in pair],
+        )
+    for path in names:
+        reason = _bad_name(storage_name(path), as_files=as_files)
+        if reason:
+            raise NameCollisionError(
+                f"{format_path(path)}: cannot be stored under its name: {reason}. Rename the key"
+                + (" or save with use_ocdbt=True." if as_files else "."),
+                paths=[format_path(path)],
+            )
+
+
+def _bad_name(name: str, *, as_files: bool) -> str | None:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    if not as_files:
+        return None
+    parts = name.split("/")
+    if parts[0] in RESERVED or is_process_directory(parts[0]):
+        return f"{parts[0]!r} is the name of a file of the checkpoint"
+    if any(part in (".", "..") for part in parts) or (name and "" in parts) or b"\0" in encoded:
+        return "it is not the name of a directory"
+    if len(parts) > 1 and parts[-1] == "c" or any(len(p.encode()) > _MAX_FILE_NAME for p in parts):
+        return "it is too long or could be confused with a chunk of another leaf"
+    return None
+
+
+def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NamePath, SaveArgs]:
+    """Return the options of leaves by path; those of leaves that cannot be cast are checked."""
+    if save_args is None:
+        return {}
+    flat = flatten(save_args)
+    aligned: dict[NamePath, SaveArgs] = {}
+    known = set(names)
+    for path, value in zip(flat.paths, flat.values, strict=True):
+        if is_empty_node(value):
+            continue
+        where = format_path(path)
+        if not hasattr(value, "chunk_byte_size"):
+            raise ValueError(f"save_args: {where}: expected SaveArgs, found {value!r}")
+        if name_path(path) not in known:
+            raise ValueError(f"save_args: {where}: the tree has no such leaf")
+        args = value if isinstance(value, SaveArgs) else _convert_args(value)
+        if args.dtype is not None and not storable(as_dtype(args.dtype)):
+            raise ValueError(f"save_args: {where}: dtype {args.dtype} cannot be stored")
+        aligned[name_path(path)] = args
+    return aligned
+
+
+def _convert_args(value: object) -> SaveArgs:
+    """Return our form of another library's `SaveArgs` with the same fields."""
+    dtype = getattr(value, "dtype", None)
+    axes = tuple(getattr(value, "shard_axes", ()))
+    return SaveArgs(False, dtype, getattr(value, "chunk_byte_size", None), axes)  # noqa: FBT003 - aggregate
+
+
+def _empty_typestr(value: object, *, rich_types: bool) -> str:
+    if rich_types and is_namedtuple(value):
+        return "NamedTuple"
+    return _EMPTY_TYPESTRS.get(type(value), "None")
+
+
+def _key_kinds(
+    paths: Sequence[KeyPath], leaves: Sequence[PlannedLeaf]
+) -> dict[str, Sequence[KeyKind | None]]:
+    kinds: dict[str, Sequence[KeyKind | None]] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        row = [key_kind(key) for key in path]
+        if any(kind is not None for kind in row):
+            kinds[leaf.name] = row
+    return kinds

@@ -1,0 +1,331 @@
+"""Run the restore of one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.formats.orbax import StoredTree
+from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    LoadBatch,
+    ParamInfo,
+    RestoreArgs,
+    TypeHandler,
+)
+from orbit_ckpt.handlers.registry import TypeHandlerRegistry
+from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
+from orbit_ckpt.metadata.values import Metadata
+from orbit_ckpt.pytree.target import describe_change, restore_args_of
+from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.tree.diff import TreeDifference, compare_names
+from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import NamePath, format_path, name_path
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What a caller wants of a stored tree.
+
+    Attributes:
+        target: Tree whose structure the result has; PLACEHOLDER leaves are not read. None for the
+            recorded structure.
+        has_target: Whether `target` is given; None is a tree too.
+        restore_args: Tree of `RestoreArgs`, or of leaves that imply them, like the result.
+        typed: Whether the target's leaves say type, shape, dtype and sharding; else only its
+            structure counts.
+        partial: Whether leaves may be missing from the target.
+        strict: Whether a typed target's shapes must be the stored ones.
+        rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
+        max_bytes: Most bytes held in memory for reading at once.
+    """
+
+    target: object = None
+    has_target: bool = False
+    restore_args: object = None
+    typed: bool = False
+    partial: bool = False
+    strict: bool = True
+    rich_types: bool = False
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRead:
+    """One leaf to read.
+
+    Attributes:
+        info: Where it is.
+        args: As what it is restored.
+        handler: Who reads it.
+    """
+
+    info: ParamInfo
+    args: RestoreArgs
+    handler: TypeHandler
+
+
+async def restore_tree(
+    source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry, request: RestoreRequest
+) -> object:
+    """Read a tree.
+
+    Raises:
+        TreeMismatchError: The target differs from the checkpoint; lists every difference.
+        CorruptionError: Stored data is missing or damaged.
+        UnsupportedLeafError: No handler is registered for some of the leaves.
+    """
+    target = flatten(request.target) if request.has_target else None
+    records = _records(source, target)
+    wanted = _align(records, target, request) if target is not None else None
+    args = _restore_args(request, target, wanted)
+    needed = [
+        record
+        for record in records.values()
+        if wanted is None or wanted.get(record.names, PLACEHOLDER) is not PLACEHOLDER
+    ]
+    if target is not None and request.typed:
+        await _check_leaves(source, batch, registry, needed, cast(dict[NamePath, object], wanted))
+    values = await _read(source, batch, registry, needed, args, request)
+    if target is None:
+        return _rebuild(source, values, rich_types=request.rich_types)
+    return target.unflatten(
+        [
+            value if value is PLACEHOLDER or is_empty_node(value) else values.get(names, value)
+            for names, value in zip(map(name_path, target.paths), target.values, strict=True)
+        ]
+    )
+
+
+async def read_metadata(
+    source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry
+) -> dict[NamePath, Metadata | None]:
+    """Return what is known of every leaf, None for empty containers; no array is opened."""
+    found: dict[NamePath, Metadata | None] = {}
+    groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+    for record in source.document.leaves:
+        found[record.names] = None
+        if record.is_empty or record.name in source.inline:
+            continue
+        handler = _handler_of(record, RestoreArgs(), registry)
+        groups.setdefault(id(handler), (handler, []))[1].append(record)
+    for handler, records in groups.values():
+        infos = [_make_info(source, batch, record, None) for record in records]
+        for record, value in zip(records, await handler.metadata(infos), strict=True):
+            found[record.names] = value
+    return found
+
+
+def rebuild_structure(
+    source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool
+) -> object:
+    """Return values in the recorded structure; those of empty containers are added."""
+    return _rebuild(source, values, rich_types=rich_types)
+
+
+def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
+    """Return the stored leaves by names; if nothing records them, those of the target."""
+    leaves = source.document.leaves
+    if not leaves and target is not None and source.document.rich_types is None:
+        leaves = [
+            LeafRecord(path, name_path(path), UNKNOWN_TYPE, is_empty_node(value))
+            for path, value in zip(target.paths, target.values, strict=True)
+        ]
+    return {record.names: record for record in leaves}
+
+
+def _align(
+    records: Mapping[NamePath, LeafRecord], target: FlatTree, request: RestoreRequest
+) -> dict[NamePath, object]:
+    """Return the target's leaves by names.
+
+    Raises:
+        TreeMismatchError: Target and checkpoint do not have the same leaves.
+    """
+    wanted = dict(zip(map(name_path, target.paths), target.values, strict=True))
+    stored = {names for names, record in records.items() if not record.is_empty}
+    has_empty = {names for names, record in records.items() if record.is_empty}
+    full = {names for names, value in wanted.items() if not is_empty_node(value)}
+    # an empty container holds nothing that could be missing: {} and no key at all are the same
+    difference = compare_names(
+        [names for names in wanted if names in full and names not in has_empty],
+        [names for names in records if names in stored],
+    )
+    skipped = {names for names, value in wanted.items() if value is PLACEHOLDER}
+    changed = {
+        names: "the target has a leaf, an empty container or None is stored"
+        for names in wanted
+        if names in full and names in has_empty and names not in skipped
+    }
+    missing = [names for names in difference.missing if names not in skipped]
+    unexpected = [] if request.partial else _outside(difference.unexpected, skipped)
+    if missing or unexpected or changed:
+        raise _mismatch(TreeDifference(missing, unexpected, changed))
+    return wanted
+
+
+def _outside(names: Sequence[NamePath], skipped: set[NamePath]) -> list[NamePath]:
+    """Return the leaves that do not lie below a skipped subtree."""
+    return [
+        path for path in names if not any(path[:depth] in skipped for depth in range(len(path)))
+    ]
+
+
+def _mismatch(difference: TreeDifference) -> TreeMismatchError:
+    return TreeMismatchError(
+        "User-provided restore item and on-disk value metadata tree structures do not match:\n"
+        f"{difference.describe()}\nChange the target; to leave out leaves of the checkpoint, "
+        "pass `partial_restore=True` or use PLACEHOLDER leaves.",
+        paths=difference.paths,
+    )
+
+
+def _restore_args(
+    request: RestoreRequest,
+    target: FlatTree | None,
+    wanted: Mapping[NamePath, object] | None,
+) -> dict[NamePath, RestoreArgs]:
+    args: dict[NamePath, RestoreArgs] = {}
+    if request.typed and target is not None and wanted is not None:
+        for names, value in wanted.items():
+            if not is_empty_node(value) and value is not PLACEHOLDER:
+                args[names] = restore_args_of(value, strict=request.strict)
+    if request.restore_args is not None:
+        flat = flatten(request.restore_args)
+        for path, value in zip(flat.paths, flat.values, strict=True):
+            if not is_empty_node(value) and value is not PLACEHOLDER:
+                args[name_path(path)] = restore_args_of(value, strict=request.strict)
+    return args
+
+
+async def _check_leaves(
+    source: StoredTree,
+    batch: LoadBatch,
+    registry: TypeHandlerRegistry,
+    needed: Sequence[LeafRecord],
+    wanted: Mapping[NamePath, object],
+) -> None:
+    stored = await read_metadata(source, batch, registry)
+    changed = {
+        record.names: change
+        for record in needed
+        if not record.is_empty
+        and record.name not in source.inline
+        and (change := describe_change(wanted[record.names], stored.get(record.names)))
+    }
+    if changed:
+        raise _mismatch(TreeDifference([], [], changed))
+
+
+async def _read(
+    source: StoredTree,
+    batch: LoadBatch,
+    registry: TypeHandlerRegistry,
+    records: Sequence[LeafRecord],
+    args: Mapping[NamePath, RestoreArgs],
+    request: RestoreRequest,
+) -> dict[NamePath, object]:
+    """Return the values of leaves, read in one call per handler."""
+    limiter = ByteLimiter(request.max_bytes)
+    values: dict[NamePath, object] = {}
+    groups: dict[int, tuple[TypeHandler, list[tuple[NamePath, PlannedRead]]]] = {}
+    for record in records:
+        arg = args.get(record.names) or RestoreArgs()
+        if record.name in source.inline:
+            values[record.names] = _convert_inline(source.inline[record.name], arg)
+        elif record.is_empty:
+            values[record.names] = _empty_value(source, record)
+        else:
+            handler = _handler_of(record, arg, registry)
+            read = PlannedRead(_make_info(source, batch, record, limiter), arg, handler)
+            groups.setdefault(id(handler), (handler, []))[1].append((record.names, read))
+    results = await run_all(
+        handler.deserialize([r.info for _, r in reads], [r.args for _, r in reads])
+        for handler, reads in groups.values()
+    )
+    for (_, reads), result in zip(groups.values(), results, strict=True):
+        values.update(zip((names for names, _ in reads), result, strict=True))
+    return values
+
+
+def _make_info(
+    source: StoredTree, batch: LoadBatch, record: LeafRecord, limiter: ByteLimiter | None
+) -> ParamInfo:
+    return ParamInfo(
+        name=record.name,
+        parent_dir=source.directory.path,
+        keypath=record.path,
+        skip_deserialize=record.is_empty,
+        byte_limiter=limiter,
+        is_ocdbt_checkpoint=source.document.use_ocdbt,
+        use_zarr3=source.document.use_zarr3,
+        value_typestr=record.typestr,
+        raise_array_data_missing_error=source.document.stores_fill_values,
+        write_shape=record.write_shape,
+        load_batch=batch,
+    )
+
+
+def _handler_of(
+    record: LeafRecord, arg: RestoreArgs, registry: TypeHandlerRegistry
+) -> TypeHandler:
+    wanted = arg.restore_type
+    if record.typestr == UNKNOWN_TYPE and wanted is None:
+        wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
+    # Orbax lets a tree of default arguments ask for whatever was saved
+    key = record.typestr if not isinstance(wanted, type) else wanted
+    if not registry.has(key):
+        raise UnsupportedLeafError(
+            f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "
+            "register the one that wrote it.",
+            paths=[format_path(record.path)],
+        )
+    return registry.get(key)
+
+
+def _empty_value(source: StoredTree, record: LeafRecord) -> object:
+    detail = source.details.leaves.get(record.name)
+    if record.typestr == "NamedTuple":
+        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
+        return known() if known is not None else ()
+    if record.typestr not in EMPTY_TYPES:
+        raise FormatError(
+            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
+        )
+    empty = EMPTY_TYPES[record.typestr]
+    return empty if empty is None else type(empty)()
+
+
+def _convert_inline(value: object, arg: RestoreArgs) -> object:
+    if isinstance(arg, ArrayRestoreArgs):
+        array = np.asarray(value)
+        array = array if arg.dtype is None else array.astype(arg.dtype)
+        return jax.device_put(array, cast(jax.sharding.Sharding, arg.sharding))
+    if isinstance(value, np.ndarray) and arg.dtype is not None:
+        return value.astype(cast(np.dtype, arg.dtype))
+    if isinstance(value, int | float) and isinstance(arg.restore_type, type):
+        return value if arg.restore_type is np.ndarray else arg.restore_type(value)
+    return value
+
+
+def _rebuild(
+    source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool
+) -> object:
+    leaves = source.document.leaves
+    text = source.document.rich_types
+    where = str(source.directory.path)
+    if rich_types and text is not None:
+        paths = {leaf.names: leaf.path for leaf in leaves}
+        return decode_rich_types(text, where, values.__getitem__, paths)
+    try:
+        return build_tree((leaf.path, values[leaf.names]) for leaf in leaves)
+    except ValueError as error:
+        raise FormatError(f"{where}: the recorded structure is not a tree: {error}") from error

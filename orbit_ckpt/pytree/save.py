@@ -1,0 +1,151 @@
+"""Run the save of one tree in two phases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orbit_ckpt.handlers.base import Future, ParamInfo, SaveBatch
+from orbit_ckpt.metadata import files
+from orbit_ckpt.metadata.rich_types import encode_rich_types
+from orbit_ckpt.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
+from orbit_ckpt.pytree.plan import SavePlan
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.batch_write import BatchWriter, WriteOptions
+from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSaveOptions:
+    """How a tree is stored.
+
+    Attributes:
+        use_ocdbt: Whether arrays go into one database, else into a directory each.
+        use_zarr3: Whether arrays are zarr3 with checksums, else zarr2.
+        use_compression: Whether arrays are compressed with zstd; small ones never are.
+        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+        max_bytes: Most bytes held in memory for writing at once, None for the default.
+        rich_types: Whether tuples and namedtuples are recorded as such.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    use_ocdbt: bool = True
+    use_zarr3: bool = True
+    use_compression: bool = True
+    data_file_bytes: int | None = None
+    max_bytes: int | None = None
+    rich_types: bool = False
+    custom_metadata: object = None
+
+
+async def stage_tree(
+    plan: SavePlan, directory: Path, options: TreeSaveOptions, *, copy: bool
+) -> Commit:
+    """Take all leaves from the caller and return what remains to be done.
+
+    Args:
+        plan: What to write.
+        directory: An empty directory that only this save writes to.
+        options: How to write it.
+        copy: Whether the caller may change its leaves before the commit has run. Without it,
+            arrays in host memory are not copied.
+    """
+    writer = BatchWriter(
+        WriteOptions(directory, options.use_ocdbt, options.data_file_bytes, options.max_bytes)
+    )
+    batch = SaveBatch(writer, copy)
+    infos = _make_infos(plan, directory, options, batch)
+    futures: list[Future] = []
+    results = await run_all(
+        handler.serialize(
+            [leaf.value for leaf in leaves],
+            [infos[leaf.name] for leaf in leaves],
+            [leaf.args for leaf in leaves],
+        )
+        for handler, leaves in plan.batches()
+    )
+    for result in results:
+        futures += result or ()
+    document, details = _documents(plan, infos, batch, options)
+
+    async def write() -> None:
+        await run_all([batch.writer.commit(), asyncio.to_thread(_wait, futures)])
+        await asyncio.to_thread(_write_documents, directory, batch, document, details)
+
+    return Commit(write)
+
+
+def finalize_tree(plan_handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:
+    """Finish a directory whose commit has run: let handlers finish, then record checksums."""
+    for handler in plan_handlers:
+        finalize = getattr(handler, "finalize", None)
+        if finalize is not None:
+            finalize(directory)
+    checks_itself = options.use_ocdbt and options.use_zarr3
+    write_manifest(directory, self_checked=OCDBT_FILES if checks_itself else ())
+
+
+def _make_infos(
+    plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
+) -> dict[str, ParamInfo]:
+    limiter = ByteLimiter(options.max_bytes)
+    return {
+        leaf.name: ParamInfo(
+            name=leaf.name,
+            parent_dir=directory,
+            keypath=leaf.path,
+            skip_deserialize=leaf.handler is None,
+            byte_limiter=limiter,
+            is_ocdbt_checkpoint=options.use_ocdbt,
+            use_compression=options.use_compression,
+            use_zarr3=options.use_zarr3,
+            ocdbt_target_data_file_size=options.data_file_bytes,
+            value_typestr=leaf.typestr,
+            save_batch=batch,
+        )
+        for leaf in plan.leaves
+    }
+
+
+def _documents(
+    plan: SavePlan, infos: dict[str, ParamInfo], batch: SaveBatch, options: TreeSaveOptions
+) -> tuple[TreeDocument, TreeDetails]:
+    records = [
+        LeafRecord(
+            leaf.path,
+            leaf.names,
+            leaf.typestr,
+            leaf.handler is None,
+            infos[leaf.name].write_shape,
+        )
+        for leaf in plan.leaves
+    ]
+    rich_types = None
+    if options.rich_types:
+        values = {record.names: encode_value(record) for record in records}
+        rich_types = encode_rich_types(plan.tree, values)
+    document = TreeDocument(
+        leaves=records,
+        use_ocdbt=options.use_ocdbt,
+        use_zarr3=options.use_zarr3,
+        custom_metadata=options.custom_metadata,
+        rich_types=rich_types,
+    )
+    return document, TreeDetails(plan.key_kinds, {**plan.details, **batch.details})
+
+
+def _wait(futures: Sequence[Future]) -> None:
+    for future in futures:
+        future.result()
+
+
+def _write_documents(
+    directory: Path, batch: SaveBatch, document: TreeDocument, details: TreeDetails
+) -> None:
+    files.write_strings(directory, batch.strings)
+    files.write_arrays(directory, 0, batch.arrays, batch.shardings)
+    files.write_tree(directory, document, details)

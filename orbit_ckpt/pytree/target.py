@@ -1,0 +1,137 @@
+"""What a caller wants back: restore arguments from a target's leaves, and how a target differs."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import as_dtype, is_lossless_kind, is_prng_dtype
+from orbit_ckpt.arrays.sharding import NamedShardingMetadata, SingleDeviceShardingMetadata
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
+from orbit_ckpt.tree.flatten import PLACEHOLDER
+
+_PYTHON_TYPES = (bool, int, float, complex, str, bytes)
+
+
+class _ArrayLike(Protocol):
+    shape: Shape
+    dtype: np.dtype
+
+
+def restore_args_of(
+    leaf: object,
+    *,
+    sharding: object = None,
+    set_global_shape: bool = True,
+    strict: bool = True,
+) -> RestoreArgs:
+    """Return the arguments that restore a leaf like the one given.
+
+    Args:
+        leaf: A JAX array, `jax.ShapeDtypeStruct`, numpy array, Python or numpy scalar, string,
+            leaf metadata of a checkpoint, `RestoreArgs`, or a type. Leaves of other types are
+            restored as they were saved.
+        sharding: Sharding to use instead of the leaf's own.
+        set_global_shape: Whether the leaf's shape is asked for.
+        strict: Whether a different stored shape is an error.
+    """
+    if isinstance(leaf, RestoreArgs):
+        return leaf
+    if isinstance(leaf, type):
+        return RestoreArgs(restore_type=leaf)
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        own = cast(object, getattr(leaf, "sharding", None))
+        return _array_args(
+            leaf, sharding or own, set_global_shape=set_global_shape, strict=strict
+        )
+    match leaf:
+        case StringMetadata():
+            return RestoreArgs(restore_type=str)
+        case ScalarMetadata():
+            return RestoreArgs()
+        case ArrayMetadata():
+            return _array_args(
+                leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
+            )
+        case np.ndarray():
+            return RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
+        case np.generic():
+            return RestoreArgs(restore_type=type(leaf), dtype=leaf.dtype)
+        case _ if isinstance(leaf, _PYTHON_TYPES):
+            exact = next(t for t in _PYTHON_TYPES if isinstance(leaf, t))
+            return RestoreArgs(restore_type=exact)
+        case _:
+            return RestoreArgs()
+
+
+def _array_args(
+    leaf: object, sharding: object, *, set_global_shape: bool, strict: bool
+) -> ArrayRestoreArgs:
+    array = cast(_ArrayLike, leaf)
+    # a memory layout (jax.experimental.layout.Format) wraps the sharding it applies to
+    inner = cast(object, getattr(sharding, "sharding", sharding))
+    if not isinstance(
+        inner,
+        jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata | None,
+    ):
+        raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
+    if is_prng_dtype(array.dtype):
+        return ArrayRestoreArgs(sharding=inner)
+    return ArrayRestoreArgs(
+        dtype=array.dtype,
+        sharding=inner,
+        global_shape=tuple(array.shape) if set_global_shape else None,
+        strict=strict,
+    )
+
+
+def describe_change(wanted: object, stored: Metadata | None) -> str | None:
+    """Return how a target's leaf differs from what is stored, None if it can be restored.
+
+    Args:
+        wanted: Leaf of the target.
+        stored: What is stored; None for an empty container.
+    """
+    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs):
+        return None
+    if stored is None:
+        return f"the target has {_describe(wanted)}, an empty container or None is stored"
+    if isinstance(stored, StringMetadata) or isinstance(wanted, str | StringMetadata):
+        same = isinstance(stored, StringMetadata) and isinstance(wanted, str | StringMetadata)
+        return None if same else f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
+    if not isinstance(stored, ArrayMetadata):
+        return None
+    return _array_change(wanted, stored)
+
+
+def _array_change(wanted: object, stored: ArrayMetadata) -> str | None:
+    if isinstance(wanted, bytes):
+        return None
+    if isinstance(wanted, bool | int | float | complex):
+        shape, dtype = (), np.dtype(type(wanted))
+    elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
+        array = cast(_ArrayLike, wanted)
+        if is_prng_dtype(array.dtype):
+            return None
+        shape, dtype = tuple(array.shape), as_dtype(array.dtype)
+    else:
+        return None
+    changes: list[str] = []
+    if shape != stored.shape:
+        changes.append(f"shape {shape} wanted, {stored.shape} stored")
+    if not is_lossless_kind(stored.dtype, dtype):
+        changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
+    return "; ".join(changes) or None
+
+
+def _describe(leaf: object) -> str:
+    if isinstance(leaf, StringMetadata | str):
+        return "a string"
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"an array of shape {tuple(shape)} and dtype {dtype}"
+    return f"a {type(leaf).__name__}"

@@ -1,0 +1,1 @@
+"""Bytes at rest: paths, atomic directories, key-value stores, zarr documents, batched I/O."""

@@ -1,0 +1,206 @@
+"""The manifest: size and checksum of every file that does not check itself.
+
+OCDBT files and zarr3 chunks carry a crc32c of their own; JSON documents, zarr2 chunks and files of
+third parties do not. The manifest covers those, and itself. Checkpoints of other writers have
+none; their files are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crc32c import crc32c
+
+from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.layout import (
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+    OCDBT_DATA,
+    OCDBT_MANIFEST,
+)
+
+FORMAT_VERSION = 1
+_BLOCK_BYTES = 1 << 22
+
+OCDBT_FILES = (OCDBT_MANIFEST, f"{OCDBT_DATA}/")
+"""Files that check themselves if all arrays of the database are zarr3 with checksums."""
+
+_NOT_COVERED = (MANIFEST, COMMIT_MARKER, IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file's contents must be.
+
+    Attributes:
+        nbytes: Size.
+        crc32c: Castagnoli checksum of the contents.
+    """
+
+    nbytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Records of the files of one directory.
+
+    Attributes:
+        files: Record of every covered file, by path relative to the directory.
+        self_checked: Paths, or prefixes that end in `/`, of files that check themselves.
+        version: Version of the manifest's form.
+    """
+
+    files: Mapping[str, FileRecord] = field(default_factory=dict[str, FileRecord])
+    self_checked: Sequence[str] = ()
+    version: int = FORMAT_VERSION
+
+    def to_bytes(self) -> bytes:
+        """Return the document, which ends in the checksum of what stands before it."""
+        body = json.dumps(
+            {
+                "format_version": self.version,
+                "self_checked": list(self.self_checked),
+                "files": {path: [r.nbytes, r.crc32c] for path, r in sorted(self.files.items())},
+            },
+            separators=(",", ":"),
+        ).encode()
+        return body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n"
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest of a directory, None if it has none.
+
+    Raises:
+        CorruptionError: The manifest is damaged.
+        FormatError: It was written by a later version.
+    """
+    file = directory / MANIFEST
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
+    if tail != f"{crc32c(body):08x}".encode():
+        raise _damaged(file, "its checksum does not match")
+    document = json.loads(body)
+    if document["format_version"] > FORMAT_VERSION:
+        raise FormatError(
+            f"{file}: format version {document['format_version']}; this version of orbit_ckpt "
+            f"reads up to {FORMAT_VERSION}. Install a newer one."
+        )
+    files = {path: FileRecord(*record) for path, record in document["files"].items()}
+    return Manifest(files, tuple(document["self_checked"]), document["format_version"])
+
+
+def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None:
+    """Record every file below a directory that is not recorded yet.
+
+    Called once by the item that owns the directory and once more for the files around it: what
+    an earlier call recorded stays as it is. A subdirectory with a manifest of its own is covered
+    by recording that manifest.
+
+    Args:
+        directory: Where the files are.
+        self_checked: Files to leave out, see `Manifest.self_checked`.
+    """
+    earlier = read_manifest(directory)
+    files = dict(earlier.files) if earlier else {}
+    skipped = tuple(self_checked) or (tuple(earlier.self_checked) if earlier else ())
+    for path in _walk(directory, ""):
+        if path not in files and not _matches(path, skipped):
+            files[path] = _measure(directory / path)
+    file = directory / MANIFEST
+    file.unlink(missing_ok=True)
+    write_file(file, Manifest(files, skipped).to_bytes())
+
+
+class CheckedDirectory:
+    """A directory whose files are compared with its manifest as they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = read_manifest(path)
+        self._verified: set[str] = set()
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """Return the contents of a small file, None if there is none and none is recorded.
+
+        Raises:
+            CorruptionError: The file differs from its record.
+        """
+        record = self._record(name)
+        try:
+            data = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            if record is not None:
+                raise _damaged(self.path / name, "it is missing") from None
+            return None
+        if record is not None:
+            _compare(self.path / name, FileRecord(len(data), crc32c(data)), record)
+        return data
+
+    def verify(self, name: str) -> None:
+        """Compare a file of any size with its record, if it has one; once per directory object.
+
+        Raises:
+            CorruptionError: The file differs from its record.
+        """
+        record = self._record(name)
+        if record is None or name in self._verified:
+            return
+        try:
+            _compare(self.path / name, _measure(self.path / name), record)
+        except FileNotFoundError:
+            raise _damaged(self.path / name, "it is missing") from None
+        self._verified.add(name)
+
+    def _record(self, name: str) -> FileRecord | None:
+        return self.manifest.files.get(name) if self.manifest else None
+
+
+def _walk(root: Path, prefix: str) -> Iterator[str]:
+    for entry in sorted(os.scandir(root / prefix), key=lambda e: e.name):
+        path = f"{prefix}{entry.name}"
+        if not entry.is_dir(follow_symlinks=False):
+            if path not in _NOT_COVERED:
+                yield path
+        elif (root / path / MANIFEST).exists():
+            yield f"{path}/{MANIFEST}"
+        else:
+            yield from _walk(root, f"{path}/")
+
+
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    return any(path.startswith(p) if p.endswith("/") else path == p for p in patterns)
+
+
+def _measure(file: Path) -> FileRecord:
+    nbytes = checksum = 0
+    with open(file, "rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            nbytes += len(block)
+            checksum = crc32c(block, checksum)
+    return FileRecord(nbytes, checksum)
+
+
+def _compare(file: Path, found: FileRecord, expected: FileRecord) -> None:
+    if found.nbytes != expected.nbytes:
+        raise _damaged(file, f"it has {found.nbytes} bytes, {expected.nbytes} were written")
+    if found.crc32c != expected.crc32c:
+        raise _damaged(
+            file, f"its checksum is {found.crc32c:08x}, {expected.crc32c:08x} was written"
+        )
+
+
+def _damaged(file: Path, what: str) -> CorruptionError:
+    return CorruptionError(
+        f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
+        file=str(file),
+    )

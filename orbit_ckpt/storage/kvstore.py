@@ -1,0 +1,116 @@
+"""Where stored values are: one directory seen as keys, whether a database or plain files."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from orbit_ckpt.storage import ocdbt
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.ocdbt import Extent, Json, Value
+
+
+class ValueStore(Protocol):
+    """Finds values by key. Finding reads at most the index, never a value that is not in it."""
+
+    def find(self, key: str) -> Value | None:
+        """Return a value or where it is, None if the key does not exist.
+
+        Raises:
+            CorruptionError: A file that should hold it is missing or not what was written.
+        """
+        ...
+
+    def keys_below(self, name: str) -> list[str]:
+        """Return the keys of the files of one leaf; for messages, may be slow."""
+        ...
+
+    def spec(self, name: str) -> Json:
+        """Return TensorStore's specification of the store at the prefix of one leaf."""
+        ...
+
+
+class OcdbtStore:
+    """The database of a checkpoint, its B-tree read once."""
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        """Read the index.
+
+        Raises:
+            CorruptionError: The database is damaged.
+        """
+        self._directory = directory
+        self._index = ocdbt.read_index(directory.path)
+
+    def find(self, key: str) -> Value | None:
+        """See `ValueStore`."""
+        value = self._index.get(key)
+        if isinstance(value, Extent):
+            # only a manifest of a zarr2 checkpoint has records of data files
+            self._directory.verify(os.path.relpath(value.file, self._directory.path))
+        return value
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        return [key for key in self._index if key.startswith(f"{name}/")]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        return ocdbt.read_spec(self._directory.path) | ({"path": f"{name}/"} if name else {})
+
+
+class FileStore:
+    """A directory with one file per value."""
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        self._directory = directory
+
+    def find(self, key: str) -> Value | None:
+        """See `ValueStore`."""
+        file = self._directory.path / key
+        self._directory.verify(key)
+        try:
+            return Extent(str(file), 0, file.stat().st_size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        root = self._directory.path
+        return [str(p.relative_to(root)) for p in (root / name).rglob("*") if p.is_file()]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        return {"driver": "file", "path": f"{self._directory.path / name}/"}
+
+
+def open_store(directory: CheckedDirectory) -> ValueStore:
+    """Return the store of a directory of either kind."""
+    if ocdbt.is_ocdbt(directory.path):
+        return OcdbtStore(directory)
+    return FileStore(directory)
+
+
+def read_extent(extent: Extent, buffer: memoryview) -> int:
+    """Read a value's bytes into a buffer of its length; return how many there were."""
+    done = 0
+    descriptor = os.open(extent.file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        while done < extent.length:
+            count = os.preadv(descriptor, [buffer[done:]], extent.offset + done)
+            if count == 0:
+                break
+            done += count
+    finally:
+        os.close(descriptor)
+    return done
+
+
+def read_value(value: Value) -> bytes:
+    """Return the bytes of a small value."""
+    if isinstance(value, bytes):
+        return value
+    buffer = bytearray(value.length)
+    return bytes(buffer[: read_extent(value, memoryview(buffer))])
+
+

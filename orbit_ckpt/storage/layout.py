@@ -1,0 +1,59 @@
+"""Names of the files of a checkpoint; Orbax's, and the two that are ours."""
+
+from __future__ import annotations
+
+import re
+
+TREE_METADATA = "_METADATA"
+STEP_METADATA = "_CHECKPOINT_METADATA"
+SHARDINGS = "_sharding"
+STRINGS = "_strings.json"
+ARRAY_METADATAS = "array_metadatas"
+COMMIT_MARKER = "commit_success.txt"
+OCDBT_MANIFEST = "manifest.ocdbt"
+OCDBT_DATA = "d"
+AGGREGATE = "checkpoint"
+ZARR2_DOCUMENT = ".zarray"
+ZARR3_DOCUMENT = "zarr.json"
+
+MANIFEST = "orbit_manifest.json"
+TREE_DETAILS = "orbit_tree.json"
+IN_PROGRESS = "orbit_save_in_progress"
+
+RESERVED = frozenset(
+    {
+        TREE_METADATA,
+        STEP_METADATA,
+        SHARDINGS,
+        STRINGS,
+        ARRAY_METADATAS,
+        COMMIT_MARKER,
+        OCDBT_MANIFEST,
+        OCDBT_DATA,
+        AGGREGATE,
+        MANIFEST,
+        TREE_DETAILS,
+        IN_PROGRESS,
+    }
+)
+"""File names that a leaf stored in a directory of its own must not take."""
+
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
+"""Part of the name of every directory that is not committed, in Orbax and here."""
+
+_PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether a directory of this name holds a save that has not been committed."""
+    return TEMPORARY_SUFFIX in name
+
+
+def is_process_directory(name: str) -> bool:
+    """Whether a directory of this name holds the database of one process."""
+    return _PROCESS_DIRECTORY.fullmatch(name) is not None
+
+
+def join_key(name: str, suffix: str) -> str:
+    """Return the storage key of a file of a leaf; the name of a bare leaf is empty."""
+    return f"{name}/{suffix}" if name else suffix

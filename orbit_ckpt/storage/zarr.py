@@ -1,0 +1,239 @@
+"""zarr metadata documents: built for what we write, parsed for what anyone wrote.
+
+We write arrays as `bytes`, optionally `zstd`, then `crc32c` (zarr3), or as zarr2 for older readers.
+Documents of other writers may have any codecs; those this module cannot decode itself are left to
+TensorStore's drivers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import parse_dtype
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
+
+MIN_COMPRESSED_BYTES = 16 * 1024
+"""Arrays below this size are stored uncompressed: what zstd saves on them is less than what a
+leaf costs in metadata, and uncompressed leaves skip TensorStore's per-array work."""
+
+_ZSTD_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrArray:
+    """How one array is stored.
+
+    Attributes:
+        zarr_format: 2 or 3.
+        shape: Shape of the array.
+        chunk_shape: Shape of every chunk; at the array's edge chunks are still full.
+        dtype: The stored dtype.
+        compression: Name of the compressor, None if the bytes are stored as they are.
+        checksum: Whether every chunk ends in its crc32c.
+        is_plain: Whether a chunk is its elements in C order, little-endian, with at most a
+            checksum behind them, so that it can be read without TensorStore.
+        separator: What stands between the indices in a zarr2 chunk key.
+    """
+
+    zarr_format: int
+    shape: Shape
+    chunk_shape: Shape
+    dtype: np.dtype
+    compression: str | None
+    checksum: bool
+    is_plain: bool
+    separator: str = "."
+
+    @property
+    def driver(self) -> str:
+        """TensorStore's name for the format."""
+        return "zarr" if self.zarr_format == 2 else "zarr3"
+
+    @property
+    def document_name(self) -> str:
+        """File name of the metadata document."""
+        return document_name(self.zarr_format)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Size of one chunk's elements in bytes."""
+        return int(np.prod(self.chunk_shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def chunk_key(self, name: str, index: Shape) -> str:
+        """Return the storage key of one chunk of the array called `name`."""
+        if self.zarr_format == 3:
+            return join_key(name, "/".join(["c", *map(str, index)]))
+        return join_key(name, self.separator.join(map(str, index)) or "0")
+
+
+def document_name(zarr_format: int) -> str:
+    """Return the file name of the metadata document of a zarr format."""
+    return ZARR2_DOCUMENT if zarr_format == 2 else ZARR3_DOCUMENT
+
+
+@functools.lru_cache(maxsize=4096)
+def describe_array(
+    shape: Shape, chunk_shape: Shape, dtype: np.dtype, *, zarr_format: int, compress: bool
+) -> tuple[ZarrArray, bytes]:
+    """Return how a new array will be stored, and its metadata document.
+
+    Args:
+        shape: Shape of the array.
+        chunk_shape: Shape of its chunks, no dimension 0.
+        dtype: The stored dtype, see `arrays.dtypes.stored_dtype`.
+        zarr_format: 2 or 3.
+        compress: Whether to compress; small arrays are not compressed all the same.
+    """
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    zstd = compress and nbytes >= MIN_COMPRESSED_BYTES
+    array = ZarrArray(
+        zarr_format=zarr_format,
+        shape=shape,
+        chunk_shape=chunk_shape,
+        dtype=dtype,
+        compression="zstd" if zstd else None,
+        checksum=zarr_format == 3,
+        is_plain=not zstd,
+    )
+    build = _zarr2_document if zarr_format == 2 else _zarr3_document
+    return array, json.dumps(build(array), separators=(",", ":")).encode()
+
+
+def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:
+    """Return how an array is stored, from its metadata document.
+
+    Raises:
+        FormatError: The document is not JSON, lacks a field, or has one of a wrong type.
+    """
+    try:
+        fields = cast(Mapping[str, Any], json.loads(document))
+        return _parse_zarr2(fields) if zarr_format == 2 else _parse_zarr3(fields)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FormatError(
+            f"{where}: not a zarr{zarr_format} metadata document "
+            f"({type(error).__name__}: {error}): {document[:80]!r}"
+        ) from error
+
+
+def _zarr2_document(array: ZarrArray) -> dict[str, object]:
+    dtype = array.dtype
+    return {
+        "chunks": array.chunk_shape,
+        "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if array.compression else None,
+        "dimension_separator": array.separator,
+        # numpy has no type string for the ml_dtypes; TensorStore takes their names
+        "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": array.shape,
+        "zarr_format": 2,
+    }
+
+
+def _zarr3_document(array: ZarrArray) -> dict[str, object]:
+    endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
+    codecs: list[dict[str, object]] = [{"name": "bytes", **endian}]
+    if array.compression:
+        codecs.append(
+            {"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": False}}
+        )
+    codecs.append({"name": "crc32c"})
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": array.shape,
+        "data_type": array.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk_shape}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": _fill_value(array.dtype),
+        "codecs": codecs,
+    }
+
+
+def _fill_value(dtype: np.dtype) -> object:
+    if dtype.kind == "b":
+        return False
+    if dtype.kind == "c":
+        return [0.0, 0.0]
+    return 0 if "int" in dtype.name else 0.0
+
+
+def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
+    shape, chunks = _shape(fields["shape"]), _shape(fields["chunks"])
+    compressor: Mapping[str, Any] | None = fields.get("compressor")
+    dtype_name = str(fields["dtype"])
+    _check_grid(shape, chunks)
+    return ZarrArray(
+        zarr_format=2,
+        shape=shape,
+        chunk_shape=chunks,
+        dtype=parse_dtype(dtype_name),
+        compression=str(compressor["id"]) if compressor else None,
+        checksum=False,
+        is_plain=(
+            not compressor
+            and not fields.get("filters")
+            and fields.get("order", "C") == "C"
+            and not dtype_name.startswith(">")
+        ),
+        separator=str(fields.get("dimension_separator", ".")),
+    )
+
+
+def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
+    if fields["node_type"] != "array" or fields["chunk_grid"]["name"] != "regular":
+        raise ValueError("not an array on a regular chunk grid")
+    shape = _shape(fields["shape"])
+    chunks = _shape(fields["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs: Sequence[Mapping[str, Any]] = fields["codecs"]
+    names = [str(codec["name"]) for codec in codecs]
+    encoding: Mapping[str, Any] = fields["chunk_key_encoding"]
+    endian = codecs[0].get("configuration", {}).get("endian", "little")
+    inner = [c["name"] for c in _inner_codecs(codecs)]
+    _check_grid(shape, chunks)
+    return ZarrArray(
+        zarr_format=3,
+        shape=shape,
+        chunk_shape=chunks,
+        dtype=parse_dtype(str(fields["data_type"])),
+        compression=next((n for n in (*names, *inner) if n in _COMPRESSORS), None),
+        checksum=names[-1] == "crc32c",
+        is_plain=(
+            names in (["bytes"], ["bytes", "crc32c"])
+            and endian == "little"
+            and encoding == {"name": "default"}
+        ),
+    )
+
+
+_COMPRESSORS = frozenset({"zstd", "gzip", "blosc"})
+
+
+def _inner_codecs(codecs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    for codec in codecs:
+        if codec["name"] == "sharding_indexed":
+            return codec["configuration"]["codecs"]
+    return ()
+
+
+def _shape(value: object) -> Shape:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list of lengths, found {value!r}")
+    lengths = cast(list[object], value)
+    if any(type(n) is not int or n < 0 for n in lengths):
+        raise ValueError(f"expected a list of lengths, found {value!r}")
+    return tuple(cast(list[int], lengths))
+
+
+def _check_grid(shape: Shape, chunks: Shape) -> None:
+    if len(shape) != len(chunks) or any(n < 1 for n in chunks):
+        raise ValueError(f"chunks {chunks} do not fit shape {shape}")

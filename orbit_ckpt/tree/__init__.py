@@ -1,0 +1,1 @@
+"""Key paths, flattening and comparing pytrees; pure."""

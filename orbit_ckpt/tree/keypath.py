@@ -1,0 +1,133 @@
+"""Key paths: where a leaf sits in a tree, and the names derived from that.
+
+A `KeyPath` is JAX's own: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and
+`FlattenedIndexKey`. Two leaves are the same leaf to a checkpoint if the *names* of their keys
+agree: `{'0': x}`, `{0: x}` and `[x]` all store one leaf called `0`, as in Orbax.
+"""
+
+from __future__ import annotations
+
+import ast
+from enum import StrEnum
+
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+KeyPath = tuple[object, ...]
+NamePath = tuple[str, ...]
+
+
+class KeyKind(StrEnum):
+    """What a key was, where its name alone does not tell.
+
+    Attributes:
+        LITERAL: A dict key whose `str` is a Python literal: int, tuple, bool, None, float, bytes.
+        ATTRIBUTE: A field of a namedtuple, dataclass or other node with named children.
+        FLAT: A child of a node registered without keys.
+    """
+
+    LITERAL = "literal"
+    ATTRIBUTE = "attr"
+    FLAT = "flat"
+
+
+def key_name(key: object) -> str:
+    """Return the name by which a key is stored: the text of its index, dict key or attribute."""
+    match key:
+        case DictKey(key=name):
+            return name if type(name) is str else str(name)
+        case SequenceKey(idx=index):
+            return str(index)
+        case GetAttrKey(name=name):
+            return str(name)
+        case FlattenedIndexKey(key=index):
+            return str(index)
+        case _:
+            return str(key)
+
+
+def is_sequence_key(key: object) -> bool:
+    """Whether Orbax's metadata records the key as a position instead of a name."""
+    return isinstance(key, SequenceKey | FlattenedIndexKey)
+
+
+def name_path(path: KeyPath) -> NamePath:
+    """Return the names of a path's keys."""
+    return tuple(map(key_name, path))
+
+
+def storage_name(names: NamePath) -> str:
+    """Return the parameter name of a leaf: its key names joined by dots, not escaped.
+
+    Not injective (`{'a.b': 1}` and `{'a': {'b': 1}}`); see `find_name_collisions`.
+    """
+    return ".".join(names)
+
+
+def format_path(path: KeyPath | NamePath) -> str:
+    """Return a key path as text for messages, `<root>` for a bare leaf."""
+    if not path:
+        return "<root>"
+    return ".".join(key if isinstance(key, str) else key_name(key) for key in path)
+
+
+def key_kind(key: object) -> KeyKind | None:
+    """Return the kind of a key, None if Orbax's own record of it loses nothing.
+
+    Dict keys that are neither strings nor literals (an enum member, say) also give None: they
+    are restored by name.
+    """
+    match key:
+        case DictKey(key=str()):
+            return None
+        case DictKey(key=value):
+            return KeyKind.LITERAL if _is_literal(value) else None
+        case GetAttrKey():
+            return KeyKind.ATTRIBUTE
+        case FlattenedIndexKey():
+            return KeyKind.FLAT
+        case _:
+            return None
+
+
+def make_key(name: str, *, is_sequence: bool, kind: KeyKind | None = None) -> object:
+    """Return the key that `key_name`, `is_sequence_key` and `key_kind` describe.
+
+    Raises:
+        ValueError: `name` is not an index, or not a literal, although it should be one.
+    """
+    match kind:
+        case KeyKind.LITERAL:
+            return DictKey(_parse_literal(name))
+        case KeyKind.ATTRIBUTE:
+            return GetAttrKey(name)
+        case KeyKind.FLAT:
+            return FlattenedIndexKey(int(name))
+        case None:
+            return SequenceKey(int(name)) if is_sequence else DictKey(name)
+
+
+def find_name_collisions(names: list[NamePath]) -> list[tuple[int, int]]:
+    """Return pairs of positions whose leaves would share one storage name."""
+    first: dict[str, int] = {}
+    collisions: list[tuple[int, int]] = []
+    for position, path in enumerate(names):
+        earlier = first.setdefault(storage_name(path), position)
+        if earlier != position:
+            collisions.append((earlier, position))
+    return collisions
+
+
+def _is_literal(value: object) -> bool:
+    text = str(value)
+    try:
+        parsed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return type(parsed) is type(value) and bool(parsed == value)
+
+
+def _parse_literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{text[:80]!r} is not a Python literal") from error

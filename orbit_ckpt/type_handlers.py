@@ -1,0 +1,41 @@
+"""Type handlers and their registry, by Orbax's names."""
+
+from orbit_ckpt.handlers.array import ArrayHandler
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    TypeHandler,
+)
+from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.registry import (
+    GLOBAL_TYPE_HANDLER_REGISTRY,
+    TypeHandlerRegistry,
+    create_type_handler_registry,
+    get_type_handler,
+    has_type_handler,
+    register_type_handler,
+    supported_types,
+)
+from orbit_ckpt.handlers.scalar import ScalarHandler
+from orbit_ckpt.handlers.string import StringHandler
+
+__all__ = [
+    "GLOBAL_TYPE_HANDLER_REGISTRY",
+    "ArrayHandler",
+    "ArrayRestoreArgs",
+    "NumpyHandler",
+    "ParamInfo",
+    "RestoreArgs",
+    "SaveArgs",
+    "ScalarHandler",
+    "StringHandler",
+    "TypeHandler",
+    "TypeHandlerRegistry",
+    "create_type_handler_registry",
+    "get_type_handler",
+    "has_type_handler",
+    "register_type_handler",
+    "supported_types",
+]

@@ -1,0 +1,27 @@
+"""What `import orbit_ckpt` adds to `import jax`.
+
+A clock would make this test fail on a busy machine, so it looks at what is imported instead.
+`benchmarks/import_time.py` has the milliseconds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Each takes a few milliseconds, and any save or load needs it.
+EXPECTED = {"crc32c", "etils", "orbit_ckpt", "tensorstore", "typing_extensions"}
+
+SCRIPT = """
+import sys, jax
+before = set(sys.modules)
+import orbit_ckpt
+print(*{name.partition(".")[0] for name in set(sys.modules) - before})
+"""
+
+
+def test_import_brings_in_no_package_beyond_the_expected() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True
+    ).stdout
+    assert set(output.split()) - sys.stdlib_module_names <= EXPECTED
