@@ -137,11 +137,9 @@ def main() -> None:
         print("Gone on with in a fresh process:")
         train_in_fresh_process(broken)
 
-        # Without `like`, a checkpoint comes back as plain containers.
+        # Loaded without `like`, a state of builtin containers and named tuples keeps its structure.
         last = f"epoch_{EPOCHS:04}"
-        expected, resumed = (
-            np.asarray(ocp.load(run / last)["losses"]) for run in (peaceful, broken)
-        )
+        expected, resumed = (np.asarray(ocp.load(run / last).losses) for run in (peaceful, broken))
         print("Last loss of each epoch, left alone and resumed:")
         for one, other in zip(expected[:, -1], resumed[:, -1], strict=True):
             print(f"  {float(one).hex():22} {float(other).hex()}")

@@ -14,9 +14,9 @@ __all__ = ["construct_restore_args"]
 def construct_restore_args(
     target: object,
     sharding_tree: object = None,
-    set_global_shape: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
-    support_layout: bool = False,  # noqa: ARG001, FBT001, FBT002 - Orbax's signature
-    strict: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
+    set_global_shape: bool = True,
+    support_layout: bool = False,  # noqa: ARG001 - Orbax's signature
+    strict: bool = True,
 ) -> object:
     """Return a tree of `RestoreArgs` that restores leaves like those of a target.
 

@@ -22,6 +22,6 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - before})
 
 def test_import_brings_in_no_package_beyond_the_expected() -> None:
     output = subprocess.run(
-        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     assert set(output.split()) - sys.stdlib_module_names <= EXPECTED

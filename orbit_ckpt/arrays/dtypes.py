@@ -7,28 +7,42 @@ under an integer type of the same width, and the logical name is recorded beside
 
 from __future__ import annotations
 
-import numpy as np
-from jax import dtypes as jax_dtypes
+from typing import Any, cast
 
-DType = np.dtype
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+HostArray = npt.NDArray[Any]
+"""A numpy array of any dtype."""
+
+DType = np.dtype[Any]
 
 _NATIVE = frozenset(
-    "bool int2 int4 int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 "
-    "float64 complex64 complex128 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
+    (
+        *("bool", "int2", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+        *("int64", "uint64", "float16", "bfloat16", "float32", "float64"),
+        *("complex64", "complex128", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        "float8_e8m0fnu",
+    )
+)
+_FOREIGN = frozenset(
+    (
+        *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn", "uint4", "uint2", "uint1", "int1"),
+        *("complex32", "bcomplex32"),
+    )
 )
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
-_FOREIGN = frozenset(
-    "float8_e4m3 float6_e2m3fn float6_e3m2fn uint4 uint2 uint1 int1 complex32 bcomplex32".split()
-)
 
 
-def storable(dtype: np.dtype) -> bool:
+def storable(dtype: DType) -> bool:
     """Whether arrays of a dtype can be written: numbers, bool, and dates without Python objects."""
     return dtype.kind in "mM" or dtype.name in _NATIVE or dtype.name in _FOREIGN
 
 
-def stored_dtype(dtype: np.dtype) -> np.dtype:
+def stored_dtype(dtype: DType) -> DType:
     """Return the little-endian dtype under which arrays of a logical dtype are stored.
 
     Raises:
@@ -41,14 +55,14 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
     raise TypeError(f"dtype {dtype} cannot be stored")
 
 
-def logical_name(dtype: np.dtype) -> str | None:
+def logical_name(dtype: DType) -> str | None:
     """Return the name to record beside the tree, None if the stored dtype says it all."""
     if dtype.name in _NATIVE:
         return None
     return dtype.str.lstrip("<>=") if dtype.kind in "mM" else dtype.name
 
 
-def parse_dtype(name: str) -> np.dtype:
+def parse_dtype(name: str) -> DType:
     """Return the dtype of a name as zarr metadata and sidecar files give it.
 
     Raises:
@@ -60,17 +74,17 @@ def parse_dtype(name: str) -> np.dtype:
     return dtype
 
 
-def as_dtype(dtype_like: object) -> np.dtype:
+def as_dtype(dtype_like: object) -> DType:
     """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`."""
-    return np.dtype(dtype_like)  # pyright: ignore[reportArgumentType, reportCallIssue] - any name
+    return np.dtype(cast(npt.DTypeLike, dtype_like))
 
 
 def is_prng_dtype(dtype: object) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
-    return jax_dtypes.issubdtype(dtype, jax_dtypes.prng_key)
+    return jnp.issubdtype(cast(DType, dtype), jax.dtypes.prng_key)
 
 
-def is_lossless_kind(source: np.dtype, target: np.dtype) -> bool:
+def is_lossless_kind(source: DType, target: DType) -> bool:
     """Whether values of one dtype may be returned as another without being asked twice.
 
     True within a kind (float to narrower float, int to int), from bool to any number, and towards
@@ -83,11 +97,11 @@ def is_lossless_kind(source: np.dtype, target: np.dtype) -> bool:
     )
 
 
-def _kind(dtype: np.dtype) -> str:
+def _kind(dtype: DType) -> str:
     if dtype.kind == "b":
         return "bool"
-    if jax_dtypes.issubdtype(dtype, np.complexfloating) or "complex" in dtype.name:
+    if jnp.issubdtype(dtype, np.complexfloating) or "complex" in dtype.name:
         return "complex"
-    if jax_dtypes.issubdtype(dtype, np.floating) or dtype.name.startswith("float"):
+    if jnp.issubdtype(dtype, np.floating) or dtype.name.startswith("float"):
         return "float"
     return "int"

@@ -78,8 +78,8 @@ class NamedShardingMetadata:
         if missing or len(ids) != count:
             raise ValueError(f"devices {missing or count} are not available")
         devices = np.array([by_id[i] for i in ids], dtype=object).reshape(self.shape)
-        types = self.axis_types and tuple(AxisType[t] for t in self.axis_types)
-        mesh = Mesh(devices, self.axis_names, axis_types=types or None)
+        types = tuple(AxisType[t] for t in self.axis_types) if self.axis_types else None
+        mesh = Mesh(devices, self.axis_names, axis_types=types)
         return NamedSharding(mesh, PartitionSpec(*self.partition_spec))
 
     def to_json(self) -> dict[str, object]:
@@ -147,7 +147,7 @@ def decode_sharding(text: str) -> ShardingMetadata:
 
 def default_sharding() -> jax.sharding.Sharding:
     """Return the sharding of JAX's default device."""
-    default = cast(object, jax.config.jax_default_device)
+    default: object = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped
     device = default if isinstance(default, jax.Device) else jax.local_devices()[0]
     return SingleDeviceSharding(device)
 
@@ -234,5 +234,3 @@ def _list(value: object) -> Sequence[object]:
 def _device_name(text: str) -> str:
     """Return one spelling for a device: `TFRT_CPU_0` and `cpu:0` are the same."""
     return text.lower().removeprefix("tfrt_").replace("_", ":")
-
-

@@ -91,12 +91,12 @@ def split_by_rows(region: Region, chunk_shape: Shape, max_elements: int) -> Iter
     if region.size <= max_elements:
         yield region
         return
-    for axis, (extent, chunk) in enumerate(zip(region.shape, chunk_shape, strict=True)):
-        if extent > chunk:
-            break
-    else:
+    cuttable = [a for a, n in enumerate(region.shape) if n > chunk_shape[a]]
+    if not cuttable:
         yield region
         return
+    axis = cuttable[0]
+    extent, chunk = region.shape[axis], chunk_shape[axis]
     row = region.size // extent * chunk
     step = chunk * max(1, max_elements // row)
     for offset in range(0, extent, step):

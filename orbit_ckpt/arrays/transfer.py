@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
+from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
 
 
@@ -51,7 +52,7 @@ def start_transfers(shards: Sequence[Shard]) -> None:
             shard.data.copy_to_host_async()
 
 
-def to_host(data: np.ndarray | jax.Array, *, copy: bool) -> np.ndarray:
+def to_host(data: np.ndarray | jax.Array, *, copy: bool) -> HostArray:
     """Return data in host memory.
 
     Args:
@@ -82,14 +83,3 @@ def local_regions(sharding: jax.sharding.Sharding, shape: Shape) -> dict[jax.Dev
         device: from_index(index if index is not None else (), shape)
         for device, index in indices.items()
     }
-
-
-def assemble(
-    shape: Shape, sharding: jax.sharding.Sharding, parts: Mapping[Region, np.ndarray]
-) -> jax.Array:
-    """Return a JAX array of the parts that `local_regions` named, all in host memory."""
-    regions = local_regions(sharding, shape)
-    buffers = jax.device_put(
-        [parts[region] for region in regions.values()], list(regions.keys())
-    )
-    return jax.make_array_from_single_device_arrays(shape, sharding, buffers)

@@ -178,12 +178,10 @@ class PyTreeCheckpointer(Checkpointer):
     def __init__(
         self,
         primary_host: int | None = 0,  # noqa: ARG002 - one process
-        use_ocdbt: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
-        use_zarr3: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
-        use_compression: bool = True,  # noqa: FBT001, FBT002 - Orbax's signature
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        use_compression: bool = True,
     ) -> None:
         super().__init__(
-            PyTreeHandler(
-                use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression
-            )
+            PyTreeHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression)
         )

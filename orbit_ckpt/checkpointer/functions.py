@@ -49,9 +49,7 @@ def save(
         1
     """
     args = PyTreeSaveArgs(tree, custom_metadata=custom_metadata)
-    Checkpointer(_handler()).save(
-        path, args=args, force=overwrite, custom_metadata=custom_metadata
-    )
+    Checkpointer(_handler()).save(path, args=args, force=overwrite, custom_metadata=custom_metadata)
 
 
 def load(

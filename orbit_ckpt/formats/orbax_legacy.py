@@ -12,16 +12,15 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, make_key, name_path
 
 UNKNOWN_TYPE = "Unknown"
-"""Type of a leaf that nothing records; restored as `np.ndarray` unless the caller asks otherwise."""
+"""Type of a leaf that nothing records; restored as `np.ndarray` unless asked otherwise."""
 
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
-_EMPTY_TYPESTRS = {dict: "Dict", list: "List", tuple: "Tuple", type(None): "None"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
         FormatError: It is not msgpack, or holds what Orbax never wrote.
     """
     try:
-        tree: object = msgpack.unpackb(
-            data, ext_hook=_decode_extension, raw=False, strict_map_key=False
-        )
+        tree = msgpack.unpackb(data, ext_hook=_decode_extension, strict_map_key=False)
         flat: FlatTree = flatten(_join_chunks(tree))
     except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
         raise FormatError(
@@ -73,7 +70,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
         if isinstance(value, str) and value.startswith(_STORED_ELSEWHERE):
             leaves.append(_record(path, UNKNOWN_TYPE))
         elif is_empty_node(value):
-            leaves.append(_record(path, _EMPTY_TYPESTRS.get(type(value), "None"), is_empty=True))
+            leaves.append(_record(path, _empty_typestr(value), is_empty=True))
         else:
             record = _record(path, UNKNOWN_TYPE)
             leaves.append(record)
@@ -96,10 +93,13 @@ def infer_structure(directory: Path) -> LegacyTree | None:
                 use_zarr3 = document == ZARR3_DOCUMENT
     if not names:
         return None
-    paths = [
-        tuple(make_key(key, is_sequence=False) for key in name.split(".")) for name in names
-    ]
+    paths = [tuple(make_key(key, is_sequence=False) for key in name.split(".")) for name in names]
     return LegacyTree([_record(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
+
+
+def _empty_typestr(value: object) -> str:
+    kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
+    return kinds.pop() if kinds else "None"
 
 
 def _record(path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecord:
@@ -108,14 +108,13 @@ def _record(path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecor
 
 def _decode_extension(code: int, data: bytes) -> object:
     if code in (1, 3):
-        shape, dtype_name, buffer = msgpack.unpackb(data, raw=False)
-        dtype = parse_dtype(dtype_name)
-        array = np.frombuffer(buffer, dtype).reshape(shape)
+        shape, dtype_name, buffer = cast(tuple[list[int], str, bytes], msgpack.unpackb(data))
+        array = np.frombuffer(buffer, parse_dtype(dtype_name)).reshape(shape)
         return array[()] if code == 3 else array.copy()
     if code == 2:
-        return complex(*msgpack.unpackb(data))
+        return complex(*cast(list[float], msgpack.unpackb(data)))
     if code == 4:
-        return tuple(msgpack.unpackb(data, ext_hook=_decode_extension, raw=False))
+        return tuple(cast(list[object], msgpack.unpackb(data, ext_hook=_decode_extension)))
     raise ValueError(f"Unsupported msgpack code: {code}")
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from orbit_ckpt.arrays.dtypes import is_prng_dtype, storable
-from orbit_ckpt.arrays.sharding import (
-    NamedShardingMetadata,
-    SingleDeviceShardingMetadata,
-    describe_sharding,
-)
+from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype, storable
+from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, whole
 from orbit_ckpt.arrays.transfer import local_regions, shards_of
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
@@ -53,7 +50,7 @@ class ArrayHandler:
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
         array = cast(jax.Array, value)
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             return "it is a tracer; save outside of jit, grad and vmap"
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)
@@ -174,7 +171,7 @@ def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
             paths=[info.label],
         )
     dtype = None if is_key else wanted.dtype
-    _check_width(info, logical_dtype(info, layout.dtype) if dtype is None else dtype)
+    check_width(info.label, logical_dtype(info, layout.dtype) if dtype is None else dtype)
     sharding = _sharding(info, wanted)
     try:
         regions = local_regions(sharding, shape)
@@ -186,28 +183,41 @@ def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
     return _Target(info, shape, dtype, sharding, regions, read)
 
 
-def _sharding(info: ParamInfo, arg: ArrayRestoreArgs) -> jax.sharding.Sharding:
-    batch = load_batch_of(info)
+def requested_sharding(arg: ArrayRestoreArgs) -> jax.sharding.Sharding | ShardingMetadata | None:
+    """Return the sharding that restore arguments ask for, None if they leave it open."""
     if arg.mesh is not None and arg.mesh_axes is not None:
         return NamedSharding(arg.mesh, arg.mesh_axes)
-    match arg.sharding:
-        case None:
-            return batch.resolver.resolve(batch.shardings.get(info.name))
-        case SingleDeviceShardingMetadata() | NamedShardingMetadata():
-            return batch.resolver.resolve(arg.sharding)
-        case _:
-            return arg.sharding
+    return arg.sharding
 
 
-def _check_width(info: ParamInfo, dtype: object) -> None:
-    wanted = np.dtype(cast(np.dtype, dtype))
+def _sharding(info: ParamInfo, arg: ArrayRestoreArgs) -> jax.sharding.Sharding:
+    batch = load_batch_of(info)
+    wanted = requested_sharding(arg)
+    if isinstance(wanted, jax.sharding.Sharding):
+        return wanted
+    return batch.resolver.resolve(wanted or batch.shardings.get(info.name))
+
+
+def check_width(label: str, dtype: object) -> None:
+    """Check that JAX can hold a dtype as it is.
+
+    Raises:
+        UnsupportedLeafError: It has 64 bits and JAX's 64-bit mode is off.
+    """
+    wanted = as_dtype(dtype)
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
         raise UnsupportedLeafError(
-            f"{info.label}: JAX arrays of dtype {wanted} need 64-bit mode, which is off; JAX "
+            f"{label}: JAX arrays of dtype {wanted} need 64-bit mode, which is off; JAX "
             "would drop half of every value. Call jax.config.update('jax_enable_x64', True), or "
             "restore as numpy (restore_type=np.ndarray) or as another dtype.",
-            paths=[info.label],
+            paths=[label],
         )
+
+
+def _device_put(hosts: list[HostArray], shardings: list[jax.sharding.Sharding]) -> list[jax.Array]:
+    # nobody else has these buffers, so the CPU backend may keep them instead of copying
+    put = cast(Callable[..., list[jax.Array]], getattr(jax, "device_put"))  # noqa: B009 - untyped
+    return put(hosts, shardings, may_alias=True)
 
 
 def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -> list[jax.Array]:
@@ -218,7 +228,7 @@ def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -
         hosts += target.parts(parts)
         kind = target.sharding.memory_kind
         devices += [SingleDeviceSharding(device, memory_kind=kind) for device in target.regions]
-    buffers = iter(jax.device_put(hosts, devices, may_alias=True))
+    buffers = iter(_device_put(hosts, devices))
     arrays: list[jax.Array] = []
     for target in targets:
         mine = [next(buffers) for _ in target.regions]
@@ -226,5 +236,3 @@ def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -
         record = load_batch_of(target.info).arrays.get(target.info.name)
         arrays.append(wrap_keys(array, record.random_key_impl if record else None))
     return arrays
-
-

@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
 
+from orbit_ckpt.arrays.dtypes import DType
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
@@ -280,7 +281,7 @@ def load_batch_of(info: ParamInfo) -> LoadBatch:
     return info.load_batch
 
 
-def logical_dtype(info: ParamInfo, stored: np.dtype) -> np.dtype:
+def logical_dtype(info: ParamInfo, stored: DType) -> DType:
     """Return the dtype the user saved, which the stored one may stand in for."""
     detail = load_batch_of(info).details.get(info.name)
     return np.dtype(detail.dtype) if detail is not None and detail.dtype else stored

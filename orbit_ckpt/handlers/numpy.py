@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import storable
+from orbit_ckpt.arrays.dtypes import HostArray, storable
 from orbit_ckpt.arrays.transfer import shards_of
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -84,7 +84,7 @@ class NumpyHandler:
         """See `TypeHandler`."""
 
 
-def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
     detail = load_batch_of(info).details.get(info.name)
     if detail is not None and detail.type == BYTES and arg.restore_type in (None, bytes):
         return host.tobytes()

@@ -38,8 +38,8 @@ class TypeHandlerRegistry:
         ty: type,
         handler: TypeHandler,
         func: Predicate | None = None,
-        override: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
-        ignore_warnings: bool = False,  # noqa: ARG002, FBT001, FBT002 - Orbax's signature
+        override: bool = False,
+        ignore_warnings: bool = False,  # noqa: ARG002 - Orbax's signature
     ) -> None:
         """Register a handler for a type and its subclasses.
 
@@ -173,7 +173,7 @@ def register_type_handler(
     ty: type,
     handler: TypeHandler,
     func: Predicate | None = None,
-    override: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
+    override: bool = False,
 ) -> None:
     """Register a handler in the default registry, see `TypeHandlerRegistry.add`."""
     GLOBAL_TYPE_HANDLER_REGISTRY.add(ty, handler, func, override)

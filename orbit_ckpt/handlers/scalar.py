@@ -95,6 +95,6 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
 def _item(value: np.ndarray) -> object:
     """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
     item: Any = value.item()
-    if isinstance(item, bool | int | float | complex | np.datetime64 | np.timedelta64):
+    if type(item).__module__ != "ml_dtypes":
         return item
     return float(item) if "float" in value.dtype.name else int(item)

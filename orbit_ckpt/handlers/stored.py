@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
-from orbit_ckpt.arrays.dtypes import as_dtype, logical_name, stored_dtype
+from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, logical_name, stored_dtype
 from orbit_ckpt.arrays.slices import Shape, whole
 from orbit_ckpt.arrays.transfer import Shard, owned_copy
 from orbit_ckpt.handlers.base import (
@@ -28,7 +28,7 @@ from orbit_ckpt.storage.zarr import ZarrArray, describe_array
 
 def add_array(
     shape: Shape,
-    dtype: np.dtype,
+    dtype: DType,
     shards: Sequence[Shard],
     info: ParamInfo,
     arg: SaveArgs,
@@ -95,12 +95,11 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[np.ndarray]:
     for window in reader.windows(reads):
         hosts += [values for (values,) in await reader.read(window)]
     return [
-        host.view(logical_dtype(info, host.dtype))
-        for info, host in zip(infos, hosts, strict=True)
+        host.view(logical_dtype(info, host.dtype)) for info, host in zip(infos, hosts, strict=True)
     ]
 
 
-def cast_host(host: np.ndarray, dtype_like: object) -> np.ndarray:
+def cast_host(host: np.ndarray, dtype_like: object) -> HostArray:
     """Return values of another dtype; the same array if it has that dtype."""
     if dtype_like is None:
         return host
@@ -108,9 +107,7 @@ def cast_host(host: np.ndarray, dtype_like: object) -> np.ndarray:
     return host if host.dtype == dtype else host.astype(dtype)
 
 
-def array_metadata(
-    info: ParamInfo, *, scalar: bool = False
-) -> ArrayMetadata:
+def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
     """Return what is known of a stored array."""
     batch = load_batch_of(info)
     layout = layout_of(info)
@@ -142,5 +139,3 @@ def default_restore_args(
 ) -> Sequence[RestoreArgs]:
     """Return one `RestoreArgs` per leaf."""
     return [RestoreArgs()] * len(infos) if args is None else args
-
-

@@ -34,7 +34,7 @@ class StringHandler:
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
-        args: Sequence[SaveArgs] | None = None,
+        args: Sequence[SaveArgs] | None = None,  # noqa: ARG002 - the interface has it
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
         for value, info in zip(values, infos, strict=True):
@@ -42,7 +42,9 @@ class StringHandler:
         return []
 
     async def deserialize(
-        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+        self,
+        infos: Sequence[ParamInfo],
+        args: Sequence[RestoreArgs] | None = None,  # noqa: ARG002 - the interface has it
     ) -> Sequence[str]:
         """Return the strings.
 

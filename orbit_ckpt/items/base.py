@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
@@ -21,18 +20,19 @@ ArgsT = TypeVar("ArgsT", bound=CheckpointArgs)
 class CheckpointHandler(Protocol):
     """Saves and restores one item in a directory of its own.
 
-    By itself a handler is not atomic; use it through a `Checkpointer`.
+    By itself a handler is not atomic; use it through a `Checkpointer`. What `save` and `restore`
+    take besides the directory is each handler's own affair.
     """
 
-    def save(self, directory: Path, *args: object, **kwargs: object) -> None:
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write the item into an existing empty directory."""
         ...
 
-    def restore(self, directory: Path, *args: object, **kwargs: object) -> object:
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> object:
         """Read the item."""
         ...
 
-    def finalize(self, directory: Path) -> None:
+    def finalize(self, directory: Any) -> None:
         """Do what must be done once everything is written, before the commit."""
         ...
 
@@ -46,8 +46,8 @@ _SAVE, _RESTORE = "_orbit_save_args", "_orbit_restore_args"
 
 def register_with_handler(
     handler_cls: type,
-    for_save: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
-    for_restore: bool = False,  # noqa: FBT001, FBT002 - Orbax's signature
+    for_save: bool = False,
+    for_restore: bool = False,
 ) -> Callable[[type[ArgsT]], type[ArgsT]]:
     """Return a class decorator that makes an argument class belong to a handler class.
 

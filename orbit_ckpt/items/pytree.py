@@ -43,7 +43,7 @@ class PyTreeMetadataOptions:
 class PyTreeHandler:
     """Saves and restores a pytree."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Orbax's signature
         self,
         aggregate_filename: str | None = None,  # noqa: ARG002 - read wherever it exists
         *,
@@ -53,7 +53,7 @@ class PyTreeHandler:
         use_zarr3: bool = True,
         use_compression: bool = True,
         type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
-        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),  # noqa: B008 - frozen
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
     ) -> None:
         """Make a handler.
 
@@ -130,7 +130,7 @@ class PyTreeHandler:
         return await stage_tree(plan, directory, options, copy=copy)
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Finish a directory that has been written: run type handlers' `finalize`, then checksum."""
+        """Finish a directory that has been written: type handlers first, then checksums."""
         handlers, options = self._saved or ([], self._options)
         self._saved = None
         finalize_tree(handlers, resolve_path(directory), options)
@@ -205,9 +205,7 @@ class PyTreeHandler:
 def _open(directory: str | os.PathLike[str], *, allow_unstructured: bool) -> StoredTree:
     path = resolve_path(directory)
     if not path.exists():
-        raise CheckpointNotFoundError(
-            f"Requested directory for restore does not exist at {path}."
-        )
+        raise CheckpointNotFoundError(f"Requested directory for restore does not exist at {path}.")
     return open_tree(find_tree(path), allow_unstructured=allow_unstructured)
 
 
@@ -231,7 +229,7 @@ class PyTreeSaveArgs(CheckpointArgs):
 
     def __post_init__(self) -> None:
         if isinstance(self.item, TreeMetadata):
-            raise ValueError("Cannot save TreeMetadata.")  # noqa: TRY004 - what Orbax raises
+            raise ValueError("Cannot save TreeMetadata.")
 
     def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
         """Return a handler's options with those of one save."""
@@ -279,7 +277,7 @@ def _to_bytes(gigabytes: float | None, name: str) -> int | None:
 
 def _not_args(item: object) -> object:
     if isinstance(item, CheckpointArgs):
-        raise ValueError(  # noqa: TRY004 - what Orbax raises
+        raise ValueError(
             f"Make sure to specify kwarg name `args=` when providing `{type(item).__name__}`."
         )
     return item

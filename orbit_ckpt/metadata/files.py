@@ -16,6 +16,8 @@ from orbit_ckpt.metadata.schema import (
     TreeDetails,
     TreeDocument,
     expect,
+    expect_list,
+    expect_object,
     parse_json,
 )
 from orbit_ckpt.storage.atomic import write_file
@@ -71,13 +73,14 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
     document: dict[str, object] = dict(strings)
     for name, text in strings.items():
         *parents, last = name.split("/")
-        node: object = document
+        node = document
         for parent in parents:
-            node = cast(dict[str, object], node).setdefault(parent, {})
-            if not isinstance(node, dict):
+            below = node.setdefault(parent, {})
+            if not isinstance(below, dict):
                 break  # a string has this name; only Orbax misses the nested form
+            node = cast(dict[str, object], below)
         else:
-            cast(dict[str, object], node).setdefault(last, text)
+            node.setdefault(last, text)
     write_json(directory / STRINGS, document)
 
 
@@ -118,7 +121,7 @@ def read_arrays(directory: CheckedDirectory) -> dict[str, ArrayRecord]:
     if document is None:
         return {}
     where = str(directory.path / name)
-    rows = expect(expect(document, dict, where).get("array_metadatas"), list, where)
+    rows = expect_list(expect_object(document, where).get("array_metadatas"), where)
     records = [ArrayRecord.from_json(row, f"{where}[{i}]") for i, row in enumerate(rows)]
     return {record.name: record for record in records}
 
@@ -135,7 +138,7 @@ def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
         return {}
     where = str(directory.path / SHARDINGS)
     shardings: dict[str, ShardingMetadata] = {}
-    for key, text in expect(document, dict, where).items():
+    for key, text in expect_object(document, where).items():
         try:
             shardings[_decode_name(key)] = decode_sharding(expect(text, str, where))
         except ValueError as error:
@@ -151,7 +154,7 @@ def read_strings(directory: CheckedDirectory) -> dict[str, object]:
         CorruptionError: The file differs from its checksum.
     """
     document = _read(directory, STRINGS)
-    return {} if document is None else expect(document, dict, str(directory.path / STRINGS))
+    return {} if document is None else expect_object(document, str(directory.path / STRINGS))
 
 
 def find_string(strings: Mapping[str, object], name: str) -> str | None:

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import jax
 from jax.tree_util import DictKey
 
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.tree.flatten import is_namedtuple
-from orbit_ckpt.tree.keypath import KeyPath, NamePath, is_sequence_key, key_name
+from orbit_ckpt.tree.flatten import children_of, is_namedtuple
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, is_sequence_key, key_name, key_value
 
 _LEAF = "ValueMetadataEntry"
 
@@ -78,21 +77,19 @@ def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
     found: object = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, tuple):
-        return found if getattr(found, "_fields", None) == fields else None
-    return None
+    if not isinstance(found, type) or not issubclass(found, tuple):
+        return None
+    cls = cast(type, found)
+    return cls if getattr(cls, "_fields", None) == fields else None
 
 
 def _encode(node: object, path: NamePath, values: Mapping[NamePath, object]) -> object:
     if path in values:
         return {"category": "custom", "clazz": _LEAF, "data": values[path]}
-    children = [
-        (keys[0], child)
-        for keys, child in jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=lambda x: x is not node
-        )[0]
-    ]
-    encoded = {key_name(key): _encode(child, (*path, key_name(key)), values) for key, child in children}
+    children = children_of(node)
+    encoded = {
+        key_name(key): _encode(child, (*path, key_name(key)), values) for key, child in children
+    }
     if is_namedtuple(node):
         return {
             "category": "namedtuple",
@@ -132,9 +129,7 @@ def _decode(
         return make(*(child(entry["key"], entry["value"]) for entry in fields["entries"]))
     if isinstance(category, str):
         raise ValueError(f"unknown category {category!r}")
-    return {
-        keys.get((*path, name), name): child(name, below) for name, below in fields.items()
-    }
+    return {keys.get((*path, name), name): child(name, below) for name, below in fields.items()}
 
 
 def _namedtuple_class(module: str, name: str, fields: tuple[str, ...]) -> type:
@@ -152,6 +147,6 @@ def _keys_by_prefix(paths: Mapping[NamePath, KeyPath]) -> dict[NamePath, object]
     keys: dict[NamePath, object] = {}
     for names, path in paths.items():
         for depth, key in enumerate(path):
-            if isinstance(key, DictKey) and type(key.key) is not str:
-                keys[names[: depth + 1]] = key.key
+            if isinstance(key, DictKey):
+                keys[names[: depth + 1]] = key_value(key)
     return keys

@@ -105,8 +105,8 @@ class TreeDocument:
         Raises:
             FormatError: A field is missing or of a wrong type.
         """
-        fields = expect(document, dict, where)
-        records = expect(fields.get("tree_metadata"), dict, f"{where}: tree_metadata")
+        fields = expect_object(document, where)
+        records = expect_object(fields.get("tree_metadata"), f"{where}: tree_metadata")
         use_ocdbt = fields.get("use_ocdbt")
         rich_types = fields.get("value_metadata_tree")
         return cls(
@@ -177,7 +177,7 @@ class TreeDetails:
         Raises:
             FormatError: A field is missing or of a wrong type, or the version is a later one.
         """
-        fields = expect(document, dict, where)
+        fields = expect_object(document, where)
         version = expect(fields.get("format_version"), int, f"{where}: format_version")
         if version > DETAILS_VERSION:
             raise FormatError(
@@ -247,17 +247,19 @@ class ArrayRecord:
         Raises:
             FormatError: A field is missing or of a wrong type.
         """
-        entry = expect(document, dict, where)
-        fields = expect(entry.get("array_metadata"), dict, f"{where}: array_metadata")
+        entry = expect_object(document, where)
+        fields = expect_object(entry.get("array_metadata"), f"{where}: array_metadata")
         extra = fields.get("ext_metadata")
         impl = None
         if extra is not None:
-            impl = expect(extra, dict, f"{where}: ext_metadata").get("random_key_impl")
+            impl = expect_object(extra, f"{where}: ext_metadata").get("random_key_impl")
         return cls(
             name=expect(fields.get("param_name"), str, f"{where}: param_name"),
             write_shape=expect_shape(fields.get("write_shape"), f"{where}: write_shape"),
             chunk_shape=expect_shape(fields.get("chunk_shape"), f"{where}: chunk_shape"),
-            random_key_impl=None if impl is None else expect(impl, str, f"{where}: random_key_impl"),
+            random_key_impl=None
+            if impl is None
+            else expect(impl, str, f"{where}: random_key_impl"),
         )
 
 
@@ -298,7 +300,7 @@ class StepDocument:
         Raises:
             FormatError: A field is of a wrong type.
         """
-        fields = dict(expect(document, dict, where))
+        fields = dict(expect_object(document, where))
         handlers = fields.pop("item_handlers", None)
         if isinstance(handlers, dict):
             handlers = {
@@ -311,7 +313,9 @@ class StepDocument:
         times = [fields.pop(f"{name}_timestamp_nsecs", None) for name in ("init", "commit")]
         if any(type(time) not in (int, type(None)) for time in times):
             raise FormatError(f"{where}: timestamps must be integers, found {times}")
-        custom = expect(fields.pop("custom_metadata", None) or {}, dict, f"{where}: custom_metadata")
+        custom = expect_object(
+            fields.pop("custom_metadata", None) or {}, f"{where}: custom_metadata"
+        )
         return cls(handlers, cast(int, times[0]), cast(int, times[1]), custom, fields)
 
 
@@ -342,13 +346,31 @@ def expect(value: object, kind: type[T], where: str) -> T:
     return value
 
 
+def expect_object(value: object, where: str) -> dict[str, object]:
+    """Return a decoded JSON object.
+
+    Raises:
+        FormatError: It is missing or something else.
+    """
+    return cast(dict[str, object], expect(value, dict, where))
+
+
+def expect_list(value: object, where: str) -> list[object]:
+    """Return a decoded JSON list.
+
+    Raises:
+        FormatError: It is missing or something else.
+    """
+    return cast(list[object], expect(value, list, where))
+
+
 def expect_shape(value: object, where: str) -> Shape:
     """Return a decoded list of lengths.
 
     Raises:
         FormatError: It is missing or something else.
     """
-    return tuple(expect(n, int, where) for n in cast(list[object], expect(value, list, where)))
+    return tuple(expect(n, int, where) for n in expect_list(value, where))
 
 
 def _encode_leaf(leaf: LeafRecord) -> dict[str, object]:
@@ -370,12 +392,12 @@ def encode_value(leaf: LeafRecord) -> dict[str, object]:
 
 
 def _decode_leaf(entry: object, where: str) -> LeafRecord:
-    fields = expect(entry, dict, where)
-    value = expect(fields.get("value_metadata"), dict, f"{where}: value_metadata")
+    fields = expect_object(entry, where)
+    value = expect_object(fields.get("value_metadata"), f"{where}: value_metadata")
     write_shape = value.get("write_shape")
     path: list[object] = []
-    for key in cast(list[object], expect(fields.get("key_metadata"), list, f"{where}: key_metadata")):
-        pair = expect(key, dict, f"{where}: key_metadata")
+    for key in expect_list(fields.get("key_metadata"), f"{where}: key_metadata"):
+        pair = expect_object(key, f"{where}: key_metadata")
         name = expect(pair.get("key"), str, f"{where}: key")
         kind = expect(pair.get("key_type"), int, f"{where}: key_type")
         if kind not in (_SEQUENCE, _DICT):

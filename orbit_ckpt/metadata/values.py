@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from orbit_ckpt.arrays.dtypes import DType
 from orbit_ckpt.arrays.sharding import ShardingMetadata
 from orbit_ckpt.arrays.slices import Shape
 
@@ -54,7 +55,7 @@ class ArrayMetadata(Metadata):
 
     shape: Shape
     sharding: ShardingMetadata | None
-    dtype: np.dtype
+    dtype: DType
     storage: StorageMetadata | None = None
 
     @property

@@ -119,9 +119,7 @@ def plan_save(
         if handler is None and is_namedtuple(value):
             details[name] = LeafDetail(type=class_name(value))
         leaf_args = args.get(names[position]) or _DEFAULT_ARGS
-        leaves.append(
-            PlannedLeaf(path, names[position], name, value, handler, typestr, leaf_args)
-        )
+        leaves.append(PlannedLeaf(path, names[position], name, value, handler, typestr, leaf_args))
     return SavePlan(tree, leaves, _key_kinds(flat.paths, leaves), details)
 
 
@@ -191,7 +189,9 @@ def _bad_name(name: str, *, as_files: bool) -> str | None:
         return f"{parts[0]!r} is the name of a file of the checkpoint"
     if any(part in (".", "..") for part in parts) or (name and "" in parts) or b"\0" in encoded:
         return "it is not the name of a directory"
-    if len(parts) > 1 and parts[-1] == "c" or any(len(p.encode()) > _MAX_FILE_NAME for p in parts):
+    if (len(parts) > 1 and parts[-1] == "c") or any(
+        len(p.encode()) > _MAX_FILE_NAME for p in parts
+    ):
         return "it is too long or could be confused with a chunk of another leaf"
     return None
 
@@ -222,7 +222,7 @@ def _convert_args(value: object) -> SaveArgs:
     """Return our form of another library's `SaveArgs` with the same fields."""
     dtype = getattr(value, "dtype", None)
     axes = tuple(getattr(value, "shard_axes", ()))
-    return SaveArgs(False, dtype, getattr(value, "chunk_byte_size", None), axes)  # noqa: FBT003 - aggregate
+    return SaveArgs(False, dtype, getattr(value, "chunk_byte_size", None), axes)
 
 
 def _empty_typestr(value: object, *, rich_types: bool) -> str:

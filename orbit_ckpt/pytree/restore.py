@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import jax
 import numpy as np
 
+from orbit_ckpt.arrays.dtypes import HostArray, as_dtype
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.formats.orbax import StoredTree
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.handlers.array import check_width, requested_sharding
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
     LoadBatch,
@@ -20,6 +22,7 @@ from orbit_ckpt.handlers.base import (
     TypeHandler,
 )
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
+from orbit_ckpt.handlers.stored import cast_host
 from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
@@ -240,7 +243,7 @@ async def _read(
     for record in records:
         arg = args.get(record.names) or RestoreArgs()
         if record.name in source.inline:
-            values[record.names] = _convert_inline(source.inline[record.name], arg)
+            values[record.names] = _convert_inline(batch, record, source.inline[record.name], arg)
         elif record.is_empty:
             values[record.names] = _empty_value(source, record)
         else:
@@ -274,9 +277,7 @@ def _make_info(
     )
 
 
-def _handler_of(
-    record: LeafRecord, arg: RestoreArgs, registry: TypeHandlerRegistry
-) -> TypeHandler:
+def _handler_of(record: LeafRecord, arg: RestoreArgs, registry: TypeHandlerRegistry) -> TypeHandler:
     wanted = arg.restore_type
     if record.typestr == UNKNOWN_TYPE and wanted is None:
         wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
@@ -304,21 +305,26 @@ def _empty_value(source: StoredTree, record: LeafRecord) -> object:
     return empty if empty is None else type(empty)()
 
 
-def _convert_inline(value: object, arg: RestoreArgs) -> object:
+def _convert_inline(
+    batch: LoadBatch, record: LeafRecord, value: object, arg: RestoreArgs
+) -> object:
+    """Return a value that an old writer put into its structure file, as the caller wants it."""
     if isinstance(arg, ArrayRestoreArgs):
-        array = np.asarray(value)
-        array = array if arg.dtype is None else array.astype(arg.dtype)
-        return jax.device_put(array, cast(jax.sharding.Sharding, arg.sharding))
-    if isinstance(value, np.ndarray) and arg.dtype is not None:
-        return value.astype(cast(np.dtype, arg.dtype))
-    if isinstance(value, int | float) and isinstance(arg.restore_type, type):
-        return value if arg.restore_type is np.ndarray else arg.restore_type(value)
+        host = cast_host(np.asarray(value), arg.dtype)
+        check_width(format_path(record.path), host.dtype)
+        device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
+        sharding = requested_sharding(arg)
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = batch.resolver.resolve(sharding)
+        return device_put(host.reshape(arg.global_shape or host.shape), sharding)
+    if isinstance(value, np.ndarray):
+        return cast_host(cast(HostArray, value), arg.dtype)
+    if isinstance(value, int | float) and arg.dtype is not None:
+        return as_dtype(arg.dtype).type(value).item()
     return value
 
 
-def _rebuild(
-    source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool
-) -> object:
+def _rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:
     leaves = source.document.leaves
     text = source.document.rich_types
     where = str(source.directory.path)

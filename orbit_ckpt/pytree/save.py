@@ -79,7 +79,9 @@ async def stage_tree(
     return Commit(write)
 
 
-def finalize_tree(plan_handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:
+def finalize_tree(
+    plan_handlers: Sequence[object], directory: Path, options: TreeSaveOptions
+) -> None:
     """Finish a directory whose commit has run: let handlers finish, then record checksums."""
     for handler in plan_handlers:
         finalize = getattr(handler, "finalize", None)

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 import jax
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import as_dtype, is_lossless_kind, is_prng_dtype
+from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_lossless_kind, is_prng_dtype
 from orbit_ckpt.arrays.sharding import NamedShardingMetadata, SingleDeviceShardingMetadata
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
@@ -19,7 +19,7 @@ _PYTHON_TYPES = (bool, int, float, complex, str, bytes)
 
 class _ArrayLike(Protocol):
     shape: Shape
-    dtype: np.dtype
+    dtype: DType
 
 
 def restore_args_of(
@@ -45,27 +45,28 @@ def restore_args_of(
         return RestoreArgs(restore_type=leaf)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         own = cast(object, getattr(leaf, "sharding", None))
+        return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
+    if isinstance(leaf, ArrayMetadata) and not isinstance(leaf, ScalarMetadata):
         return _array_args(
-            leaf, sharding or own, set_global_shape=set_global_shape, strict=strict
+            leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
         )
-    match leaf:
-        case StringMetadata():
-            return RestoreArgs(restore_type=str)
-        case ScalarMetadata():
-            return RestoreArgs()
-        case ArrayMetadata():
-            return _array_args(
-                leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
-            )
-        case np.ndarray():
-            return RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
-        case np.generic():
-            return RestoreArgs(restore_type=type(leaf), dtype=leaf.dtype)
-        case _ if isinstance(leaf, _PYTHON_TYPES):
-            exact = next(t for t in _PYTHON_TYPES if isinstance(leaf, t))
-            return RestoreArgs(restore_type=exact)
-        case _:
-            return RestoreArgs()
+    return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
+
+
+def _host_type(leaf: object) -> type | None:
+    """Return the type to restore a leaf as that is no JAX array, None for the saved type."""
+    if isinstance(leaf, StringMetadata):
+        return str
+    if isinstance(leaf, np.ndarray):
+        return np.ndarray
+    if isinstance(leaf, np.generic):
+        return type(cast(object, leaf))
+    return next((t for t in _PYTHON_TYPES if isinstance(leaf, t)), None)
+
+
+def _host_dtype(leaf: object) -> DType | None:
+    is_numpy = isinstance(leaf, np.ndarray | np.generic)
+    return cast(_ArrayLike, leaf).dtype if is_numpy else None
 
 
 def _array_args(
@@ -102,7 +103,8 @@ def describe_change(wanted: object, stored: Metadata | None) -> str | None:
         return f"the target has {_describe(wanted)}, an empty container or None is stored"
     if isinstance(stored, StringMetadata) or isinstance(wanted, str | StringMetadata):
         same = isinstance(stored, StringMetadata) and isinstance(wanted, str | StringMetadata)
-        return None if same else f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
+        kinds = f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
+        return None if same else kinds
     if not isinstance(stored, ArrayMetadata):
         return None
     return _array_change(wanted, stored)

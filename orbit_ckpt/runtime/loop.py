@@ -7,11 +7,13 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Coroutine, Generator, Iterable
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 
 T = TypeVar("T")
+
+_ERRORS_TOLD = 10
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -24,14 +26,14 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     outcome: list[T] = []
     failure: list[BaseException] = []
     runner = _Runner(coroutine)
-    settings = _jax_settings(jax.config.jax_default_device, x64=jax.config.jax_enable_x64)
+    settings = _jax_settings()
     context = contextvars.copy_context()
 
     def main() -> None:
         try:
             with settings:
                 outcome.append(context.run(runner.run))
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
             failure.append(error)
 
     thread = threading.Thread(target=main, name="orbit_ckpt", daemon=True)
@@ -50,15 +52,20 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     """Run awaitables at once; return their results in order.
 
-    If several fail, all are waited for; one error is raised as itself, several as a group.
+    All are waited for. The first error is raised, so that callers can catch it by its type; the
+    others are told in its notes.
     """
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if not errors:
         return cast(list[T], results)
-    if len(errors) == 1:
-        raise errors[0]
-    raise BaseExceptionGroup(f"{len(errors)} operations failed", errors)
+    first = next((error for error in errors if not isinstance(error, Exception)), errors[0])
+    others = [error for error in errors if error is not first]
+    for error in others[:_ERRORS_TOLD]:
+        first.add_note(f"Also failed: {error}")
+    if len(others) > _ERRORS_TOLD:
+        first.add_note(f"And {len(others) - _ERRORS_TOLD} more failed.")
+    raise first
 
 
 class _Runner(Generic[T]):
@@ -90,8 +97,14 @@ class _Runner(Generic[T]):
         return await self._task
 
 
-@contextlib.contextmanager
-def _jax_settings(device: object, *, x64: bool) -> Generator[None]:
-    """Apply settings that JAX keeps per thread."""
-    with jax.default_device(device), jax.enable_x64(x64):
-        yield
+def _jax_settings() -> contextlib.AbstractContextManager[None]:
+    """Return a context that gives another thread the settings that JAX keeps per thread."""
+    device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped
+    x64: Any = getattr(jax.config, "jax_enable_x64")  # noqa: B009 - untyped
+
+    @contextlib.contextmanager
+    def apply() -> Generator[None]:
+        with jax.default_device(device), jax.enable_x64(x64):
+            yield
+
+    return apply()

@@ -19,10 +19,11 @@ import numpy as np
 import tensorstore as ts
 from crc32c import crc32c
 
+from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
 from orbit_ckpt.errors import CheckpointError, CorruptionError
 from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage.kvstore import ValueStore, read_value
+from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Extent, Value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
@@ -151,7 +152,7 @@ class BatchReader:
     def _is_direct(self, read: ArrayRead) -> bool:
         return read.layout.is_plain and not self._fill_missing
 
-    def _read_plain(self, read: ArrayRead, region: Region, files: _Files) -> np.ndarray:
+    def _read_plain(self, read: ArrayRead, region: Region, files: _Files) -> HostArray:
         layout = read.layout
         result: np.ndarray | None = None
         for index in chunk_indices(region, layout.chunk_shape):
@@ -166,14 +167,14 @@ class BatchReader:
                 result[common.within(region).slices] = values[common.within(chunk).slices]
         return aligned_empty(region.shape, layout.dtype) if result is None else result
 
-    def _read_chunk(self, read: ArrayRead, index: Shape, files: _Files) -> np.ndarray:
+    def _read_chunk(self, read: ArrayRead, index: Shape, files: _Files) -> HostArray:
         layout = read.layout
         key = layout.chunk_key(read.name, index)
         value = self._store.find(key)
         if value is None:
             raise self._missing(read, key)
         values = aligned_empty(layout.chunk_shape, layout.dtype)
-        data = memoryview(values.reshape(-1).view(np.uint8))
+        data = byte_view(values)
         tail = bytearray(_CHECKSUM_BYTES if layout.checksum else 0)
         expected = len(data) + len(tail)
         length = len(value) if isinstance(value, bytes) else value.length
@@ -183,7 +184,7 @@ class BatchReader:
             raise _damaged(read, key, value, "its checksum does not match")
         return values
 
-    async def _decode(self, read: ArrayRead, region: Region) -> np.ndarray:
+    async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
         try:
             array = await self._open(read)
             return np.asarray(await array[region.slices].read())
@@ -197,7 +198,7 @@ class BatchReader:
         value = self._store.find(key)
         # the document was read before; handing it over spares TensorStore a second reading
         known = {"metadata": json.loads(read_value(value))} if value is not None else {}
-        return await ts.open(
+        return await open_array(
             {
                 "driver": read.layout.driver,
                 "kvstore": self._store.spec(read.name),
@@ -288,12 +289,17 @@ def tail_view(tail: bytearray, offset: int) -> memoryview:
     return memoryview(tail)[offset:]
 
 
-def aligned_empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
     """Return an uninitialised array whose data is aligned for JAX."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
     offset = -buffer.ctypes.data % _ALIGNMENT
     return buffer[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def byte_view(array: HostArray) -> memoryview:
+    """Return a contiguous array's memory."""
+    return memoryview(cast(bytearray, array.reshape(-1).view(np.uint8)))
 
 
 def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:

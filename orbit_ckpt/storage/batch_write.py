@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-import numpy as np
 import tensorstore as ts
 from crc32c import crc32c
 
+from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import chunk_indices, chunk_region, split_by_rows
 from orbit_ckpt.arrays.transfer import Shard, start_transfers, to_host
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage import ocdbt
+from orbit_ckpt.storage.kvstore import open_array
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.zarr import ZarrArray
@@ -57,7 +58,7 @@ class ArrayWrite:
     layout: ZarrArray
     document: bytes
     shards: Sequence[Shard]
-    dtype: np.dtype
+    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,7 @@ class BatchWriter:
 class _Transaction:
     """Writes some arrays, or parts of them, together."""
 
-    def __init__(
-        self, spec: Json, store: ts.KvStore, context: ts.Context, *, atomic: bool
-    ) -> None:
+    def __init__(self, spec: Json, store: ts.KvStore, context: ts.Context, *, atomic: bool) -> None:
         self._spec = spec
         self._context = context
         self._handle = ts.Transaction(atomic=True) if atomic else None
@@ -155,7 +154,7 @@ class _Transaction:
     async def _write_array(self, write: ArrayWrite) -> None:
         prefix = f"{write.name}/" if write.name else ""
         kvstore = self._spec | {"path": self._spec.get("path", "") + prefix}
-        array = await ts.open(
+        array = await open_array(
             {
                 "driver": write.layout.driver,
                 "kvstore": kvstore,
@@ -167,10 +166,10 @@ class _Transaction:
             context=self._context,
             transaction=self._handle,
         )
-        futures: list[ts.Future[None]] = []
+        futures: list[Awaitable[None]] = []
         for shard in write.shards:
             host = await asyncio.to_thread(_stored_form, shard, write)
-            target = cast(ts.TensorStore, array[shard.region.slices])
+            target: Any = array[shard.region.slices]
             done = target.write(host, can_reference_source_data_indefinitely=True)
             # inside a transaction the write itself completes only when that commits
             futures.append(done if self._handle is None else done.copy)
@@ -181,7 +180,7 @@ def _is_direct(layout: ZarrArray) -> bool:
     return layout.is_plain and layout.chunk_nbytes <= _DIRECT_CHUNK_BYTES
 
 
-def _stored_form(shard: Shard, write: ArrayWrite) -> np.ndarray:
+def _stored_form(shard: Shard, write: ArrayWrite) -> HostArray:
     """Return a shard's elements on the host, of the stored dtype."""
     host = to_host(shard.data, copy=False)
     if host.dtype != write.dtype:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+import tensorstore as ts
 
 from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.ocdbt import Extent, Json, Value
+
+open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))  # noqa: B009 - loosely typed
+"""`tensorstore.open`."""
 
 
 class ValueStore(Protocol):
@@ -112,5 +118,3 @@ def read_value(value: Value) -> bytes:
         return value
     buffer = bytearray(value.length)
     return bytes(buffer[: read_extent(value, memoryview(buffer))])
-
-

@@ -91,7 +91,7 @@ def read_index(directory: Path) -> dict[str, Value]:
     """
     base = ts.KvStore.open(_file_spec(directory)).result()
     manifest = cast(Json, _dump(base, None, directory))
-    root = _newest_root(base, manifest, directory)
+    root = _newest_root(manifest, directory)
     index: dict[str, Value] = {}
     pending = [(root, b"")] if root else []
     while pending:
@@ -118,7 +118,7 @@ def _dump(base: ts.KvStore, location: str | None, directory: Path) -> object:
         ) from error
 
 
-def _newest_root(base: ts.KvStore, manifest: Json, directory: Path) -> str | None:
+def _newest_root(manifest: Json, directory: Path) -> str | None:
     versions = list(cast(Sequence[Json], manifest.get("versions", [])))
     if not versions:
         nodes = cast(Sequence[Json], manifest.get("version_tree_nodes", []))

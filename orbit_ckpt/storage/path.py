@@ -20,7 +20,7 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
         raise ValueError(
             f"{text}: checkpoints on {scheme}:// are not supported; give a local directory."
         )
-    return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))  # noqa: PTH100,PTH111 - Path.resolve would follow links
+    return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
 
 
 def describe_directory(path: Path) -> str:

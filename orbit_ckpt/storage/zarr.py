@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import parse_dtype
+from orbit_ckpt.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
@@ -46,7 +46,7 @@ class ZarrArray:
     zarr_format: int
     shape: Shape
     chunk_shape: Shape
-    dtype: np.dtype
+    dtype: DType
     compression: str | None
     checksum: bool
     is_plain: bool
@@ -81,7 +81,7 @@ def document_name(zarr_format: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def describe_array(
-    shape: Shape, chunk_shape: Shape, dtype: np.dtype, *, zarr_format: int, compress: bool
+    shape: Shape, chunk_shape: Shape, dtype: DType, *, zarr_format: int, compress: bool
 ) -> tuple[ZarrArray, bytes]:
     """Return how a new array will be stored, and its metadata document.
 
@@ -130,7 +130,8 @@ def _zarr2_document(array: ZarrArray) -> dict[str, object]:
         "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if array.compression else None,
         "dimension_separator": array.separator,
         # numpy has no type string for the ml_dtypes; TensorStore takes their names
-        "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+        # numpy has no type strings for the ml_dtypes; TensorStore takes their names
+        "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
         "fill_value": None,
         "filters": None,
         "order": "C",
@@ -143,9 +144,7 @@ def _zarr3_document(array: ZarrArray) -> dict[str, object]:
     endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
     codecs: list[dict[str, object]] = [{"name": "bytes", **endian}]
     if array.compression:
-        codecs.append(
-            {"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": False}}
-        )
+        codecs.append({"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": False}})
     codecs.append({"name": "crc32c"})
     return {
         "zarr_format": 3,
@@ -159,7 +158,7 @@ def _zarr3_document(array: ZarrArray) -> dict[str, object]:
     }
 
 
-def _fill_value(dtype: np.dtype) -> object:
+def _fill_value(dtype: DType) -> object:
     if dtype.kind == "b":
         return False
     if dtype.kind == "c":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import jax
 
@@ -42,7 +42,7 @@ def flatten(tree: object) -> FlatTree:
         ValueError: A container cannot be flattened, such as a dict whose keys do not sort.
     """
     try:
-        pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty_node)
+        pairs, treedef = _flatten(tree, is_empty_node)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The tree cannot be flattened: {error}. JAX sorts the keys of every dict; give keys "
@@ -62,9 +62,14 @@ def is_empty_node(node: object) -> bool:
     return children is not None and not any(True for _ in children[0])
 
 
+def children_of(node: object) -> list[tuple[object, object]]:
+    """Return the children of a container with their keys, None and empty containers included."""
+    return [(path[0], child) for path, child in _flatten(node, lambda x: x is not node)[0]]
+
+
 def is_namedtuple(value: object) -> TypeGuard[tuple[object, ...]]:
     """Whether a value is an instance of a namedtuple class."""
-    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+    return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
 
 
 def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
@@ -83,6 +88,13 @@ def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
             node = node.child(key, path[:depth])
         node.set_value(value, path)
     return root.build(())
+
+
+def _flatten(
+    tree: object, is_leaf: Callable[[object], bool]
+) -> tuple[list[tuple[KeyPath, object]], jax.tree_util.PyTreeDef]:
+    flatten_with_path = getattr(jax.tree_util, "tree_flatten_with_path")  # noqa: B009 - loosely typed
+    return flatten_with_path(tree, is_leaf=is_leaf)
 
 
 class _Node:

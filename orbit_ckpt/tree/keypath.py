@@ -8,6 +8,7 @@ agree: `{'0': x}`, `{0: x}` and `[x]` all store one leaf called `0`, as in Orbax
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from enum import StrEnum
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -30,19 +31,23 @@ class KeyKind(StrEnum):
     FLAT = "flat"
 
 
+_ATTRIBUTES: Mapping[type, str] = {
+    SequenceKey: "idx",
+    DictKey: "key",
+    GetAttrKey: "name",
+    FlattenedIndexKey: "key",
+}
+
+
+def key_value(key: object) -> object:
+    """Return what a key looks up: an index, a dict key or an attribute's name."""
+    attribute = _ATTRIBUTES.get(type(key))
+    return key if attribute is None else getattr(key, attribute)
+
+
 def key_name(key: object) -> str:
     """Return the name by which a key is stored: the text of its index, dict key or attribute."""
-    match key:
-        case DictKey(key=name):
-            return name if type(name) is str else str(name)
-        case SequenceKey(idx=index):
-            return str(index)
-        case GetAttrKey(name=name):
-            return str(name)
-        case FlattenedIndexKey(key=index):
-            return str(index)
-        case _:
-            return str(key)
+    return str(key_value(key))
 
 
 def is_sequence_key(key: object) -> bool:
@@ -76,17 +81,14 @@ def key_kind(key: object) -> KeyKind | None:
     Dict keys that are neither strings nor literals (an enum member, say) also give None: they
     are restored by name.
     """
-    match key:
-        case DictKey(key=str()):
-            return None
-        case DictKey(key=value):
-            return KeyKind.LITERAL if _is_literal(value) else None
-        case GetAttrKey():
-            return KeyKind.ATTRIBUTE
-        case FlattenedIndexKey():
-            return KeyKind.FLAT
-        case _:
-            return None
+    if isinstance(key, GetAttrKey):
+        return KeyKind.ATTRIBUTE
+    if isinstance(key, FlattenedIndexKey):
+        return KeyKind.FLAT
+    value = key_value(key)
+    if isinstance(key, SequenceKey) or type(value) is str:
+        return None
+    return KeyKind.LITERAL if _is_literal(value) else None
 
 
 def make_key(name: str, *, is_sequence: bool, kind: KeyKind | None = None) -> object:

@@ -13,3 +13,23 @@ class PyTreeRegistry:
     ) -> tuple[Iterable[tuple[object, object]], object] | None: ...
 
 def default_registry() -> PyTreeRegistry: ...
+
+class SequenceKey:
+    idx: int
+    __match_args__ = ("idx",)
+    def __init__(self, idx: int) -> None: ...
+
+class DictKey:
+    key: object
+    __match_args__ = ("key",)
+    def __init__(self, key: object) -> None: ...
+
+class GetAttrKey:
+    name: str
+    __match_args__ = ("name",)
+    def __init__(self, name: str) -> None: ...
+
+class FlattenedIndexKey:
+    key: int
+    __match_args__ = ("key",)
+    def __init__(self, key: int) -> None: ...

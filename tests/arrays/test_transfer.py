@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from orbit_ckpt.arrays.slices import Region, whole
+from orbit_ckpt.arrays.transfer import assemble, local_regions, owned_copy, shards_of, to_host
+from tests.support import make_mesh, put
+
+VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        ((), 1),
+        (("x",), 4),
+        (("x", "y"), 8),
+        ((("x", "y"),), 8),
+        ((None, "y"), 2),
+    ],
+    ids=["replicated", "rows", "both", "both axes on one dimension", "partially replicated"],
+)
+def test_shards_cover_an_array_once_whatever_its_replication(spec: Any, count: int) -> None:
+    shards = shards_of(put(VALUES, *spec, x=4, y=2))
+    assert len(shards) == count
+    covered = np.zeros(VALUES.shape, int)
+    for shard in shards:
+        covered[shard.region.slices] += 1
+        assert np.array_equal(np.asarray(shard.data), VALUES[shard.region.slices])
+        assert shard.nbytes == VALUES.nbytes // count
+    assert (covered == 1).all()
+
+
+def test_numpy_array_is_one_shard() -> None:
+    (shard,) = shards_of(VALUES)
+    assert shard.region == whole((8, 8))
+    assert shard.data is VALUES
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_owned_copy_outlives_its_source(on_device: bool) -> None:
+    source = VALUES.copy()
+    array = put(source, "x", x=8) if on_device else source
+    copies = owned_copy(shards_of(array))
+    if isinstance(array, jax.Array):
+        array.delete()
+    else:
+        array[:] = -1
+    for copy in copies:
+        assert isinstance(copy.data, np.ndarray)
+        assert np.array_equal(copy.data, VALUES[copy.region.slices])
+
+
+def test_host_data_is_not_copied_needlessly() -> None:
+    assert to_host(VALUES, copy=False) is VALUES
+
+
+def test_every_device_has_its_region() -> None:
+    regions = local_regions(NamedSharding(make_mesh(x=2), P(None, "x")), (3, 8))
+    assert regions == {
+        jax.devices()[0]: Region((0, 0), (3, 4)),
+        jax.devices()[1]: Region((0, 4), (3, 4)),
+    }
+
+
+def test_sharding_that_does_not_divide_a_shape_is_an_error() -> None:
+    with pytest.raises(ValueError, match="divisible by 8"):
+        local_regions(NamedSharding(make_mesh(x=8), P("x")), (9,))
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        NamedSharding(make_mesh(x=4, y=2), P("y", "x")),
+        NamedSharding(make_mesh(x=8), P()),
+        SingleDeviceSharding(jax.devices()[6]),
+    ],
+    ids=["sharded", "replicated", "single device"],
+)
+def test_array_is_assembled_from_the_parts_of_its_devices(sharding: jax.sharding.Sharding) -> None:
+    parts = {r: VALUES[r.slices] for r in local_regions(sharding, VALUES.shape).values()}
+    array = assemble(VALUES.shape, sharding, parts)
+    assert array.sharding == sharding
+    assert np.array_equal(np.asarray(array), VALUES)

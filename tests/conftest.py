@@ -1,0 +1,27 @@
+"""What holds for all tests: eight CPU devices, shared helpers, Hypothesis profiles.
+
+`pytest --hypothesis-profile=long` looks for new counterexamples; the default profile draws the
+same few examples every time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+DEVICES = "--xla_force_host_platform_device_count"
+
+# both are read when JAX first looks for devices, which no test module does on import
+os.environ["JAX_PLATFORMS"] = "cpu"
+if DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8"
+
+# for `tests.support`; last, so that it does not hide an installed orbit_ckpt
+sys.path.append(str(Path(__file__).parent.parent))
+
+settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("long", max_examples=2000, deadline=None)
+settings.load_profile("quick")

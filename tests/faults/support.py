@@ -1,0 +1,131 @@
+"""Trees to damage, an exact comparison, and child processes to kill."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import jax
+import ml_dtypes
+import numpy as np
+from hypothesis import settings
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import orbit_ckpt as ocp
+
+EFFORT = max(1, cast(settings, settings.default).max_examples // 25)
+"""How much more to try than in CI: 80 with `pytest --hypothesis-profile=long`."""
+
+Moments = collections.namedtuple("Moments", "mu nu")  # noqa: PYI024 - the class most users have
+NoState = collections.namedtuple("NoState", "")  # noqa: PYI024
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to store a tree."""
+
+    use_ocdbt: bool = True
+    use_zarr3: bool = True
+    use_compression: bool = True
+    data_file_bytes: int | None = None
+
+    def __str__(self) -> str:
+        names = [
+            "ocdbt" if self.use_ocdbt else "files",
+            "zarr3" if self.use_zarr3 else "zarr2",
+            "compressed" if self.use_compression else "plain",
+            *(["many_data_files"] if self.data_file_bytes else []),
+        ]
+        return "-".join(names)
+
+    def save(self, path: Path, tree: object, *, overwrite: bool = False) -> None:
+        """Save a tree in this layout, with all that `load` needs to give it back exactly."""
+        handler = ocp.PyTreeHandler(
+            use_ocdbt=self.use_ocdbt,
+            use_zarr3=self.use_zarr3,
+            use_compression=self.use_compression,
+            pytree_metadata_options=ocp.PyTreeMetadataOptions(support_rich_types=True),
+        )
+        args = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=self.data_file_bytes)
+        ocp.Checkpointer(handler).save(path, args=args, force=overwrite)
+
+
+LAYOUTS = [
+    *(
+        Layout(ocdbt, zarr3, compressed)
+        for ocdbt in (True, False)
+        for zarr3 in (True, False)
+        for compressed in (True, False)
+    ),
+    Layout(data_file_bytes=4096),
+]
+
+
+def every_kind_of_leaf() -> dict[str, object]:
+    """Return a tree of every kind of leaf and container, over eight devices."""
+    rng = np.random.default_rng(0)
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+
+    def put(value: object, *spec: object) -> jax.Array:
+        return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))  # pyright: ignore[reportArgumentType] - axis names
+
+    def rough(*shape: int) -> np.ndarray:
+        return np.round(rng.standard_normal(shape), 1)  # compresses a little
+
+    return {
+        "jax": {
+            "sharded": put(rough(16, 8).astype(np.float32), "x", "y"),
+            "replicated": put(np.arange(8, dtype=np.int32)),
+            "partly": put(np.arange(64).reshape(8, 8).astype(ml_dtypes.bfloat16), "x"),
+            "large": put(rough(64, 80).astype(np.float32), ("x", "y")),
+            "single": jax.device_put(np.arange(5, dtype=np.float32), jax.devices()[0]),
+            "key": jax.random.key(7),
+            "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3),
+        },
+        "numpy": {
+            "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
+            "twin": np.arange(12, 24, dtype=np.float32).reshape(3, 4),
+            "large": rough(40, 60),
+            "uint4": np.arange(4).astype(ml_dtypes.uint4),
+            "empty": np.zeros((0, 3), np.int8),
+            "date": np.array(["2020-01-01", "NaT"], "M8[D]"),
+        },
+        "scalars": [1, 2.5, True, 1 + 2j, np.float32(3), ml_dtypes.bfloat16(2)],
+        "te/xt~": "ä\n/x",
+        "bytes": b"\x00abc",
+        "nothing": (None, {}, [], (), NoState()),
+        "moments": Moments(np.ones(2), (1, [2, "x"])),
+        "by_step": {3: np.ones(1, np.int16), 10: "y"},
+    }
+
+
+Snapshot = tuple[jax.tree_util.PyTreeDef, list[tuple[object, ...]]]
+
+
+def snapshot(tree: object) -> Snapshot:
+    """Return what two trees share exactly if structure, types, dtypes, shardings and bits agree."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    return treedef, [_leaf_snapshot(leaf) for leaf in leaves]
+
+
+def _leaf_snapshot(leaf: object) -> tuple[object, ...]:
+    if isinstance(leaf, jax.Array):
+        kind: object = leaf.dtype
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        host = np.asarray(leaf)
+        return ("jax", kind, host.shape, host.tobytes(), leaf.sharding)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return (type(leaf), leaf.dtype, leaf.shape, leaf.tobytes())
+    return (type(leaf), leaf)
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    """Return the contents of every file below a directory, by relative path."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }

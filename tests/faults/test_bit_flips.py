@@ -1,0 +1,138 @@
+"""Damage to a finished checkpoint: whatever is wrong in whatever file, never a wrong value.
+
+A restore of a damaged checkpoint raises a `CheckpointError`, or returns exactly what was saved.
+`pytest --hypothesis-profile=long` tries many more places.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import CheckpointError
+from tests.faults.support import (
+    EFFORT,
+    LAYOUTS,
+    Layout,
+    every_kind_of_leaf,
+    files_below,
+    snapshot,
+)
+
+FLIPS_PER_LAYOUT = 300 * EFFORT
+
+Damage = Callable[[], object]
+
+
+class Victim:
+    """A checkpoint that is damaged, looked at and mended, many times."""
+
+    def __init__(self, directory: Path, layout: Layout) -> None:
+        tree = every_kind_of_leaf()
+        layout.save(directory, tree)
+        self.directory = directory
+        self.pristine = files_below(directory)
+        self.wrong: list[str] = []
+        views: dict[str, Callable[[], object]] = {
+            "load": lambda: snapshot(ocp.load(directory)),
+            "load like": lambda: snapshot(ocp.load(directory, like=tree)),
+            "metadata": lambda: ocp.metadata(directory),
+        }
+        self._views = {name: (view, view()) for name, view in views.items()}
+        saved = snapshot(tree)
+        assert self._views["load"][1] == saved
+        assert self._views["load like"][1] == saved
+
+    def look(self, what: str, *, views: tuple[str, ...] = ("load", "load like", "metadata")) -> None:
+        """Note whether a view of the damaged checkpoint is wrong or fails with another error."""
+        for name in views:
+            view, expected = self._views[name]
+            try:
+                if view() != expected:
+                    self.wrong.append(f"{name} after {what}: not what was saved")
+            except CheckpointError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - any other is what we look for
+                self.wrong.append(f"{name} after {what}: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def replaced(self, contents: dict[str, bytes | None]) -> Iterator[None]:
+        """Give files other contents, None to delete them, for the length of a block."""
+        for name, data in contents.items():
+            if data is None:
+                (self.directory / name).unlink()
+            else:
+                (self.directory / name).write_bytes(data)
+        yield
+        for name in contents:
+            (self.directory / name).write_bytes(self.pristine[name])
+
+    def check(self) -> None:
+        assert not self.wrong, f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:40])
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Victim:
+    return Victim(tmp_path_factory.mktemp("damaged") / "checkpoint", request.param)
+
+
+@pytest.fixture
+def victim(pristine: Victim) -> Victim:
+    pristine.wrong = []
+    return pristine
+
+
+def places(sizes: dict[str, int], count: int) -> Iterator[tuple[str, int]]:
+    """Yield files and offsets: both ends of every file, and others in proportion to its size."""
+    rng = random.Random(2)  # noqa: S311 - not cryptography
+    total = sum(sizes.values())
+    for name, size in sizes.items():
+        share = min(size, 2 + count * size // total)
+        offsets = {0, size - 1} | set(rng.sample(range(size), share))
+        yield from ((name, offset) for offset in sorted(offsets))
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_never_gives_a_wrong_value(victim: Victim) -> None:
+    sizes = {name: len(data) for name, data in victim.pristine.items() if data}
+    for turn, (name, offset) in enumerate(places(sizes, FLIPS_PER_LAYOUT)):
+        byte, bit = victim.pristine[name][offset], 1 << (turn * 5 % 8)
+        views = ("load", "load like", "metadata") if turn % 8 == 0 else ("load",)
+        file = os.open(victim.directory / name, os.O_WRONLY)
+        os.pwrite(file, bytes([byte ^ bit]), offset)
+        victim.look(f"flipping bit {bit} of byte {offset} of {name}", views=views)
+        os.pwrite(file, bytes([byte]), offset)
+        os.close(file)
+    victim.check()
+
+
+@pytest.mark.slow
+def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
+    for name, data in victim.pristine.items():
+        for size in {0, len(data) // 2, len(data) - 1} - {-1, len(data)}:
+            with victim.replaced({name: data[:size]}):
+                victim.look(f"cutting {name} to {size} of {len(data)} bytes")
+    victim.check()
+
+
+@pytest.mark.slow
+def test_a_deleted_file_never_gives_a_wrong_value(victim: Victim) -> None:
+    for name in victim.pristine:
+        with victim.replaced({name: None}):
+            victim.look(f"deleting {name}")
+    victim.check()
+
+
+@pytest.mark.slow
+def test_two_files_swapped_never_give_a_wrong_value(victim: Victim) -> None:
+    names = sorted(victim.pristine, key=lambda name: (len(victim.pristine[name]), name))
+    for a, b in zip(names, [*names[1:], names[0]], strict=True):
+        with victim.replaced({a: victim.pristine[b], b: victim.pristine[a]}):
+            victim.look(f"swapping {a} and {b}")
+    victim.check()

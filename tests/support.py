@@ -1,0 +1,89 @@
+"""Helpers shared by tests."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import orbit_ckpt as ocp
+
+LAYOUTS = [
+    pytest.param(
+        {"use_ocdbt": use_ocdbt, "use_zarr3": use_zarr3},
+        id=f"{'ocdbt' if use_ocdbt else 'files'}-zarr{3 if use_zarr3 else 2}",
+    )
+    for use_ocdbt in (True, False)
+    for use_zarr3 in (True, False)
+]
+"""Constructor arguments of `PyTreeHandler` for every way to store arrays."""
+
+
+def make_mesh(**axes: int) -> Mesh:
+    """Return a mesh over the first devices, `make_mesh(x=4, y=2)`."""
+    shape = tuple(axes.values())
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    return Mesh(devices, tuple(axes))
+
+
+def put(value: object, *spec: Any, **axes: int) -> jax.Array:
+    """Return a JAX array laid out over a mesh: `put(x, "x", None, x=8)`."""
+    return jax.device_put(value, NamedSharding(make_mesh(**axes), PartitionSpec(*spec)))
+
+
+def checkpointer(*, rich_types: bool = True, **options: Any) -> ocp.Checkpointer:
+    """Return a checkpointer of trees; with the defaults it stores what `ocp.save` does."""
+    metadata_options = ocp.PyTreeMetadataOptions(support_rich_types=rich_types)
+    return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=metadata_options, **options))
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a path to save to, for Hypothesis tests, whose examples cannot share `tmp_path`."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory) / "checkpoint"
+
+
+def assert_same_tree(actual: object, expected: object) -> None:
+    """Assert equal containers, key types, leaf types, dtypes, shapes, shardings and bits."""
+    # equal structures may still differ in their keys: 1 == True == 1.0
+    assert str(jax.tree.structure(actual)) == str(jax.tree.structure(expected))
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    pairs = jax.tree_util.tree_flatten_with_path(expected)[0]
+    for (path, wanted), found in zip(pairs, jax.tree.leaves(actual), strict=True):
+        assert_same_leaf(found, wanted, jax.tree_util.keystr(path))
+
+
+def assert_same_leaf(actual: object, expected: object, where: str = "") -> None:
+    """Assert equal type, dtype, shape, sharding and bits; byte order apart."""
+    if isinstance(expected, jax.Array):
+        assert isinstance(actual, jax.Array), where
+        assert actual.dtype == expected.dtype, where
+        assert actual.sharding.is_equivalent_to(expected.sharding, expected.ndim), (
+            where,
+            actual.sharding,
+        )
+        if jax.dtypes.issubdtype(expected.dtype, jax.dtypes.prng_key):
+            actual, expected = jax.random.key_data(actual), jax.random.key_data(expected)
+        actual, expected = np.asarray(actual), np.asarray(expected)
+    assert type(actual) is type(expected), (where, type(actual))
+    if isinstance(expected, np.ndarray | np.generic):
+        assert isinstance(actual, np.ndarray | np.generic)
+        assert actual.dtype == expected.dtype.newbyteorder("="), (where, actual.dtype)
+        assert actual.shape == expected.shape, (where, actual.shape)
+        assert actual.tobytes() == expected.astype(actual.dtype).tobytes(), (where, actual)
+    else:
+        # floats and complex numbers by their bits, which NaN and -0.0 need
+        assert _bits(actual) == _bits(expected), (where, actual)
+
+
+def _bits(value: object) -> object:
+    return np.asarray(value).tobytes() if isinstance(value, float | complex) else value
