@@ -14,7 +14,7 @@ from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count"
 
-# both are read when JAX first looks for devices, which no test module does on import
+# both are read when JAX first looks for devices
 os.environ["JAX_PLATFORMS"] = "cpu"
 if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8"

@@ -124,12 +124,17 @@ def encode_sharding(metadata: ShardingMetadata) -> str:
     return json.dumps(metadata.to_json())
 
 
-def decode_sharding(text: str) -> ShardingMetadata:
+def decode_sharding(text: str) -> ShardingMetadata | None:
     """Return the sharding that a text of the `_sharding` file describes.
 
+    None for kinds that say nothing without their devices (`PositionalSharding`, or the empty text
+    that old writers left for it).
+
     Raises:
-        ValueError: The text is not JSON, lacks a field, or names an unknown kind of sharding.
+        ValueError: The text is not JSON or lacks a field.
     """
+    if not text:
+        return None
     document: object = json.loads(text)
     if not isinstance(document, Mapping):
         raise ValueError(f"expected an object, found {type(document).__name__}")
@@ -142,7 +147,7 @@ def decode_sharding(text: str) -> ShardingMetadata:
             return _decode_named(fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{kind}: field {error} is missing or of a wrong type") from error
-    raise ValueError(f"unknown sharding type {kind!r}")
+    return None
 
 
 def default_sharding() -> jax.sharding.Sharding:

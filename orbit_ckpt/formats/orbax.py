@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.formats.orbax_legacy import LegacyTree, infer_structure, read_aggregate
+from orbit_ckpt.formats.orbax_legacy import (
+    UNKNOWN_TYPE,
+    LegacyTree,
+    infer_structure,
+    read_aggregate,
+)
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.schema import TreeDetails, TreeDocument
@@ -28,6 +33,7 @@ from orbit_ckpt.storage.path import describe_directory
 
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
+_ARRAY_ITEM = ("checkpoint",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class StoredTree:
             FormatError: A document is not understood.
         """
         reader = BatchReader(
-            open_store(self.directory),
+            open_store(self.directory, use_ocdbt=self.document.use_ocdbt),
             zarr_format=3 if self.document.use_zarr3 else 2,
             max_bytes=max_bytes,
             fill_missing=not self.document.stores_fill_values,
@@ -130,11 +136,10 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
     checked = CheckedDirectory(directory)
     document = files.read_tree(checked)
     details = files.read_details(checked)
-    is_ocdbt = (directory / OCDBT_MANIFEST).is_file()
     legacy: LegacyTree | None = None
     if (directory / AGGREGATE).is_file():
         legacy = read_aggregate(checked.read_bytes(AGGREGATE) or b"", str(directory / AGGREGATE))
-    elif document is None and not is_ocdbt:
+    elif document is None:
         legacy = infer_structure(directory)
     if legacy is not None:
         document = legacy.merge_into(document)
@@ -147,21 +152,31 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
             )
         document = TreeDocument([], stores_fill_values=False)
     leaves = [details.apply(leaf) for leaf in document.leaves]
-    applied = TreeDocument(
-        leaves,
-        document.use_ocdbt,
-        document.use_zarr3,
-        document.stores_fill_values,
-        document.custom_metadata,
-        document.rich_types,
-    )
+    if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
+        leaves = [replace(leaves[0], path=(), names=(), stored_as=leaves[0].name)]
+    applied = replace(document, leaves=leaves)
     return StoredTree(checked, applied, details, legacy.inline if legacy else {})
+
+
+def _is_array_item(directory: Path, document: TreeDocument) -> bool:
+    """Whether a tree of one leaf was written by Orbax's handler of single arrays.
+
+    It calls the array `checkpoint`; so may a user. The step's metadata tell, and no other handler
+    leaves out the structure.
+    """
+    own = files.read_step(CheckedDirectory(directory)).item_handlers
+    if own is None:
+        around = files.read_step(CheckedDirectory(directory.parent)).item_handlers
+        own = around.get(directory.name) if isinstance(around, Mapping) else None
+    if isinstance(own, str):
+        return own.endswith("ArrayCheckpointHandler")
+    return document.leaves[0].typestr == UNKNOWN_TYPE
 
 
 def _holds_tree(path: Path) -> bool:
     if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
         return True
-    return (path / STEP_METADATA).is_file() is False and infer_structure(path) is not None
+    return infer_structure(path) is not None
 
 
 def _is_step(path: Path) -> bool:

@@ -14,12 +14,14 @@ from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
+from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, make_key, name_path
 
 UNKNOWN_TYPE = "Unknown"
 """Type of a leaf that nothing records; restored as `np.ndarray` unless asked otherwise."""
 
+_DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
 
@@ -79,22 +81,33 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
 
 
 def infer_structure(directory: Path) -> LegacyTree | None:
-    """Return the structure that the names of array directories spell, None if there are none.
+    """Return the structure that the names of stored arrays spell, None if there are none.
 
     Names are split at dots; a level whose keys are 0, 1, ... is read as a dict all the same,
     because nothing tells it from one.
     """
-    names: list[str] = []
-    use_zarr3 = False
-    for entry in sorted(directory.iterdir()):
-        for document in (ZARR2_DOCUMENT, ZARR3_DOCUMENT):
-            if entry.is_dir() and (entry / document).is_file():
-                names.append(entry.name)
-                use_zarr3 = document == ZARR3_DOCUMENT
+    documents = _find_documents(directory)
+    names = sorted({name for name, _ in documents})
     if not names:
         return None
-    paths = [tuple(make_key(key, is_sequence=False) for key in name.split(".")) for name in names]
+    use_zarr3 = any(document == ZARR3_DOCUMENT for _, document in documents)
+    paths = [
+        tuple(make_key(key, is_sequence=False) for key in name.split(".") if name) for name in names
+    ]
     return LegacyTree([_record(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
+
+
+def _find_documents(directory: Path) -> list[tuple[str, str]]:
+    """Return name and kind of document of every array in a database or in subdirectories."""
+    if is_ocdbt(directory):
+        keys = (key.rpartition("/") for key in read_index(directory))
+        return [(name, last) for name, _, last in keys if last in _DOCUMENTS]
+    return [
+        (entry.name, document)
+        for entry in directory.iterdir()
+        for document in _DOCUMENTS
+        if entry.is_dir() and (entry / document).is_file()
+    ]
 
 
 def _empty_typestr(value: object) -> str:

@@ -140,7 +140,9 @@ def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
     shardings: dict[str, ShardingMetadata] = {}
     for key, text in expect_object(document, where).items():
         try:
-            shardings[_decode_name(key)] = decode_sharding(expect(text, str, where))
+            sharding = decode_sharding(expect(text, str, where))
+            if sharding is not None:
+                shardings[_decode_name(key)] = sharding
         except ValueError as error:
             raise FormatError(f"{where}: {key!r}: {error}") from error
     return shardings

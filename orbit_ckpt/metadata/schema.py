@@ -45,6 +45,7 @@ class LeafRecord:
         typestr: Which type handler wrote it, or the kind of an empty container.
         is_empty: Whether it is an empty container, with nothing stored.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
+        stored_as: Storage name if it is not that of the path.
     """
 
     path: KeyPath
@@ -52,6 +53,7 @@ class LeafRecord:
     typestr: str
     is_empty: bool = False
     write_shape: Shape | None = None
+    stored_as: str | None = None
 
     @property
     def id(self) -> str:
@@ -61,7 +63,7 @@ class LeafRecord:
     @property
     def name(self) -> str:
         """Storage name."""
-        return storage_name(self.names)
+        return storage_name(self.names) if self.stored_as is None else self.stored_as
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,8 @@ def _bad_name(name: str, *, as_files: bool) -> str | None:
     parts = name.split("/")
     if parts[0] in RESERVED or is_process_directory(parts[0]):
         return f"{parts[0]!r} is the name of a file of the checkpoint"
+    if "\\" in name:
+        return "TensorStore takes a backslash in a file name for a slash"
     if any(part in (".", "..") for part in parts) or (name and "" in parts) or b"\0" in encoded:
         return "it is not the name of a directory"
     if (len(parts) > 1 and parts[-1] == "c") or any(

@@ -25,7 +25,7 @@ from orbit_ckpt.errors import CheckpointError, CorruptionError
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt import Extent, Value
+from orbit_ckpt.storage.ocdbt import Extent, Json, Value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 
 _ALIGNMENT = 64
@@ -196,12 +196,15 @@ class BatchReader:
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)
         value = self._store.find(key)
+        kvstore = self._store.spec(read.name)
+        if kvstore["driver"] == "file" and "\\" in read.name:
+            kvstore = await self._copy_to_memory(read.name)
         # the document was read before; handing it over spares TensorStore a second reading
         known = {"metadata": json.loads(read_value(value))} if value is not None else {}
         return await open_array(
             {
                 "driver": read.layout.driver,
-                "kvstore": self._store.spec(read.name),
+                "kvstore": kvstore,
                 "fill_missing_data_reads": self._fill_missing,
                 "recheck_cached_data": False,
                 "recheck_cached_metadata": False,
@@ -211,6 +214,16 @@ class BatchReader:
             assume_metadata=bool(known),
             context=self._context,
         )
+
+    async def _copy_to_memory(self, name: str) -> Json:
+        """Copy an array's files to where TensorStore does not take a backslash for a slash."""
+        spec = {"driver": "memory", "path": f"{name}/"}
+        copy = await ts.KvStore.open(spec, context=self._context)
+        for key in self._store.keys_below(name):
+            value = self._store.find(key)
+            if value is not None:
+                await copy.write(key.removeprefix(f"{name}/"), read_value(value))
+        return spec
 
     async def _locate_damage(
         self, read: ArrayRead, region: Region, error: Exception

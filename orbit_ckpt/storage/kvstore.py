@@ -47,10 +47,14 @@ class OcdbtStore:
         """
         self._directory = directory
         self._index = ocdbt.read_index(directory.path)
+        self._nested: dict[str, OcdbtStore] = {}
 
     def find(self, key: str) -> Value | None:
         """See `ValueStore`."""
         value = self._index.get(key)
+        if value is None:
+            nested = self._nested_store(key)
+            return nested[0].find(nested[1]) if nested else None
         if isinstance(value, Extent):
             # only a manifest of a zarr2 checkpoint has records of data files
             self._directory.verify(os.path.relpath(value.file, self._directory.path))
@@ -62,7 +66,26 @@ class OcdbtStore:
 
     def spec(self, name: str) -> Json:
         """See `ValueStore`."""
+        nested = self._nested_store(name)
+        if nested is not None:
+            store, rest = nested
+            return store.spec(rest)
         return ocdbt.read_spec(self._directory.path) | ({"path": f"{name}/"} if name else {})
+
+    def _nested_store(self, key: str) -> tuple[OcdbtStore, str] | None:
+        """Return the database of a leaf whose name has a slash, and its key there.
+
+        Orbax before 0.4 took the part before the slash for a directory.
+        """
+        head, slash, rest = key.rpartition("/")
+        while slash:
+            if head not in self._nested and ocdbt.is_ocdbt(self._directory.path / head):
+                self._nested[head] = OcdbtStore(CheckedDirectory(self._directory.path / head))
+            if head in self._nested:
+                return self._nested[head], rest
+            head, slash, more = head.rpartition("/")
+            rest = f"{more}/{rest}"
+        return None
 
 
 class FileStore:
@@ -90,9 +113,17 @@ class FileStore:
         return {"driver": "file", "path": f"{self._directory.path / name}/"}
 
 
-def open_store(directory: CheckedDirectory) -> ValueStore:
-    """Return the store of a directory of either kind."""
-    if ocdbt.is_ocdbt(directory.path):
+def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) -> ValueStore:
+    """Return the store of a directory.
+
+    Args:
+        directory: Where it is.
+        use_ocdbt: Whether it is a database; None to look.
+
+    Raises:
+        CorruptionError: The database is missing or damaged.
+    """
+    if ocdbt.is_ocdbt(directory.path) if use_ocdbt is None else use_ocdbt:
         return OcdbtStore(directory)
     return FileStore(directory)
 

@@ -62,15 +62,14 @@ def test_names_of_zarr_metadata_are_understood(name: str, expected: str) -> None
 
 @pytest.mark.parametrize("name", ["|O", "<U4", "float33"])
 def test_name_of_no_number_is_an_error(name: str) -> None:
-    with pytest.raises(TypeError, match="not a numeric dtype|not understood"):
+    with pytest.raises(TypeError, match=r"not a numeric dtype|not understood"):
         parse_dtype(name)
 
 
 @pytest.mark.parametrize(
-    "form", ["bfloat16", jnp.bfloat16, ml_dtypes.bfloat16, np.dtype("bfloat16"), jnp.bfloat16(1)]
+    "form", ["bfloat16", jnp.bfloat16, ml_dtypes.bfloat16, np.dtype("bfloat16")], ids=repr
 )
 def test_anything_that_names_a_dtype_is_one(form: object) -> None:
-    form = form.dtype if isinstance(form, jax.Array | np.generic) else form
     assert as_dtype(form) == np.dtype("bfloat16")
 
 

@@ -40,7 +40,9 @@ class Layout:
         ]
         return "-".join(names)
 
-    def save(self, path: Path, tree: object, *, overwrite: bool = False) -> None:
+    def save(
+        self, path: Path, tree: object, *, save_args: object = None, overwrite: bool = False
+    ) -> None:
         """Save a tree in this layout, with all that `load` needs to give it back exactly."""
         handler = ocp.PyTreeHandler(
             use_ocdbt=self.use_ocdbt,
@@ -48,7 +50,7 @@ class Layout:
             use_compression=self.use_compression,
             pytree_metadata_options=ocp.PyTreeMetadataOptions(support_rich_types=True),
         )
-        args = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=self.data_file_bytes)
+        args = ocp.args.PyTreeSave(tree, save_args, ocdbt_target_data_file_size=self.data_file_bytes)
         ocp.Checkpointer(handler).save(path, args=args, force=overwrite)
 
 
@@ -88,6 +90,8 @@ def every_kind_of_leaf() -> dict[str, object]:
             "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
             "twin": np.arange(12, 24, dtype=np.float32).reshape(3, 4),
             "large": rough(40, 60),
+            "block": rough(40, 20),
+            "block_twin": rough(40, 20),
             "uint4": np.arange(4).astype(ml_dtypes.uint4),
             "empty": np.zeros((0, 3), np.int8),
             "date": np.array(["2020-01-01", "NaT"], "M8[D]"),

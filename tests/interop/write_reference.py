@@ -401,8 +401,12 @@ def encode_array(value: Any) -> Json:
     # `>` has to be swapped; ml_dtypes report `V` or a native order and must stay as they are.
     if host.dtype.byteorder == ">":
         host = host.astype(host.dtype.newbyteorder("<"))
+    name = host.dtype.name
+    if name in ("int2", "int4", "uint2", "uint4"):
+        # Releases disagree about the unused upper bits, so they are made the sign's.
+        host = host.astype(np.uint8 if name.startswith("u") else np.int8)
     return {
-        "dtype": host.dtype.name,
+        "dtype": name,
         "shape": list(host.shape),
         "data": base64.b64encode(host.tobytes("C")).decode(),
         "kind": kind,

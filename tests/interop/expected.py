@@ -1,0 +1,109 @@
+"""What `write_reference.py` recorded of a checkpoint, compared with what was loaded."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+EMPTY = {"dict": {}, "list": [], "tuple": ()}
+NARROWED = {"float32": "float64", "int32": "int64", "uint32": "uint64", "complex64": "complex128"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What counts as the same.
+
+    Attributes:
+        rich_types: Whether tuples and namedtuples may stand where the writer's own reader, which
+            did not use the types it recorded, gave lists, dicts and None.
+        placed: Whether JAX arrays may stand where the writer's own reader, without the file of
+            shardings, gave numpy arrays.
+        widened: Whether 64-bit JAX arrays may stand where the writer's own reader, without JAX's
+            64-bit mode, gave their first 32 bits' worth.
+    """
+
+    rich_types: bool = False
+    placed: bool = False
+    widened: bool = True
+
+    def differences(self, expected: Any, found: object, path: str = "") -> Iterator[str]:
+        """Yield how a loaded tree differs from a recorded one, down to types and bits."""
+        where = path or "<root>"
+        match expected:
+            case {"dict": children}:
+                yield from self._children(children, _as_dict(found, self.rich_types), path)
+            case {"namedtuple": _, "fields": children}:
+                yield from self._children(children, _as_dict(found, rich_types=True), path)
+            case {"list": children}:
+                named = {str(i): child for i, child in enumerate(children)}
+                yield from self._children(named, _as_list(found, self.rich_types), path)
+            case {"none": _}:
+                if found is not None and not (self.rich_types and found == ()):
+                    yield f"{where}: expected None, found {found!r}"
+            case {"empty": kind}:
+                if type(found) is not type(EMPTY[kind]) or found != EMPTY[kind]:
+                    yield f"{where}: expected {EMPTY[kind]!r}, found {found!r}"
+            case {"py": value, "type": kind}:
+                value = complex(*value) if kind == "complex" else value
+                if type(found).__name__ != kind or found != value:
+                    yield f"{where}: expected {kind} {value!r}, found {found!r}"
+            case {"prng": impl, "data": data}:
+                if not isinstance(found, jax.Array) or str(jax.random.key_impl(found)) != impl:
+                    yield f"{where}: expected {impl} keys, found {found!r}"
+                else:
+                    keys = np.asarray(jax.random.key_data(found))
+                    yield from self._array({**data, "kind": "np.ndarray"}, keys, where)
+            case _:
+                yield from self._array(expected, found, where)
+
+    def _children(
+        self, expected: Mapping[str, Any], found: Mapping[str, object] | None, path: str
+    ) -> Iterator[str]:
+        if found is None or found.keys() != expected.keys():
+            names = None if found is None else sorted(found)
+            yield f"{path or '<root>'}: expected {sorted(expected)}, found {names}"
+            return
+        for name, child in expected.items():
+            yield from self.differences(child, found[name], f"{path}.{name}" if path else name)
+
+    def _array(self, expected: Any, found: object, where: str) -> Iterator[str]:
+        kinds = {"jax.Array": jax.Array, "np.ndarray": np.ndarray, "np.generic": np.generic}
+        allowed = (kinds[expected["kind"]], *((jax.Array,) if self.placed else ()))
+        if not isinstance(found, allowed):
+            yield f"{where}: expected {expected['kind']}, found {type(found)} {found!r:.60}"
+            return
+        host = np.asarray(found)
+        if self.widened and host.dtype.name == NARROWED.get(expected["dtype"]):
+            host = host.astype(expected["dtype"])
+        if host.dtype.name != expected["dtype"] or list(host.shape) != expected["shape"]:
+            yield (
+                f"{where}: expected {expected['dtype']}{expected['shape']}, "
+                f"found {host.dtype}{list(host.shape)}"
+            )
+        elif host.tobytes() != base64.b64decode(expected["data"]):
+            yield f"{where}: values differ"
+
+
+def variants(directory: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the description of every checkpoint in a directory, by name."""
+    return json.loads((directory / "expected.json").read_text())["variants"]
+
+
+def _as_dict(value: object, rich_types: bool) -> Mapping[str, object] | None:
+    if isinstance(value, dict):
+        return {str(key): child for key, child in value.items()}
+    if rich_types and hasattr(value, "_asdict"):
+        return value._asdict()
+    return {} if rich_types and value == () else None
+
+
+def _as_list(value: object, rich_types: bool) -> Mapping[str, object] | None:
+    is_list = isinstance(value, list) or (rich_types and isinstance(value, tuple))
+    return {str(i): child for i, child in enumerate(value)} if is_list else None

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import signal
+import threading
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orbit_ckpt.runtime.loop import run_all, run_sync
+
+variable = contextvars.ContextVar("variable", default="default")
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, whatever runs the tests."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+async def answer() -> int:
+    return 42
+
+
+async def fail(message: str) -> int:
+    raise ValueError(message)
+
+
+def test_result_is_returned() -> None:
+    assert run_sync(answer()) == 42
+
+
+def test_error_is_raised_as_itself() -> None:
+    with pytest.raises(ValueError, match="boom"):
+        run_sync(fail("boom"))
+
+
+def test_caller_may_run_an_event_loop() -> None:
+    async def notebook_cell() -> int:
+        return run_sync(answer())
+
+    assert asyncio.run(notebook_cell()) == 42
+
+
+def test_calls_may_be_nested() -> None:
+    async def outer() -> int:
+        return run_sync(answer())
+
+    assert run_sync(outer()) == 42
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_64_bit_mode_of_the_caller_holds(x64: bool) -> None:
+    async def dtype() -> np.dtype:
+        return jnp.asarray(np.float64(1)).dtype
+
+    with jax.enable_x64(x64):
+        assert run_sync(dtype()) == (np.float64 if x64 else np.float32)
+
+
+def test_default_device_of_the_caller_holds() -> None:
+    async def device() -> jax.Device:
+        return jnp.zeros(1).device
+
+    with jax.default_device(jax.devices()[3]):
+        assert run_sync(device()) == jax.devices()[3]
+    assert run_sync(device()) == jax.devices()[0]
+
+
+def test_context_variables_of_the_caller_hold() -> None:
+    async def value() -> str:
+        return variable.get()
+
+    token = variable.set("changed")
+    try:
+        assert run_sync(value()) == "changed"
+    finally:
+        variable.reset(token)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_interrupt_cancels_the_coroutine_and_waits_for_it_to_clean_up() -> None:
+    events: list[str] = []
+
+    async def wait_forever() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            events.append("cleaned up")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(wait_forever())
+    assert events == ["cleaned up"]
+
+
+def test_no_thread_remains() -> None:
+    before = threading.active_count()
+    run_sync(answer())
+    assert threading.active_count() == before
+
+
+def test_results_come_in_the_order_of_their_awaitables() -> None:
+    async def main() -> list[int]:
+        first_may_end = asyncio.Event()
+
+        async def first() -> int:
+            await first_may_end.wait()
+            return 1
+
+        async def second() -> int:
+            first_may_end.set()
+            return 2
+
+        return await run_all([first(), second()])
+
+    assert run_sync(main()) == [1, 2]
+
+
+def test_single_failure_is_raised_after_all_others_have_ended() -> None:
+    ended: list[str] = []
+
+    async def slow() -> int:
+        await asyncio.sleep(0)
+        ended.append("slow")
+        return 0
+
+    with pytest.raises(ValueError, match="boom"):
+        run_sync(run_all([fail("boom"), slow()]))
+    assert ended == ["slow"]
+
+
+def test_first_of_several_failures_is_raised_and_tells_of_the_others() -> None:
+    with pytest.raises(ValueError, match="one") as caught:
+        run_sync(run_all([fail("one"), answer(), *(fail(str(i)) for i in range(12))]))
+    notes = caught.value.__notes__
+    assert notes[:2] == ["Also failed: 0", "Also failed: 1"]
+    assert notes[-1] == "And 2 more failed."
