@@ -22,9 +22,9 @@ from sklearn.datasets import load_digits
 
 import orbit_ckpt as ocp
 
-EPOCHS = 8
+EPOCHS = 6
 BATCH = 32
-KILLED_IN_EPOCH = 5
+KILLED_IN_EPOCH = 4
 
 optimizer = optax.adam(1e-3)
 
@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
 
     params: dict[str, jax.Array]
     opt_state: optax.OptState
-    epoch: int
+    epoch: int  # a number of Python's comes back as one
     key: jax.Array  # a typed key; the order of the data is drawn from it
     losses: jax.Array  # one row an epoch, one column a step
 
@@ -67,24 +67,20 @@ def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) 
 
 
 @jax.jit
-def train_step(
-    params: dict[str, jax.Array], opt_state: optax.OptState, images: jax.Array, labels: jax.Array
-) -> tuple[optax.Params, optax.OptState, jax.Array]:
-    """Return the parameters and optimizer state after one batch, and the loss before it."""
-    loss, grads = jax.value_and_grad(loss_fn)(params, images, labels)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss
-
-
 def train_epoch(state: TrainState, images: jax.Array, labels: jax.Array) -> TrainState:
     """Go through the data once, in an order drawn from the state's key."""
-    params, opt_state, epoch, key, losses = state
-    key, order_key = jax.random.split(key)
+
+    def train_step(carry: tuple[dict[str, jax.Array], optax.OptState], batch: jax.Array):
+        params, opt_state = carry
+        loss, grads = jax.value_and_grad(loss_fn)(params, images[batch], labels[batch])
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    key, order_key = jax.random.split(state.key)
     order = jax.random.permutation(order_key, len(images)).reshape(-1, BATCH)
-    for step, batch in enumerate(order):
-        params, opt_state, loss = train_step(params, opt_state, images[batch], labels[batch])
-        losses = losses.at[epoch, step].set(loss)
-    return TrainState(params, opt_state, epoch + 1, key, losses)
+    (params, opt_state), losses = jax.lax.scan(train_step, (state.params, state.opt_state), order)
+    losses = state.losses.at[state.epoch].set(losses)
+    return TrainState(params, opt_state, state.epoch, key, losses)
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -103,7 +99,7 @@ def train(run: Path, killed_in_epoch: int) -> None:
         state = ocp.load(checkpoint, like=state)
         print(f"  resumed from {checkpoint.name}")
     while state.epoch < EPOCHS:
-        state = train_epoch(state, images, labels)
+        state = train_epoch(state, images, labels)._replace(epoch=state.epoch + 1)
         print(f"  epoch {state.epoch}: loss {state.losses[state.epoch - 1].mean():.4f}", flush=True)
         if state.epoch == killed_in_epoch:
             os.kill(os.getpid(), signal.SIGKILL)  # before this epoch is saved

@@ -40,9 +40,9 @@ def choose_chunk_shape(
     """Return a chunk shape that divides `write_shape`.
 
     Axes in `shard_axes` are cut to length 1 first. While the chunk is larger than `max_bytes`
-    its longest axis is divided by that axis' smallest prime factor, axes that are already
-    sharded (`write_shape` smaller than `shape`) before others. Axes of length 0 give 1, because
-    zarr has no empty chunks.
+    its longest axis goes down to the next smaller divisor of what one device writes; axes that
+    are already sharded (`write_shape` smaller than `shape`) go before others. Axes of length 0
+    give 1, because zarr has no empty chunks.
 
     Raises:
         ValueError: The ranks differ, an axis is out of range, or `max_bytes` is less than one
@@ -67,9 +67,11 @@ def choose_chunk_shape(
         candidates = [axis for axis in range(rank) if chunk[axis] > 1]
         preferred = [axis for axis in candidates if axis in sharded] or candidates
         axis = max(preferred, key=lambda a: chunk[a])
-        chunk[axis] //= _smallest_factor(chunk[axis])
+        chunk[axis] = _divisor_below(chunk[axis], write_shape[axis])
     return tuple(chunk)
 
 
-def _smallest_factor(n: int) -> int:
-    return next((d for d in range(2, math.isqrt(n) + 1) if n % d == 0), n)
+def _divisor_below(limit: int, n: int) -> int:
+    """Return the largest divisor of `n` that is less than `limit`, which is one itself."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return max(d for pair in ((d, n // d) for d in small) for d in pair if d < limit)

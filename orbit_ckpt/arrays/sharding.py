@@ -147,7 +147,9 @@ def decode_sharding(text: str) -> ShardingMetadata | None:
             return _decode_named(fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{kind}: field {error} is missing or of a wrong type") from error
-    return None
+    if isinstance(kind, str):
+        return None
+    raise ValueError(f"unknown sharding type {kind!r}")
 
 
 def default_sharding() -> jax.sharding.Sharding:

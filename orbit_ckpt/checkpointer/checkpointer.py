@@ -11,14 +11,13 @@ from typing import Any, Protocol, cast
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
-from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args, typestr_of
 from orbit_ckpt.items.pytree import PyTreeHandler
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_path, storage_errors
 
 _logger = logging.getLogger(__name__)
 
@@ -75,18 +74,11 @@ class Checkpointer:
         session = SaveSession(
             path, overwrite=force, options=self._options, custom_metadata=custom_metadata
         )
-        try:
-            with session:
-                self._handler.save(session.directory, **save_args)
-                self._handler.finalize(session.directory)
-                session.commit(typestr_of(self._handler))
-        except OSError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise StorageError(
-                f"{path}: saving failed: {error}. Nothing was left behind; check the free space "
-                "and permissions there and save again."
-            ) from error
+        advice = "Nothing was left behind; check the free space and permissions there."
+        with storage_errors(path, "saving", advice), session:
+            self._handler.save(session.directory, **save_args)
+            self._handler.finalize(session.directory)
+            session.commit(typestr_of(self._handler))
         _logger.info("Saved %s", path)
 
     def restore(

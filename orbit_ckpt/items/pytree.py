@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from orbit_ckpt.pytree.restore import (
 from orbit_ckpt.pytree.save import TreeSaveOptions, finalize_tree, stage_tree
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_path, storage_errors
 
 _GB = 10**9
 
@@ -174,13 +175,14 @@ class PyTreeHandler:
         resolver: ShardingResolver | None = None,
     ) -> object:
         """Read a tree as a request says; see `restore_tree`."""
-        source = _open(directory, allow_unstructured=request.has_target)
 
         async def read() -> object:
             batch = source.load_batch(max_bytes=request.max_bytes, resolver=resolver)
             return await restore_tree(source, batch, self._registry, request)
 
-        return run_sync(read())
+        with _reading(directory):
+            source = _open(directory, allow_unstructured=request.has_target)
+            return run_sync(read())
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
         """Return what is known of a tree without reading it; touches no device.
@@ -189,17 +191,23 @@ class PyTreeHandler:
             CheckpointNotFoundError: There is no tree.
             CorruptionError: Stored data is missing or damaged.
         """
-        source = _open(directory, allow_unstructured=False)
 
         async def read() -> object:
             batch: LoadBatch = source.load_batch()
             found = await read_metadata(source, batch, self._registry)
             return rebuild_structure(source, found, rich_types=self._rich_types)
 
-        return TreeMetadata(run_sync(read()), source.document.custom_metadata)
+        with _reading(directory):
+            source = _open(directory, allow_unstructured=False)
+            return TreeMetadata(run_sync(read()), source.document.custom_metadata)
 
     def close(self) -> None:
         """Give up resources; there are none."""
+
+
+def _reading(directory: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    advice = "Check that the checkpoint is complete and readable."
+    return storage_errors(resolve_path(directory), "reading", advice)
 
 
 def _open(directory: str | os.PathLike[str], *, allow_unstructured: bool) -> StoredTree:

@@ -178,24 +178,28 @@ def _check_names(flat: FlatTree, names: Sequence[NamePath], *, as_files: bool) -
 
 
 def _bad_name(name: str, *, as_files: bool) -> str | None:
+    """Return why a storage name cannot be used, None if it can."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
         return "it is not valid Unicode"
-    if not as_files:
+    if not as_files or not name:
         return None
     parts = name.split("/")
-    if parts[0] in RESERVED or is_process_directory(parts[0]):
-        return f"{parts[0]!r} is the name of a file of the checkpoint"
-    if "\\" in name:
-        return "TensorStore takes a backslash in a file name for a slash"
-    if any(part in (".", "..") for part in parts) or (name and "" in parts) or b"\0" in encoded:
-        return "it is not the name of a directory"
-    if (len(parts) > 1 and parts[-1] == "c") or any(
-        len(p.encode()) > _MAX_FILE_NAME for p in parts
-    ):
-        return "it is too long or could be confused with a chunk of another leaf"
-    return None
+    reasons = {
+        f"{parts[0]!r} is the name of a file of the checkpoint": (
+            parts[0] in RESERVED or is_process_directory(parts[0])
+        ),
+        "TensorStore takes a backslash in a file name for a slash": "\\" in name,
+        "it is not the name of a directory": (
+            any(part in ("", ".", "..") for part in parts) or b"\0" in encoded
+        ),
+        "it is too long for a file name": (
+            any(len(part.encode()) > _MAX_FILE_NAME for part in parts)
+        ),
+        "it could be taken for a chunk of another leaf": len(parts) > 1 and "c" in parts[1:],
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NamePath, SaveArgs]:

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Coroutine, Generator, Iterable
+from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
 import jax
@@ -23,8 +24,7 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     servers). The caller's context variables and JAX settings (default device, 64-bit mode) hold
     there too. An interrupt of the caller cancels the coroutine and waits for it to clean up.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    outcome: Future[T] = Future()
     runner = _Runner(coroutine)
     settings = _jax_settings()
     context = contextvars.copy_context()
@@ -32,21 +32,20 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     def main() -> None:
         try:
             with settings:
-                outcome.append(context.run(runner.run))
+                outcome.set_result(context.run(runner.run))
         except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
-            failure.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=main, name="orbit_ckpt", daemon=True)
-    thread.start()
     try:
-        thread.join()
+        thread.start()
+        return outcome.result()
     except BaseException:
-        runner.cancel()
-        thread.join()
+        # not Thread.join: Python 3.11 takes a thread for ended once a join has been interrupted
+        if thread.ident is not None and not outcome.done():
+            runner.cancel()
+            wait([outcome])
         raise
-    if failure:
-        raise failure[0]
-    return outcome[0]
 
 
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

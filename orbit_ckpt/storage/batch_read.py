@@ -91,7 +91,7 @@ class BatchReader:
             FormatError: Its metadata document is not understood.
         """
         key = join_key(name, metadata_key or document_name(self._zarr_format))
-        value = self._store.find(key)
+        value = self._find(path, key)
         if value is None:
             raise CorruptionError(
                 f"{path}: the array's metadata document {key!r} is missing. "
@@ -170,7 +170,7 @@ class BatchReader:
     def _read_chunk(self, read: ArrayRead, index: Shape, files: _Files) -> HostArray:
         layout = read.layout
         key = layout.chunk_key(read.name, index)
-        value = self._store.find(key)
+        value = self._find(read.path, key)
         if value is None:
             raise self._missing(read, key)
         values = aligned_empty(layout.chunk_shape, layout.dtype)
@@ -178,13 +178,18 @@ class BatchReader:
         tail = bytearray(_CHECKSUM_BYTES if layout.checksum else 0)
         expected = len(data) + len(tail)
         length = len(value) if isinstance(value, bytes) else value.length
-        if length != expected or files.read(value, data, tail) != expected:
+        try:
+            complete = length == expected and files.read(value, data, tail) == expected
+        except FileNotFoundError:
+            raise _damaged(read, key, value, "the file is missing") from None
+        if not complete:
             raise _damaged(read, key, value, f"it does not have {expected} bytes")
         if tail and crc32c(data) != int.from_bytes(tail, "little"):
             raise _damaged(read, key, value, "its checksum does not match")
         return values
 
     async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
+        self._check_chunks(read, region)
         try:
             array = await self._open(read)
             return np.asarray(await array[region.slices].read())
@@ -192,6 +197,21 @@ class BatchReader:
             if isinstance(error, CheckpointError):
                 raise
             raise await self._locate_damage(read, region, error) from error
+
+    def _find(self, path: str, key: str) -> Value | None:
+        try:
+            return self._store.find(key)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"{path}: {key!r}: {error}", path=path, chunk=key, file=error.file
+            ) from error
+
+    def _check_chunks(self, read: ArrayRead, region: Region) -> None:
+        """Check that all chunks exist, and what the manifest says of them."""
+        for index in chunk_indices(region, read.layout.chunk_shape):
+            key = read.layout.chunk_key(read.name, index)
+            if self._find(read.path, key) is None and not self._fill_missing:
+                raise self._missing(read, key)
 
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)
@@ -234,8 +254,6 @@ class BatchReader:
         for index in chunk_indices(region, layout.chunk_shape):
             key = layout.chunk_key(read.name, index)
             value = self._store.find(key)
-            if value is None and not self._fill_missing:
-                return self._missing(read, key)
             part = chunk_region(index, layout.chunk_shape).intersect(region)
             try:
                 await array[cast(Region, part).slices].read()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from pathlib import Path
+
+from orbit_ckpt.errors import CheckpointError, StorageError
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
@@ -21,6 +25,26 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
             f"{text}: checkpoints on {scheme}:// are not supported; give a local directory."
         )
     return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, doing: str, advice: str) -> Generator[None]:
+    """Turn errors of the operating system into ours.
+
+    Args:
+        path: What is being worked on.
+        doing: What is being done, `saving` for example.
+        advice: What the user should do about it.
+
+    Raises:
+        StorageError: The block raised an `OSError` that is not ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise StorageError(f"{path}: {doing} failed: {error}. {advice}") from error
 
 
 def describe_directory(path: Path) -> str:

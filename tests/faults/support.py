@@ -105,13 +105,14 @@ def every_kind_of_leaf() -> dict[str, object]:
     }
 
 
-Snapshot = tuple[jax.tree_util.PyTreeDef, list[tuple[object, ...]]]
+Snapshot = tuple[object, ...]
 
 
 def snapshot(tree: object) -> Snapshot:
     """Return what two trees share exactly if structure, types, dtypes, shardings and bits agree."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
-    return treedef, [_leaf_snapshot(leaf) for leaf in leaves]
+    # equal structures may still differ in their keys: 1 == True == 1.0
+    return str(treedef), treedef, *map(_leaf_snapshot, leaves)
 
 
 def _leaf_snapshot(leaf: object) -> tuple[object, ...]:
