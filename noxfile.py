@@ -52,8 +52,8 @@ def tests(session: nox.Session) -> None:
 def minimums(session: nox.Session) -> None:
     """Run the tests with the lowest version of every runtime dependency."""
     lowest = [bound.replace(">=", "==") for bound in PYPROJECT["project"]["dependencies"]]
-    session.install("-e", ".[examples]", *lowest, *group("unit"))
-    session.run("pytest", "-n", "auto", "-m", "not interop", *session.posargs)
+    session.install("-e", ".[examples]", *lowest, *group("test"))
+    session.run("pytest", "-n", "auto", *session.posargs)
 
 
 @nox.session(default=False)

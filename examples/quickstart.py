@@ -32,7 +32,7 @@ optimizer = optax.adam(1e-3)
 class TrainState(NamedTuple):
     """Everything the next epoch depends on: whoever has it can go on as if nothing happened."""
 
-    params: dict[str, jax.Array]
+    params: optax.Params
     opt_state: optax.OptState
     epoch: int  # a number of Python's comes back as one
     key: jax.Array  # a typed key; the order of the data is drawn from it
@@ -70,7 +70,7 @@ def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) 
 def train_epoch(state: TrainState, images: jax.Array, labels: jax.Array) -> TrainState:
     """Go through the data once, in an order drawn from the state's key."""
 
-    def train_step(carry: tuple[dict[str, jax.Array], optax.OptState], batch: jax.Array):
+    def train_step(carry, batch):
         params, opt_state = carry
         loss, grads = jax.value_and_grad(loss_fn)(params, images[batch], labels[batch])
         updates, opt_state = optimizer.update(grads, opt_state, params)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -18,16 +21,20 @@ def plugin_names(group: str) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in importlib.metadata.entry_points(group=group)}))
 
 
-def load_plugins(group: str, name: str | None = None) -> Iterator[tuple[str, object]]:
-    """Yield the plug-ins of a group, or the one of a name; one that fails to import is skipped.
+def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[str, T]]:
+    """Yield the plug-ins of a group by name; one that cannot be used is skipped.
 
     A failure is logged as a warning with the plug-in's name: a broken package must not keep
     others from being used.
+
+    Args:
+        group: Entry point group.
+        prepare: Turns what the entry point refers to into what is wanted; may raise.
     """
     for entry in importlib.metadata.entry_points(group=group):
-        if name is not None and entry.name != name:
-            continue
         try:
-            yield entry.name, entry.load()
+            plugin = prepare(entry.load())
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             _logger.warning("Plug-in %r of group %s cannot be used: %s", entry.name, group, error)
+        else:
+            yield entry.name, plugin

@@ -7,6 +7,7 @@ under an integer type of the same width, and the logical name is recorded beside
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import jax
@@ -37,11 +38,13 @@ _FOREIGN = frozenset(
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 
 
+@functools.cache
 def storable(dtype: DType) -> bool:
     """Whether arrays of a dtype can be written: numbers, bool, and dates without Python objects."""
     return dtype.kind in "mM" or dtype.name in _NATIVE or dtype.name in _FOREIGN
 
 
+@functools.cache
 def stored_dtype(dtype: DType) -> DType:
     """Return the little-endian dtype under which arrays of a logical dtype are stored.
 
@@ -55,6 +58,7 @@ def stored_dtype(dtype: DType) -> DType:
     raise TypeError(f"dtype {dtype} cannot be stored")
 
 
+@functools.cache
 def logical_name(dtype: DType) -> str | None:
     """Return the name to record beside the tree, None if the stored dtype says it all."""
     if dtype.name in _NATIVE:

@@ -8,7 +8,6 @@ from typing import cast
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype, storable
@@ -50,14 +49,12 @@ class ArrayHandler:
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
         array = cast(jax.Array, value)
-        if isinstance(value, Tracer):
-            return "it is a tracer; save outside of jit, grad and vmap"
-        if is_prng_dtype(array.dtype):
-            return unsupported_key(array)
         if array.is_deleted():
             return "the array has been deleted or donated"
         if not array.is_fully_addressable:
             return "the array spans several processes"
+        if is_prng_dtype(array.dtype):
+            return unsupported_key(array)
         return None if storable(array.dtype) else f"dtype {array.dtype} cannot be stored"
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
@@ -133,6 +130,19 @@ class _Target:
         self.sharding = sharding
         self.regions = regions
         self.read = read
+
+    def device_shardings(self) -> list[jax.sharding.Sharding]:
+        """Return the sharding of every device's part."""
+        if isinstance(self.sharding, SingleDeviceSharding):
+            return [self.sharding]
+        kind = self.sharding.memory_kind
+        return [SingleDeviceSharding(device, memory_kind=kind) for device in self.regions]
+
+    def assemble(self, parts: list[jax.Array]) -> jax.Array:
+        """Return the array of the parts, which are on their devices."""
+        if isinstance(self.sharding, SingleDeviceSharding):
+            return parts[0]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts)
 
     def parts(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the part of every device, from the values of the regions that were read."""
@@ -226,13 +236,11 @@ def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -
     devices: list[jax.sharding.Sharding] = []
     for target, parts in zip(targets, values, strict=True):
         hosts += target.parts(parts)
-        kind = target.sharding.memory_kind
-        devices += [SingleDeviceSharding(device, memory_kind=kind) for device in target.regions]
+        devices += target.device_shardings()
     buffers = iter(_device_put(hosts, devices))
     arrays: list[jax.Array] = []
     for target in targets:
-        mine = [next(buffers) for _ in target.regions]
-        array = jax.make_array_from_single_device_arrays(target.shape, target.sharding, mine)
+        array = target.assemble([next(buffers) for _ in target.regions])
         record = load_batch_of(target.info).arrays.get(target.info.name)
         arrays.append(wrap_keys(array, record.random_key_impl if record else None))
     return arrays

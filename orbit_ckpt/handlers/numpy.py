@@ -86,6 +86,7 @@ class NumpyHandler:
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
     detail = load_batch_of(info).details.get(info.name)
-    if detail is not None and detail.type == BYTES and arg.restore_type in (None, bytes):
+    was_bytes = detail is not None and detail.type == BYTES
+    if arg.restore_type is bytes or (was_bytes and arg.restore_type is None):
         return host.tobytes()
     return cast_host(host, None if isinstance(arg, ArrayRestoreArgs) else arg.dtype)

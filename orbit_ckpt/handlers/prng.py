@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import jax
+
+from orbit_ckpt.arrays.dtypes import DType
 
 
 def key_data(keys: jax.Array) -> jax.Array:
@@ -20,6 +23,20 @@ def key_impl(keys: jax.Array) -> str:
 def wrap_keys(data: jax.Array, impl: str | None) -> jax.Array:
     """Return typed keys of their data; without an implementation the data itself."""
     return data if impl is None else cast(jax.Array, jax.random.wrap_key_data(data, impl=impl))
+
+
+@functools.cache
+def key_type(impl: str) -> tuple[DType, int]:
+    """Return the dtype of typed keys and how many trailing dimensions their data has.
+
+    Touches no device.
+
+    Raises:
+        ValueError: JAX knows no implementation of that name.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+    data = jax.eval_shape(jax.random.key_data, key)
+    return key.dtype, len(data.shape)
 
 
 def unsupported_key(keys: jax.Array) -> str | None:

@@ -94,11 +94,22 @@ class TypeHandlerRegistry:
     def _plugin_layer(self) -> _Layer:
         if self._plugins is None:
             self._plugins = layer = _Layer()
-            for _, plugin in load_plugins(TYPE_HANDLERS):
-                handler = cast(TypeHandler, plugin() if isinstance(plugin, type) else plugin)
-                for ty in cast(tuple[type, ...], getattr(handler, "types", ())):
+            for _, (types, handler) in load_plugins(TYPE_HANDLERS, _prepare_plugin):
+                for ty in types:
                     layer.add(ty, handler, None, override=True)
         return self._plugins
+
+
+def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
+    """Return the types that a plug-in handles, as its attribute `types` says, and the handler."""
+    handler: object = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(handler, TypeHandler):
+        raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")
+    types = cast(tuple[type, ...], getattr(handler, "types", ()))
+    if not types or not all(isinstance(ty, type) for ty in types):
+        raise TypeError(f"{handler!r} does not say in `types` which classes it handles")
+    handler.typestr()
+    return types, handler
 
 
 class _Layer:
@@ -106,7 +117,7 @@ class _Layer:
 
     def __init__(self) -> None:
         self.types: dict[type, TypeHandler] = {}
-        self._predicates: list[tuple[Predicate, TypeHandler]] = []
+        self._predicates: dict[type, Predicate] = {}
         self._typestrs: dict[str, TypeHandler] = {}
 
     def add(
@@ -126,18 +137,20 @@ class _Layer:
             )
         self.types[ty] = handler
         self._typestrs[typestr] = handler
+        self._predicates.pop(ty, None)
         if func is not None:
-            self._predicates.append((func, handler))
+            self._predicates[ty] = func
 
     def by_type(self, ty: type) -> TypeHandler | None:
-        for func, handler in self._predicates:
+        for base, func in self._predicates.items():
             if func(ty):
-                return handler
-        for base in ty.__mro__:
-            if base in self.types:
                 return self.types[base]
+        nominal = {base: h for base, h in self.types.items() if base not in self._predicates}
+        for base in ty.__mro__:
+            if base in nominal:
+                return nominal[base]
         # abstract classes such as jax.Array are not in the order of their implementations
-        return next((h for base, h in self.types.items() if issubclass(ty, base)), None)
+        return next((h for base, h in nominal.items() if issubclass(ty, base)), None)
 
     def by_typestr(self, typestr: str) -> TypeHandler | None:
         return self._typestrs.get(typestr)

@@ -19,6 +19,7 @@ from orbit_ckpt.handlers.base import (
     logical_dtype,
     save_batch_of,
 )
+from orbit_ckpt.handlers.prng import key_type
 from orbit_ckpt.metadata.schema import LeafDetail
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StorageMetadata
 from orbit_ckpt.storage.batch_read import ArrayRead
@@ -49,17 +50,21 @@ def add_array(
     logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
     stored = stored_dtype(logical)
     write_shape = shards[0].region.shape if shards else shape
-    chunk_shape = choose_chunk_shape(
-        shape,
-        write_shape,
-        itemsize=stored.itemsize,
-        max_bytes=effective_chunk_bytes(
-            math.prod(write_shape) * stored.itemsize,
-            chunk_bytes=arg.chunk_byte_size,
-            file_bytes=info.data_file_bytes,
-        ),
-        shard_axes=arg.shard_axes,
+    max_bytes = effective_chunk_bytes(
+        math.prod(write_shape) * stored.itemsize,
+        chunk_bytes=arg.chunk_byte_size,
+        file_bytes=info.data_file_bytes,
     )
+    try:
+        chunk_shape = choose_chunk_shape(
+            shape,
+            write_shape,
+            itemsize=stored.itemsize,
+            max_bytes=max_bytes,
+            shard_axes=arg.shard_axes,
+        )
+    except ValueError as error:
+        raise ValueError(f"{info.label}: {error}") from error
     layout, document = describe_array(
         shape,
         chunk_shape,
@@ -71,7 +76,7 @@ def add_array(
     if detail != LeafDetail():
         batch.details[info.name] = detail
     parts = owned_copy(shards) if batch.copy else shards
-    native = logical if logical_name(logical) else stored
+    native = logical.newbyteorder("<") if logical_name(logical) else stored
     batch.writer.add(ArrayWrite(info.label, info.name, layout, document, parts, native))
     return layout
 
@@ -113,12 +118,16 @@ def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
     layout = layout_of(info)
     record = batch.arrays.get(info.name)
     make = ScalarMetadata if scalar else ArrayMetadata
+    shape, dtype = layout.shape, logical_dtype(info, layout.dtype)
+    if record is not None and record.random_key_impl is not None:
+        dtype, trailing = key_type(record.random_key_impl)
+        shape = shape[: len(shape) - trailing]
     return make(
         name=info.name,
         directory=info.parent_dir,
-        shape=layout.shape,
+        shape=shape,
         sharding=batch.shardings.get(info.name),
-        dtype=logical_dtype(info, layout.dtype),
+        dtype=dtype,
         storage=StorageMetadata(
             chunk_shape=layout.chunk_shape,
             write_shape=info.write_shape or (record.write_shape if record else None),

@@ -163,7 +163,6 @@ class PyTreeHandler:
             restore_args=args.restore_args,
             partial=args.partial_restore,
             rich_types=self._rich_types,
-            max_bytes=self._read_bytes,
         )
         return self.run_request(directory, request)
 
@@ -177,7 +176,7 @@ class PyTreeHandler:
         """Read a tree as a request says; see `restore_tree`."""
 
         async def read() -> object:
-            batch = source.load_batch(max_bytes=request.max_bytes, resolver=resolver)
+            batch = source.load_batch(max_bytes=self._read_bytes, resolver=resolver)
             return await restore_tree(source, batch, self._registry, request)
 
         with _reading(directory):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jax.core import Tracer
+
 from orbit_ckpt.arrays.dtypes import as_dtype, storable
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import SaveArgs, TypeHandler, ValueChecker
@@ -106,8 +108,8 @@ def plan_save(
     """
     flat = flatten(tree)
     names = [name_path(path) for path in flat.paths]
-    _check_names(flat, names, as_files=not use_ocdbt)
     handlers = _find_handlers(flat, registry)
+    _check_names(flat, names, handlers, as_files=not use_ocdbt)
     args = _align_save_args(save_args, names)
     leaves: list[PlannedLeaf] = []
     details: dict[str, LeafDetail] = {}
@@ -139,6 +141,8 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
         handlers.append(handler)
         if value is PLACEHOLDER:
             problems[format_path(path)] = "a PLACEHOLDER stands for no value; it can only restore"
+        elif isinstance(value, Tracer):
+            problems[format_path(path)] = "it is a tracer; save outside of jit, grad and vmap"
         elif handler is None:
             problems[format_path(path)] = (
                 f"no type handler accepts {kind.__module__}.{kind.__qualname__}"
@@ -157,7 +161,13 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
     return handlers
 
 
-def _check_names(flat: FlatTree, names: Sequence[NamePath], *, as_files: bool) -> None:
+def _check_names(
+    flat: FlatTree,
+    names: Sequence[NamePath],
+    handlers: Sequence[TypeHandler | None],
+    *,
+    as_files: bool,
+) -> None:
     collisions = find_name_collisions(list(names))
     if collisions:
         pairs = [(flat.paths[a], flat.paths[b]) for a, b in collisions]
@@ -167,8 +177,8 @@ def _check_names(flat: FlatTree, names: Sequence[NamePath], *, as_files: bool) -
             f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",
             paths=[format_path(path) for pair in pairs for path in pair],
         )
-    for path in names:
-        reason = _bad_name(storage_name(path), as_files=as_files)
+    for path, handler in zip(names, handlers, strict=True):
+        reason = _bad_name(storage_name(path), as_files=as_files and handler is not None)
         if reason:
             raise NameCollisionError(
                 f"{format_path(path)}: cannot be stored under its name: {reason}. Rename the key"

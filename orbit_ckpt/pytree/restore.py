@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,9 +29,11 @@ from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.tree.diff import TreeDifference, compare_names
+from orbit_ckpt.tree.diff import TreeDifference, compare_names, nearest_names
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath, format_path, name_path
+
+_STRING = "string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,6 @@ class RestoreRequest:
         partial: Whether leaves may be missing from the target.
         strict: Whether a typed target's shapes must be the stored ones.
         rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
-        max_bytes: Most bytes held in memory for reading at once.
     """
 
     target: object = None
@@ -58,7 +59,6 @@ class RestoreRequest:
     partial: bool = False
     strict: bool = True
     rich_types: bool = False
-    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,16 @@ async def restore_tree(
     target = flatten(request.target) if request.has_target else None
     records = _records(source, target)
     wanted = _align(records, target, request) if target is not None else None
-    args = _restore_args(request, target, wanted)
+    args = _restore_args(request, target, wanted, {*records, *(wanted or ())})
     needed = [
         record
         for record in records.values()
         if wanted is None or wanted.get(record.names, PLACEHOLDER) is not PLACEHOLDER
     ]
     if target is not None and request.typed:
-        await _check_leaves(source, batch, registry, needed, cast(dict[NamePath, object], wanted))
-    values = await _read(source, batch, registry, needed, args, request)
+        leaves = cast(dict[NamePath, object], wanted)
+        await _check_leaves(source, batch, registry, needed, leaves, request)
+    values = await _read(source, batch, registry, needed, args)
     if target is None:
         return _rebuild(source, values, rich_types=request.rich_types)
     return target.unflatten(
@@ -110,13 +111,16 @@ async def restore_tree(
 
 async def read_metadata(
     source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry
-) -> dict[NamePath, Metadata | None]:
-    """Return what is known of every leaf, None for empty containers; no array is opened."""
-    found: dict[NamePath, Metadata | None] = {}
+) -> dict[NamePath, object]:
+    """Return leaf metadata, empty containers as they are; no array is opened."""
+    found: dict[NamePath, object] = {}
     groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
     for record in source.document.leaves:
-        found[record.names] = None
-        if record.is_empty or record.name in source.inline:
+        if record.name in source.inline:
+            found[record.names] = Metadata(record.name, source.directory.path)
+            continue
+        if record.is_empty:
+            found[record.names] = _empty_value(source, record)
             continue
         handler = _handler_of(record, RestoreArgs(), registry)
         groups.setdefault(id(handler), (handler, []))[1].append(record)
@@ -195,6 +199,7 @@ def _restore_args(
     request: RestoreRequest,
     target: FlatTree | None,
     wanted: Mapping[NamePath, object] | None,
+    known: Collection[NamePath],
 ) -> dict[NamePath, RestoreArgs]:
     args: dict[NamePath, RestoreArgs] = {}
     if request.typed and target is not None and wanted is not None:
@@ -204,8 +209,15 @@ def _restore_args(
     if request.restore_args is not None:
         flat = flatten(request.restore_args)
         for path, value in zip(flat.paths, flat.values, strict=True):
-            if not is_empty_node(value) and value is not PLACEHOLDER:
-                args[name_path(path)] = restore_args_of(value, strict=request.strict)
+            if is_empty_node(value) or value is PLACEHOLDER:
+                continue
+            if name_path(path) not in known:
+                near = nearest_names(format_path(path), [format_path(p) for p in known])
+                raise ValueError(
+                    f"restore_args: {format_path(path)}: there is no such leaf to restore"
+                    + (f"; did you mean {' or '.join(near)}?" if near else ".")
+                )
+            args[name_path(path)] = restore_args_of(value, strict=request.strict)
     return args
 
 
@@ -215,6 +227,7 @@ async def _check_leaves(
     registry: TypeHandlerRegistry,
     needed: Sequence[LeafRecord],
     wanted: Mapping[NamePath, object],
+    request: RestoreRequest,
 ) -> None:
     stored = await read_metadata(source, batch, registry)
     changed = {
@@ -222,10 +235,14 @@ async def _check_leaves(
         for record in needed
         if not record.is_empty
         and record.name not in source.inline
-        and (change := describe_change(wanted[record.names], stored.get(record.names)))
+        and (change := _change(wanted[record.names], stored[record.names], request))
     }
     if changed:
         raise _mismatch(TreeDifference([], [], changed))
+
+
+def _change(wanted: object, stored: object, request: RestoreRequest) -> str | None:
+    return describe_change(wanted, cast(Metadata, stored), strict=request.strict)
 
 
 async def _read(
@@ -234,10 +251,9 @@ async def _read(
     registry: TypeHandlerRegistry,
     records: Sequence[LeafRecord],
     args: Mapping[NamePath, RestoreArgs],
-    request: RestoreRequest,
 ) -> dict[NamePath, object]:
     """Return the values of leaves, read in one call per handler."""
-    limiter = ByteLimiter(request.max_bytes)
+    limiter = ByteLimiter(batch.reader.max_bytes)
     values: dict[NamePath, object] = {}
     groups: dict[int, tuple[TypeHandler, list[tuple[NamePath, PlannedRead]]]] = {}
     for record in records:
@@ -281,8 +297,14 @@ def _handler_of(record: LeafRecord, arg: RestoreArgs, registry: TypeHandlerRegis
     wanted = arg.restore_type
     if record.typestr == UNKNOWN_TYPE and wanted is None:
         wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
-    # Orbax lets a tree of default arguments ask for whatever was saved
-    key = record.typestr if not isinstance(wanted, type) else wanted
+    key = wanted if isinstance(wanted, type | str) else record.typestr
+    if (key in (str, _STRING)) != (record.typestr == _STRING):
+        where = format_path(record.path)
+        raise TreeMismatchError(
+            f"{where}: {key!r} was asked for, a leaf of type {record.typestr!r} is stored; a "
+            "string can only be restored as one.",
+            paths=[where],
+        )
     if not registry.has(key):
         raise UnsupportedLeafError(
             f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "

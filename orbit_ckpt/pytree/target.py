@@ -8,10 +8,14 @@ import jax
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_lossless_kind, is_prng_dtype
-from orbit_ckpt.arrays.sharding import NamedShardingMetadata, SingleDeviceShardingMetadata
+from orbit_ckpt.arrays.sharding import (
+    NamedShardingMetadata,
+    ShardingMetadata,
+    SingleDeviceShardingMetadata,
+)
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
-from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
+from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, StringMetadata
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
 _PYTHON_TYPES = (bool, int, float, complex, str, bytes)
@@ -46,17 +50,21 @@ def restore_args_of(
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         own = cast(object, getattr(leaf, "sharding", None))
         return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
-    if isinstance(leaf, ArrayMetadata) and not isinstance(leaf, ScalarMetadata):
-        return _array_args(
-            leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
-        )
+    if isinstance(leaf, Metadata):
+        own = leaf.sharding if isinstance(leaf, ArrayMetadata) else None
+        return _metadata_args(leaf, sharding or own)
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
+
+
+def _metadata_args(leaf: Metadata, sharding: object) -> RestoreArgs:
+    """Return arguments that restore a leaf as it was saved, JAX arrays on a given sharding."""
+    storage = leaf.storage if isinstance(leaf, ArrayMetadata) else None
+    is_jax_array = storage is not None and storage.write_shape is not None
+    return ArrayRestoreArgs(sharding=_inner_sharding(sharding)) if is_jax_array else RestoreArgs()
 
 
 def _host_type(leaf: object) -> type | None:
     """Return the type to restore a leaf as that is no JAX array, None for the saved type."""
-    if isinstance(leaf, StringMetadata):
-        return str
     if isinstance(leaf, np.ndarray):
         return np.ndarray
     if isinstance(leaf, np.generic):
@@ -73,59 +81,64 @@ def _array_args(
     leaf: object, sharding: object, *, set_global_shape: bool, strict: bool
 ) -> ArrayRestoreArgs:
     array = cast(_ArrayLike, leaf)
-    # a memory layout (jax.experimental.layout.Format) wraps the sharding it applies to
-    inner = cast(object, getattr(sharding, "sharding", sharding))
-    if not isinstance(
-        inner,
-        jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata | None,
-    ):
-        raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
     if is_prng_dtype(array.dtype):
-        return ArrayRestoreArgs(sharding=inner)
+        return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
     return ArrayRestoreArgs(
         dtype=array.dtype,
-        sharding=inner,
+        sharding=_inner_sharding(sharding),
         global_shape=tuple(array.shape) if set_global_shape else None,
         strict=strict,
     )
 
 
-def describe_change(wanted: object, stored: Metadata | None) -> str | None:
+def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
+    # a memory layout (jax.experimental.layout.Format) wraps the sharding it applies to
+    inner = cast(object, getattr(sharding, "sharding", sharding))
+    kinds = jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata | None
+    if not isinstance(inner, kinds):
+        raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
+    return inner
+
+
+def describe_change(wanted: object, stored: Metadata | None, *, strict: bool = True) -> str | None:
     """Return how a target's leaf differs from what is stored, None if it can be restored.
 
     Args:
         wanted: Leaf of the target.
-        stored: What is stored; None for an empty container.
+        stored: What is stored; None if nothing is known of it.
+        strict: Whether shapes of JAX arrays must agree.
     """
-    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs):
+    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
         return None
-    if stored is None:
-        return f"the target has {_describe(wanted)}, an empty container or None is stored"
-    if isinstance(stored, StringMetadata) or isinstance(wanted, str | StringMetadata):
-        same = isinstance(stored, StringMetadata) and isinstance(wanted, str | StringMetadata)
-        kinds = f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
-        return None if same else kinds
+    if isinstance(stored, StringMetadata) or isinstance(wanted, str):
+        if isinstance(stored, StringMetadata) and isinstance(wanted, str):
+            return None
+        return f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
     if not isinstance(stored, ArrayMetadata):
         return None
-    return _array_change(wanted, stored)
-
-
-def _array_change(wanted: object, stored: ArrayMetadata) -> str | None:
     if isinstance(wanted, bytes):
-        return None
+        is_bytes = stored.dtype == np.uint8 and len(stored.shape) == 1
+        return None if is_bytes else f"the target has bytes, {_describe(stored)} is stored"
+    return _array_change(wanted, stored, strict=strict)
+
+
+def _array_change(wanted: object, stored: ArrayMetadata, *, strict: bool) -> str | None:
     if isinstance(wanted, bool | int | float | complex):
         shape, dtype = (), np.dtype(type(wanted))
     elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
         array = cast(_ArrayLike, wanted)
-        if is_prng_dtype(array.dtype):
-            return None
-        shape, dtype = tuple(array.shape), as_dtype(array.dtype)
+        shape, dtype = tuple(array.shape), array.dtype
     else:
         return None
+    may_pad = not strict and not isinstance(wanted, np.ndarray) and len(shape) == len(stored.shape)
     changes: list[str] = []
-    if shape != stored.shape:
+    if shape != stored.shape and not may_pad:
         changes.append(f"shape {shape} wanted, {stored.shape} stored")
-    if not is_lossless_kind(stored.dtype, dtype):
+    if is_prng_dtype(dtype) or is_prng_dtype(stored.dtype):
+        same_dtype = dtype == stored.dtype
+    else:
+        same_dtype = is_lossless_kind(stored.dtype, as_dtype(dtype))
+    if not same_dtype:
         changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
     return "; ".join(changes) or None
 

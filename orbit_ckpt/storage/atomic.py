@@ -17,8 +17,31 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
-from orbit_ckpt.errors import CheckpointExistsError, StorageError
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, TEMPORARY_SUFFIX
+from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+    OCDBT_MANIFEST,
+    STEP_METADATA,
+    TEMPORARY_SUFFIX,
+    TREE_METADATA,
+)
+from orbit_ckpt.storage.path import describe_directory, storage_errors
+
+_REPLACED = "-replaced"
+
+_SIGNS = (
+    STEP_METADATA,
+    TREE_METADATA,
+    OCDBT_MANIFEST,
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+)
+"""Any of these makes a directory a checkpoint, which may be overwritten if asked to."""
 
 _logger = logging.getLogger(__name__)
 
@@ -38,11 +61,11 @@ class AtomicityMode(StrEnum):
 
 
 class AtomicDirectory:
-    """A directory being written that will replace or create `final` in one step.
+    """A directory being written that will create or replace `final` in one step.
 
     Use as a context manager: leaving it without `commit` removes everything written. While it is
-    open the temporary directory is locked, so that another save can tell it from one left behind
-    by a process that died.
+    open the directory is locked, so that another save can tell it from one left behind by a
+    process that died.
     """
 
     def __init__(
@@ -53,64 +76,95 @@ class AtomicDirectory:
         mode: AtomicityMode = AtomicityMode.AUTO,
         permissions: int | None = None,
     ) -> None:
-        self.final = final
+        # what a link stands for is replaced, not the link
+        self.final = final.resolve() if final.is_symlink() else final
         self._overwrite = overwrite
         self._in_place = mode is AtomicityMode.COMMIT_FILE
         self._permissions = permissions
         self._lock: int | None = None
         suffix = f"{TEMPORARY_SUFFIX}-{time.time_ns()}"
-        self.path = final if self._in_place else final.with_name(final.name + suffix)
+        self.path = self.final if self._in_place else self.final.with_name(final.name + suffix)
 
     def __enter__(self) -> AtomicDirectory:
-        if self.final.exists() and not self._overwrite:
-            raise CheckpointExistsError(
-                f"Destination {self.final} already exists. Choose another path, or pass "
-                "overwrite=True (force=True) to replace it."
-            )
-        try:
-            self.final.parent.mkdir(parents=True, exist_ok=True)
+        advice = f"Check that {self.final.parent} is a writable directory with space left."
+        with storage_errors(self.final, "creating a directory to save into", advice):
+            _make_directories(self.final.parent)
             _remove_abandoned(self.final)
-            if self._in_place and self.final.exists():
-                shutil.rmtree(self.final)
+            self._check_free()
+            if self._in_place:
+                _remove_in_place(self.final)
             self.path.mkdir()
             if self._permissions is not None:
                 self.path.chmod(self._permissions)
             self._lock = _try_lock(self.path)
             if self._in_place:
                 write_file(self.path / IN_PROGRESS, b"")
-        except OSError as error:
-            raise StorageError(
-                f"{self.final}: cannot create a directory to save into: {error}. Check that "
-                f"{self.final.parent} is a writable directory with space left."
-            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock is None:
             return
-        os.close(self._lock)
-        self._lock = None
+        self._unlock()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def commit(self) -> None:
-        """Make the directory durable and visible under its final name."""
+        """Make the directory durable and visible under its final name.
+
+        Raises:
+            CheckpointExistsError: Somebody else has made `final` in the meantime.
+            OSError: The storage failed; `final` is as it was.
+        """
         marker = f"Checkpoint commit was successful to {self.final}"
         write_file(self.path / COMMIT_MARKER, marker.encode())
         _sync_tree(self.path)
-        replaced = None
         if self._in_place:
             (self.path / IN_PROGRESS).unlink()
             sync_directory(self.path)
-        elif self._overwrite and self.final.exists():
-            replaced = _exchange(self.path, self.final)
+            self._unlock()
         else:
+            self._rename()
+
+    def _rename(self) -> None:
+        exchanged = self._overwrite and self.final.exists()
+        old = _exchange(self.path, self.final) if exchanged else self._rename_to_free()
+        try:
+            sync_directory(self.final.parent)
+        except OSError:
+            if exchanged:
+                _exchange(old, self.final)
+            else:
+                self.final.rename(self.path)
+            raise
+        self._unlock()
+        if exchanged:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _rename_to_free(self) -> Path:
+        try:
             self.path.rename(self.final)
-        sync_directory(self.final.parent)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise _exists(self.final) from error
+            raise
+        return self.path
+
+    def _check_free(self) -> None:
+        if not self.final.exists():
+            return
+        if self._in_place and is_in_progress(self.final):
+            return
+        if not self._overwrite:
+            raise _exists(self.final)
+        if not any((self.final / name).exists() for name in _SIGNS) and not _is_empty(self.final):
+            raise CheckpointExistsError(
+                f"{self.final} exists and is no checkpoint: {describe_directory(self.final)}. It "
+                "is not overwritten; choose another path, or remove it yourself."
+            )
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def is_in_progress(directory: Path) -> bool:
@@ -140,19 +194,59 @@ def _sync_tree(root: Path) -> None:
         sync_directory(Path(directory))
 
 
+def _exists(final: Path) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"Destination {final} already exists. Choose another path, or pass overwrite=True "
+        "(force=True) to replace it."
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _make_directories(path: Path) -> None:
+    """Make a directory and those above it, each durable before something is put into it."""
+    if path.is_dir():
+        return
+    _make_directories(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
 def _remove_abandoned(final: Path) -> None:
     """Remove temporary directories of saves to `final` whose process is gone."""
     prefix = final.name + TEMPORARY_SUFFIX
-    for entry in os.scandir(final.parent):
-        if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
+    found = sorted(e.path for e in os.scandir(final.parent) if e.name.startswith(prefix))
+    for path in map(Path, found):
+        if path.is_symlink() or not path.is_dir():
             continue
-        lock = _try_lock(Path(entry.path))
+        lock = _try_lock(path)
         if lock is None:
-            _logger.warning("%s: another process is saving to %s", entry.path, final)
+            _logger.warning("%s: another process is saving to %s", path, final)
             continue
-        _logger.info("Removing %s, left behind by a save that did not finish", entry.path)
-        shutil.rmtree(entry.path, ignore_errors=True)
+        if path.name.endswith(_REPLACED) and not final.exists():
+            path.rename(final)  # a save died between the two renames of `_exchange`
+        else:
+            _logger.info("Removing %s, left behind by a save that did not finish", path)
+            shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def _remove_in_place(final: Path) -> None:
+    """Remove what stands where a save in marker mode will write."""
+    if not final.exists():
+        return
+    lock = _try_lock(final)
+    if lock is None:
+        raise CheckpointExistsError(
+            f"{final}: another process is saving there. Wait for it, or choose another path."
+        )
+    if not is_in_progress(final):
+        # whoever finds the directory half removed must not take it for a checkpoint
+        write_file(final / IN_PROGRESS, b"")
+    shutil.rmtree(final)
+    os.close(lock)
 
 
 def _try_lock(directory: Path) -> int | None:
@@ -173,7 +267,7 @@ def _exchange(new: Path, final: Path) -> Path:
     """Put `new` in the place of `final`; return where the replaced directory now is."""
     if _rename_exchange(new, final):
         return new
-    aside = new.with_name(new.name + "-replaced")
+    aside = new.with_name(new.name + _REPLACED)
     final.rename(aside)
     new.rename(final)
     return aside

@@ -78,7 +78,7 @@ class BatchReader:
     ) -> None:
         self._store = store
         self._zarr_format = zarr_format
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._fill_missing = fill_missing
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
@@ -112,7 +112,7 @@ class BatchReader:
         window: list[ArrayRead] = []
         held = 0
         for read in reads:
-            if window and self._max_bytes is not None and held + read.nbytes > self._max_bytes:
+            if window and self.max_bytes is not None and held + read.nbytes > self.max_bytes:
                 yield window
                 window, held = [], 0
             window.append(read)

@@ -129,6 +129,7 @@ class _Transaction:
         self._store = store.with_transaction(self._handle) if self._handle else store
 
     async def run(self, writes: Sequence[ArrayWrite]) -> None:
+        """Write arrays; when this returns or raises no write is under way any more."""
         start_transfers([shard for write in writes for shard in write.shards])
         small = [write for write in writes if _is_direct(write.layout)]
         large = [write for write in writes if not _is_direct(write.layout)]
@@ -136,7 +137,7 @@ class _Transaction:
         await run_all(self._write_array(write) for write in large)
         if self._handle is not None:
             await self._handle.commit_async()
-        await asyncio.to_thread(lambda: [future.result() for future in pending])
+        await asyncio.to_thread(_wait_for_all, pending)
 
     def _put_chunks(self, write: ArrayWrite) -> Iterator[_WriteFuture]:
         layout = write.layout
@@ -174,6 +175,12 @@ class _Transaction:
             # inside a transaction the write itself completes only when that commits
             futures.append(done if self._handle is None else done.copy)
         await run_all(futures)
+
+
+def _wait_for_all(futures: Sequence[_WriteFuture]) -> None:
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
 
 
 def _is_direct(layout: ZarrArray) -> bool:

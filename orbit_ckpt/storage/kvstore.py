@@ -118,12 +118,14 @@ def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) ->
 
     Args:
         directory: Where it is.
-        use_ocdbt: Whether it is a database; None to look.
+        use_ocdbt: Whether it is recorded to be a database. Orbax records it also if there was no
+            array to make one for.
 
     Raises:
         CorruptionError: The database is missing or damaged.
     """
-    if ocdbt.is_ocdbt(directory.path) if use_ocdbt is None else use_ocdbt:
+    is_lost = use_ocdbt and directory.manifest is not None
+    if ocdbt.is_ocdbt(directory.path) or is_lost:
         return OcdbtStore(directory)
     return FileStore(directory)
 

@@ -29,8 +29,6 @@ RESERVED = frozenset(
         ARRAY_METADATAS,
         COMMIT_MARKER,
         OCDBT_MANIFEST,
-        OCDBT_DATA,
-        AGGREGATE,
         MANIFEST,
         TREE_DETAILS,
         IN_PROGRESS,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import jax
 import ml_dtypes
@@ -14,6 +24,7 @@ from hypothesis import settings
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt.storage import atomic
 
 EFFORT = max(1, cast(settings, settings.default).max_examples // 25)
 """How much more to try than in CI: 80 with `pytest --hypothesis-profile=long`."""
@@ -80,8 +91,8 @@ def every_kind_of_leaf() -> dict[str, object]:
         "jax": {
             "sharded": put(rough(16, 8).astype(np.float32), "x", "y"),
             "replicated": put(np.arange(8, dtype=np.int32)),
-            "partly": put(np.arange(64).reshape(8, 8).astype(ml_dtypes.bfloat16), "x"),
-            "large": put(rough(64, 80).astype(np.float32), ("x", "y")),
+            "partly": put(np.arange(64).reshape(8, 8).astype(ml_dtypes.bfloat16), None, "y"),
+            "large": put(rough(64, 80).astype(np.float32), "x"),
             "single": jax.device_put(np.arange(5, dtype=np.float32), jax.devices()[0]),
             "key": jax.random.key(7),
             "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3),
@@ -134,3 +145,100 @@ def files_below(directory: Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+Operation = Callable[..., object]
+
+
+@contextmanager
+def before_every_write(act: Callable[[str], None], *, deletions: bool = False) -> Iterator[None]:
+    """Call a function before every operation that changes the file system, with its name.
+
+    TensorStore writes from C++; those writes are not seen.
+
+    Args:
+        act: Called with the name of the operation; what it raises, the operation raises.
+        deletions: Whether to call it before files and directories are removed, too.
+    """
+
+    def watched(name: str, operation: Operation, changes: Callable[..., bool]) -> Operation:
+        def call(*args: object, **kwargs: object) -> object:
+            if changes(*args):
+                act(name)
+            return operation(*args, **kwargs)
+
+        return call
+
+    def always(*_: object) -> bool:
+        return True
+
+    def makes_directory(path: str, *_: object) -> bool:
+        return not os.path.isdir(path)
+
+    def opens_to_write(_: object, mode: str = "r", *__: object) -> bool:
+        return bool(set(mode) & set("wxa+"))
+
+    patches = [
+        (os, "fsync", always),
+        (os, "mkdir", makes_directory),
+        (os, "rename", always),
+        (atomic, "_rename_exchange", always),
+        (builtins, "open", opens_to_write),
+        *([(os, "unlink", always), (os, "rmdir", always)] if deletions else []),
+    ]
+    with ExitStack() as stack:
+        for owner, name, changes in patches:
+            replacement = watched(name, getattr(owner, name), changes)
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        yield
+
+
+def numbered_tree(number: int) -> dict[str, object]:
+    """Return a tree of which every leaf tells its number, with small and with large values."""
+    return {
+        "large": np.full((4, 2000), float(number)),
+        "blocks": [np.full(300, number, np.int32) for _ in range(2)],
+        "name": f"number {number}",
+        "number": number,
+    }
+
+
+class Saver:
+    """The process of `saver.py`, as the test sees it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.saver"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.report() == {"ready": True}
+
+    def order(self, **order: object) -> int:
+        """Let a child do something; return its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        return cast(int, self.report()["child"])
+
+    def report(self) -> dict[str, object]:
+        """Return the next line that the process prints."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the saving process died"
+        return json.loads(line)
+
+    def reports_within(self, seconds: float) -> list[dict[str, object]]:
+        """Return the lines printed before a moment."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + seconds
+        reports: list[dict[str, object]] = []
+        while select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+            reports.append(self.report())
+        return reports
+
+    def close(self) -> None:
+        self._process.stdin and self._process.stdin.close()
+        self._process.stdout and self._process.stdout.close()
+        self._process.wait()

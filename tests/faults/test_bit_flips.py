@@ -28,8 +28,9 @@ from tests.faults.support import (
 )
 
 FLIPS_PER_LAYOUT = 200 * EFFORT
+MANY_FILES = 20
 
-Damage = Callable[[], object]
+WEIGHTS = np.random.default_rng(3).standard_normal(6000)
 
 
 class Victim:
@@ -118,10 +119,21 @@ def test_a_flipped_bit_never_gives_a_wrong_value(victim: Victim) -> None:
 
 @pytest.mark.slow
 def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
-    for name, data in victim.pristine.items():
-        for size in {0, len(data) // 2, len(data) - 1} - {-1, len(data)}:
+    for turn, (name, data) in enumerate(victim.pristine.items()):
+        sizes = [0, len(data) // 2, len(data) - 1]
+        if EFFORT == 1 and len(victim.pristine) > MANY_FILES:
+            sizes = [sizes[turn % 3]]
+        for size in sizes:
             with victim.replaced({name: data[:size]}):
                 victim.look(f"cutting {name} to {size} of {len(data)} bytes")
+    victim.check()
+
+
+@pytest.mark.slow
+def test_a_file_of_zeros_never_gives_a_wrong_value(victim: Victim) -> None:
+    for name, data in victim.pristine.items():
+        with victim.replaced({name: bytes(len(data))}):
+            victim.look(f"zeroing {name}")
     victim.check()
 
 
@@ -144,7 +156,7 @@ def test_two_files_swapped_never_give_a_wrong_value(victim: Victim) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_damaged_chunk_is_named_with_its_leaf_and_file(layout: Layout, tmp_path: Path) -> None:
-    tree = {"small": np.ones(3), "block": {"w": np.arange(6000.0).reshape(2, 3000)}}
+    tree = {"small": np.ones(3), "block": {"w": WEIGHTS.reshape(2, 3000)}}
     path = tmp_path / "checkpoint"
     save_args = {"block": {"w": ocp.SaveArgs(shard_axes=(0,))}}
     layout.save(path, tree, save_args=save_args)
@@ -163,13 +175,13 @@ def test_a_damaged_chunk_is_named_with_its_leaf_and_file(layout: Layout, tmp_pat
     if layout.use_ocdbt and not layout.use_zarr3:
         return  # the file as a whole is compared, and several leaves have chunks in it
     assert (caught.value.path, caught.value.chunk) == ("block.w", key)
-    assert str(caught.value).startswith("block.w: chunk")
+    assert str(caught.value).startswith("block.w: ")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_missing_chunk_is_named_with_its_leaf(layout: Layout, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    layout.save(path, {"block": {"w": np.arange(6000.0)}, "small": 1})
+    layout.save(path, {"block": {"w": WEIGHTS}, "small": 1})
     key = "block.w/c/0" if layout.use_zarr3 else "block.w/0"
     place = read_index(path)[key] if layout.use_ocdbt else Extent(str(path / key), 0, 0)
     assert isinstance(place, Extent)

@@ -31,7 +31,7 @@ NUMPY_DTYPES = [
     *("float32", "float64", "complex64", "complex128", "datetime64[ns]", "datetime64[D]"),
     *("timedelta64[3s]", ">i2", ">u8", ">f4", ">c16", ">M8[us]"),
 ]
-KEY_IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 GRID = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -47,6 +47,11 @@ def values_of(dtype: str) -> np.ndarray:
     if kind.name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
         bits &= 0x0F
     return bits.view(kind)[..., 0]
+
+
+def keys_of(impl: str, shape: tuple[int, ...]) -> jax.Array:
+    words = np.random.default_rng(0).integers(0, 2**32, (*shape, KEY_WORDS[impl]), np.uint32)
+    return jax.random.wrap_key_data(words, impl=impl)
 
 
 def permuted() -> NamedSharding:
@@ -77,20 +82,16 @@ JAX_ARRAYS: dict[str, Callable[[], jax.Array]] = {
 }
 KEYS: dict[str, Callable[[], jax.Array]] = {
     **{
-        f"{impl} {shape}": lambda impl=impl, shape=shape: jax.random.split(
-            jax.random.key(7, impl=impl), shape
-        )
-        for impl in KEY_IMPLS
-        for shape in [(3,), (2, 2), (0,)]
+        f"{impl} {shape}": lambda impl=impl, shape=shape: keys_of(impl, shape)
+        for impl in KEY_WORDS
+        for shape in [(), (3,), (2, 2), (0,)]
     },
-    **{f"{impl} single": lambda impl=impl: jax.random.key(7, impl=impl) for impl in KEY_IMPLS},
     **{
-        f"{impl} sharded": lambda impl=impl: put(
-            jax.random.split(jax.random.key(7, impl=impl), 8), "x", x=8
-        )
-        for impl in KEY_IMPLS
+        f"{impl} sharded": lambda impl=impl: put(keys_of(impl, (8,)), "x", x=8)
+        for impl in KEY_WORDS
     },
-    "replicated": lambda: put(jax.random.key(7), x=8),
+    "replicated": lambda: put(keys_of("rbg", (3,)), x=8),
+    "sharded along one of two dimensions": lambda: put(keys_of("rbg", (3, 8)), None, "x", x=8),
 }
 NUMPY_ARRAYS: dict[str, Callable[[], np.ndarray]] = {
     **{dtype: lambda dtype=dtype: values_of(dtype) for dtype in (*NUMPY_DTYPES, *ML_DTYPES)},
@@ -160,10 +161,10 @@ def test_leaf_comes_back_as_it_was(make: Callable[[], object], tmp_path: Path) -
     assert_same_tree(ocp.load(tmp_path / "c"), {"a": leaf})
 
 
-@pytest.mark.parametrize("compressed", [True, False], ids=["compressed", "plain"])
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_leaves_together_come_back_as_they_were(
-    layout: dict[str, bool], compressed: bool, tmp_path: Path
+    layout: dict[str, bool], tmp_path: Path
 ) -> None:
     tree = {
         "jax": {name: make() for name, make in JAX_ARRAYS.items()},
@@ -173,7 +174,7 @@ def test_all_leaves_together_come_back_as_they_were(
         "texts": TEXTS,
         "empties": EMPTIES,
     }
-    trees = checkpointer(use_compression=compressed, **layout)
+    trees = checkpointer(**layout)
     trees.save(tmp_path / "c", tree)
     assert_same_tree(trees.restore(tmp_path / "c"), tree)
 
@@ -184,7 +185,7 @@ def test_leaf_of_a_target_decides_nothing_if_it_is_the_same(
 ) -> None:
     tree = {
         "sharded": put(GRID, "x", x=8),
-        "key": jax.random.key(1, impl="rbg"),
+        "key": keys_of("rbg", (2,)),
         "array": GRID,
         "scalars": [1, True, 2.5, 3j, np.float32(4), ml_dtypes.bfloat16(5), np.bool_(True)],
         "texts": ["a", b"b"],
@@ -204,7 +205,9 @@ def test_64_bit_jax_arrays_come_back_in_64_bit_mode(tmp_path: Path) -> None:
 def test_64_bit_jax_array_is_refused_in_32_bit_mode(tmp_path: Path) -> None:
     with jax.enable_x64(True):
         ocp.save(tmp_path / "c", {"f": jnp.arange(3.0)})
-    with pytest.raises(UnsupportedLeafError, match="f: .*float64 need 64-bit mode.*jax_enable_x64"):
+    with pytest.raises(
+        UnsupportedLeafError, match=r"f: .*float64 need 64-bit mode.*jax_enable_x64"
+    ):
         ocp.load(tmp_path / "c")
     loaded = ocp.load(tmp_path / "c", like={"f": np.zeros(3)})
     assert_same_leaf(loaded["f"], np.arange(3.0))
@@ -282,8 +285,8 @@ def test_keys_that_are_no_directory_names_are_refused_where_arrays_are_directori
     tmp_path: Path,
 ) -> None:
     files = checkpointer(use_ocdbt=False)
-    for name in ("", "..", "a//b", "_METADATA", "d", "manifest.ocdbt", "x" * 300, "a/c", "\0"):
-        with pytest.raises(ValueError, match="cannot be stored under its name.*use_ocdbt=True"):
+    for name in ("..", "a//b", "_METADATA", "d", "manifest.ocdbt", "x" * 300, "a/c", "a\\b", "\0"):
+        with pytest.raises(ValueError, match=r"cannot be stored under its name.*use_ocdbt=True"):
             files.save(tmp_path / "c", {name: np.zeros(1), "other": 1})
     assert not list(tmp_path.iterdir())
 

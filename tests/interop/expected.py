@@ -47,6 +47,11 @@ class Comparison:
             case {"tuple": children}:
                 named = {str(i): child for i, child in enumerate(children)}
                 yield from self._children(named, _as_list(found, rich_types=True), path)
+            case _:
+                yield from self._leaf(expected, found, where)
+
+    def _leaf(self, expected: Any, found: object, where: str) -> Iterator[str]:
+        match expected:
             case {"none": _}:
                 if found is not None and not (self.rich_types and found == ()):
                     yield f"{where}: expected None, found {found!r}"
@@ -119,3 +124,23 @@ def _same_bits(host: np.ndarray, expected: bytes) -> bool:
         wanted = np.frombuffer(expected, host.dtype).reshape(host.shape)
         return np.array_equal(host.astype(np.int8), wanted.astype(np.int8))
     return host.tobytes() == expected
+
+
+def checkpoints(directory: Path) -> Iterator[tuple[str, Path, Any]]:
+    """Yield name, path and recorded tree of every checkpoint that holds a tree.
+
+    Of a checkpoint with several items the tree is the one that `load` finds among them.
+    """
+    found_by_load = {"manager-items": "state", "v1-checkpointables": "pytree"}
+    for name, variant in variants(directory).items():
+        if name == "manager-random-keys":
+            continue  # items of a kind of their own, without a tree
+        tree = variant["tree"]
+        item = found_by_load.get(name)
+        yield name, directory / variant["path"], tree["dict"][item] if item else tree
+
+
+def comparison_for(variant: str) -> Comparison:
+    """Return what counts as the same for a checkpoint of `write_reference.py`."""
+    unplaced = variant == "no-sharding-file" or variant.startswith("unplaced")
+    return Comparison(rich_types="rich" in variant, placed=unplaced)

@@ -28,15 +28,15 @@ import zlib
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 # JAX reads these when it is first imported; eight CPU devices are enough for real shardings.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 # The releases share no common typed surface, so Orbax is deliberately untyped here.
 ocp: Any = importlib.import_module("orbax.checkpoint")
@@ -47,7 +47,7 @@ Json = dict[str, Any]
 STEP = 7
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """The installed release has no such class, option or leaf type."""
 
 
@@ -77,6 +77,12 @@ def ramp(shape: Sequence[int], dtype: Any) -> np.ndarray:
     return ((wave - 11) / 4).astype(kind)
 
 
+def noise(shape: Sequence[int]) -> np.ndarray:
+    """Returns float32 values that hardly compress."""
+    index = np.arange(int(np.prod(shape)), dtype=np.uint64).reshape(tuple(shape))
+    return ((index * 2654435761 % 2**32) >> 12).astype(np.float32)
+
+
 def specials() -> np.ndarray:
     """Returns float32 values whose bits a careless reader would change."""
     tiny = np.finfo(np.float32).tiny
@@ -85,10 +91,12 @@ def specials() -> np.ndarray:
 
 def x64_array(dtype: Any) -> jax.Array:
     """Returns a 64-bit JAX array, which outlives the switch that allowed it."""
-    modern = getattr(jax, "enable_x64", None)
-    if modern is None or not callable(modern):
-        modern = importlib.import_module("jax.experimental").enable_x64
-    with modern(True):
+    # At the top level of some releases the name is a flag and not a context manager.
+    found = getattr(jax, "enable_x64", None)
+    if not callable(found):
+        found = importlib.import_module("jax.experimental").enable_x64
+    switch = cast("Callable[[bool], contextlib.AbstractContextManager[None]]", found)
+    with switch(True):
         return jnp.asarray(ramp((2, 3), dtype))
 
 
@@ -119,7 +127,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     except TypeError:
         if not hasattr(jnp, name):
-            raise Unavailable(f"this jax has no dtype {name}") from None
+            raise UnavailableError(f"this jax has no dtype {name}") from None
         return np.dtype(getattr(jnp, name))
 
 
@@ -209,7 +217,8 @@ def all_leaves() -> LeafTable:
     return {**array_leaves(), **other_leaves()}
 
 
-# More than 16 KiB; kept out of the longest table so that the packed files stay small.
+# More than 16 KiB, like the one in `containers`; not in the longest table, so that the packed
+# files stay small.
 _large = _jax_of("float32", (64, 66))
 
 
@@ -269,7 +278,8 @@ def containers() -> LeafTable:
         "empties_in_dict": lambda: {"d": {}, "l": [], "t": (), "array": one()},
         "empties_in_list": lambda: [{}, [], (), one()],
         "nested_empty": lambda: {"a": {"b": {}}},
-        "large": _large,
+        # Compressed, too, it is longer than what OCDBT keeps inside its nodes.
+        "large": lambda: jnp.asarray(np.concatenate([noise((8, 66)), ramp((56, 66), np.float32)])),
     }
 
 
@@ -309,7 +319,7 @@ def _placed(
 def _positional() -> jax.Array:
     make = getattr(jax.sharding, "PositionalSharding", None)
     if make is None:
-        raise Unavailable("this jax has no PositionalSharding")
+        raise UnavailableError("this jax has no PositionalSharding")
     return jax.device_put(ramp((8, 4), np.float32), make(jax.devices()).reshape(8, 1))
 
 
@@ -418,34 +428,48 @@ def encode(node: Tree) -> Json:
     if node is None:
         return {"none": True}
     if _is_typed_key(node):
-        # A JSON mapping of implementation and raw words, as `jax.random.wrap_key_data` takes.
         impl = str(jax.random.key_impl(node))
         return {"prng": impl, "data": encode_array(np.asarray(jax.random.key_data(node)))}
     if isinstance(node, (jax.Array, np.ndarray, np.generic)):
         return encode_array(node)
-    if isinstance(node, (bool, int, float, str)):
-        return {"py": node, "type": type(node).__name__}
-    if isinstance(node, complex):
-        return {"py": [node.real, node.imag], "type": "complex"}
-    if isinstance(node, bytes):
-        return {"py": base64.b64encode(node).decode(), "type": "bytes"}
+    if isinstance(node, (bool, int, float, str, complex, bytes)):
+        return _encode_python(node)
     return _encode_container(node)
 
 
+def _encode_python(value: complex | str | bytes) -> Json:
+    plain_value: Any = value
+    if isinstance(value, complex):
+        plain_value = [value.real, value.imag]
+    elif isinstance(value, bytes):
+        plain_value = base64.b64encode(value).decode()
+    return {"py": plain_value, "type": type(value).__name__}
+
+
+def _field_names(node: Tree) -> Sequence[str] | None:
+    """Returns the field names of a named tuple, and None for everything else."""
+    return getattr(node, "_fields", None) if isinstance(node, tuple) else None
+
+
 def _encode_container(node: Tree) -> Json:
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        fields = {name: encode(getattr(node, name)) for name in node._fields}
+    names = _field_names(node)
+    if names is not None:
+        fields = {name: encode(getattr(node, name)) for name in names}
         return {"namedtuple": type(node).__name__, "fields": fields}
     if isinstance(node, Mapping):
-        if not node:
-            return {"empty": "dict"}
-        if all(isinstance(key, str) for key in node):
-            return {"dict": {key: encode(value) for key, value in node.items()}}
-        return {"items": [[encode(key), encode(value)] for key, value in node.items()]}
+        return _encode_mapping(node)
     if isinstance(node, (list, tuple)):
         name = "list" if isinstance(node, list) else "tuple"
         return {name: [encode(value) for value in node]} if node else {"empty": name}
     raise TypeError(f"restored an object of {type(node)}")
+
+
+def _encode_mapping(node: Mapping[Any, Tree]) -> Json:
+    if not node:
+        return {"empty": "dict"}
+    if all(isinstance(key, str) for key in node):
+        return {"dict": {key: encode(value) for key, value in node.items()}}
+    return {"items": [[encode(key), encode(value)] for key, value in node.items()]}
 
 
 def describe(encoded: Json) -> str:
@@ -558,15 +582,15 @@ def accepts(function: Any, *names: str) -> bool:
 def require(owner: Any, name: str) -> Any:
     """Returns an attribute, or says that this release lacks it."""
     if not hasattr(owner, name):
-        raise Unavailable(f"this release has no {getattr(owner, '__name__', owner)}.{name}")
+        raise UnavailableError(f"this release has no {getattr(owner, '__name__', owner)}.{name}")
     return getattr(owner, name)
 
 
 def build(function: Any, **options: Any) -> Any:
-    """Calls a constructor, turning an option it does not know into `Unavailable`."""
+    """Calls a constructor, turning an option it does not know into `UnavailableError`."""
     unknown = [name for name in options if not accepts(function, name)]
     if unknown:
-        raise Unavailable(f"{function.__name__} takes no {', '.join(unknown)}")
+        raise UnavailableError(f"{function.__name__} takes no {', '.join(unknown)}")
     return function(**options)
 
 
@@ -637,8 +661,9 @@ def pytree(
 
 def plain(tree: Tree) -> Tree:
     """Returns `tree` with the containers that a restore without a target makes of its own."""
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return {name: plain(getattr(tree, name)) for name in tree._fields} or None
+    names = _field_names(tree)
+    if names is not None:
+        return {name: plain(getattr(tree, name)) for name in names} or None
     if isinstance(tree, Mapping):
         return {str(key): plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -834,7 +859,7 @@ def _numpy_random_state() -> tuple[Any, ...]:
 def _modern_items(*, random_keys: bool) -> Layout:
     args = ocp.args
     saves: dict[str, Callable[[Tree], Any]] = {
-        "state": lambda tree: args.StandardSave(tree),
+        "state": args.StandardSave,
         "params": lambda tree: args.PyTreeSave(tree["params"]),
         "config": lambda _: args.JsonSave(CONFIG),
     }
@@ -882,7 +907,7 @@ def _modern_items(*, random_keys: bool) -> Layout:
 
 def _early_items(random_keys: bool) -> Layout:
     if random_keys:
-        raise Unavailable("this release has no JaxRandomKeyCheckpointHandler")
+        raise UnavailableError("this release has no JaxRandomKeyCheckpointHandler")
 
     def make(path: Path) -> Any:
         checkpointers = {
@@ -911,9 +936,9 @@ def _v1() -> Any:
     try:
         v1 = importlib.import_module("orbax.checkpoint.experimental.v1")
     except ImportError as error:
-        raise Unavailable(f"no v1 API: {error}") from error
+        raise UnavailableError(f"no v1 API: {error}") from error
     if not hasattr(v1, "save") and not hasattr(v1, "save_pytree"):
-        raise Unavailable("the v1 API has neither save nor save_pytree")
+        raise UnavailableError("the v1 API has neither save nor save_pytree")
     return v1
 
 
@@ -938,7 +963,7 @@ def v1_save(
     load_tree = getattr(v1, "load", None) or v1.load_pytree
     name = (save_options or {}).get("checkpointable_name")
     if name is not None and not accepts(save_tree, "checkpointable_name"):
-        raise Unavailable(f"{save_tree.__name__} takes no checkpointable_name")
+        raise UnavailableError(f"{save_tree.__name__} takes no checkpointable_name")
     _v1_context(saving, pytree_saving or {})
 
     def save(path: Path, tree: Tree) -> None:
@@ -1164,7 +1189,7 @@ class Writer:
             layout = variant.layout()
             tree = self._supported(variant, layout, self._made(variant))
             self._record(variant, layout, tree)
-        except Exception as error:  # Any failure at all is an observation about the release.
+        except Exception as error:  # noqa: BLE001 - any failure is a fact about the release
             shutil.rmtree(self.out / variant.name, ignore_errors=True)
             self.not_supported[variant.name] = first_line(error)
 
@@ -1173,7 +1198,7 @@ class Writer:
         for name, make in variant.leaves().items():
             try:
                 tree[name] = make()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as in write
                 self.not_supported[f"{variant.name}:{name}"] = first_line(error)
         return tree
 
@@ -1207,9 +1232,9 @@ class Writer:
         try:
             layout.save(path, tree)
             if not list((path / layout.inside).glob(layout.must_contain)):
-                return Unavailable(f"the release writes no {layout.must_contain}")
+                return UnavailableError(f"the release writes no {layout.must_contain}")
             encode(layout.read(path, tree)[0])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as in write
             return error
         finally:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""A process whose children save checkpoints and are killed; run with `python -m`.
+
+Reads one JSON order per line from its standard input, forks a child that carries it out, and
+prints one JSON line when the child stops or ends. Forking spares importing JAX for every death.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.faults.support import LAYOUTS, before_every_write, numbered_tree
+
+
+def save_once(order: dict[str, Any]) -> None:
+    """Save under a resource limit, or so that the process kills or stops itself before a write."""
+    count = 0
+
+    def act(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == order.get("nth"):
+            os.kill(os.getpid(), signal.Signals[order["signal"]])
+
+    layout = LAYOUTS[order["layout"]]
+    for name, limit in order.get("limits", {}).items():
+        kind = getattr(resource, name)
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+    with before_every_write(act, deletions=True):
+        layout.save(
+            Path(order["path"]), numbered_tree(order["number"]), overwrite=order["overwrite"]
+        )
+
+
+def save_forever(order: dict[str, Any]) -> None:
+    """Save numbered trees over and over, to one path and to new ones, reporting each."""
+    layout = LAYOUTS[order["layout"]]
+    root = Path(order["path"])
+    for number in range(order["number"], order["number"] + 10_000):
+        tree = numbered_tree(number)
+        layout.save(root / "latest", tree, overwrite=True)
+        print(json.dumps({"latest": number}), flush=True)
+        layout.save(root / f"step_{number}", tree)
+        print(json.dumps({"step": number}), flush=True)
+
+
+def main() -> None:
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            code = 0
+            try:
+                (save_forever if order.get("forever") else save_once)(order)
+            except Exception as error:  # noqa: BLE001 - its type is what the test asks for
+                print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+                code = 1
+            os._exit(code)
+        print(json.dumps({"child": child}), flush=True)
+        status = os.waitpid(child, os.WUNTRACED)[1]
+        if os.WIFSTOPPED(status):
+            print(json.dumps({"stopped": True}), flush=True)
+            status = os.waitpid(child, 0)[1]
+        print(json.dumps({"exit": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,585 @@
+"""What a caller asks for: targets, restore arguments, save arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import orbit_ckpt as ocp
+from orbit_ckpt.checkpoint_utils import construct_restore_args
+from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, make_mesh, put
+
+Shape = tuple[int, ...]
+
+GRID = np.arange(64, dtype=np.float32).reshape(8, 8)
+SHARDED = NamedSharding(make_mesh(x=4, y=2), P("y", "x"))
+OTHER_DEVICE = SingleDeviceSharding(jax.devices()[3])
+TREE = {
+    "dense": {"kernel": jnp.asarray(GRID), "bias": np.zeros(8, np.float32)},
+    "step": 7,
+    "rate": 0.5,
+    "name": "adam",
+    "raw": b"abc",
+    "key": jax.random.key(0),
+    "keys": jax.random.wrap_key_data(np.arange(6, dtype=np.uint32).reshape(3, 2)),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of `TREE`."""
+    ocp.save(tmp_path / "saved", TREE)
+    return tmp_path / "saved"
+
+
+def with_leaves(**leaves: object) -> dict[str, object]:
+    """Return a target that asks for some leaves only."""
+    skip_all = dict.fromkeys(TREE, ocp.PLACEHOLDER)
+    return skip_all | leaves
+
+
+def restored(path: Path, **leaves: object) -> Any:
+    """Return the one leaf of `TREE` that is asked for by a target."""
+    (name,) = leaves
+    return ocp.load(path, like=with_leaves(**leaves))[name]
+
+
+def pytree_restore(path: Path, item: object = None, **args: Any) -> Any:
+    return ocp.PyTreeCheckpointer().restore(path, args=ocp.args.PyTreeRestore(item, **args))
+
+
+def standard_restore(path: Path, item: object = None, **args: Any) -> Any:
+    checkpointer = ocp.Checkpointer(ocp.StandardHandler())
+    return checkpointer.restore(path, args=ocp.args.StandardRestore(item, **args))
+
+
+# Structure
+
+
+def test_one_error_lists_every_difference_with_the_nearest_names(saved: Path) -> None:
+    target = {
+        "dense": {"kernels": jnp.asarray(GRID), "bias": np.zeros(8, np.float32)},
+        "step": {"count": 7},
+        **{name: TREE[name] for name in ("rate", "name", "raw", "key", "keys")},
+    }
+    with pytest.raises(TreeMismatchError, match="tree structures do not match") as caught:
+        ocp.load(saved, like=target)
+    message = str(caught.value)
+    assert "dense.kernels (nearest: dense.kernel)" in message
+    assert caught.value.paths == ("dense.kernels", "step.count", "dense.kernel", "step")
+    assert "partial_restore" in message
+
+
+def test_one_error_lists_every_leaf_of_another_shape_or_kind(saved: Path) -> None:
+    target = TREE | {
+        "dense": {"kernel": jnp.zeros((8, 4)), "bias": np.zeros(8, np.int32)},
+        "rate": 1,
+        "name": 3,
+        "raw": "abc",
+    }
+    with pytest.raises(TreeMismatchError, match="different:") as caught:
+        ocp.load(saved, like=target)
+    message = str(caught.value)
+    assert "dense.kernel: shape (8, 4) wanted, (8, 8) stored" in message
+    assert "dense.bias: dtype int32 wanted, float32 stored" in message
+    assert "rate: dtype int64 wanted, float64 stored" in message
+    assert "name: the target has a int, a string is stored" in message
+    assert "raw: the target has a string, an array of shape (3,)" in message
+    assert len(caught.value.paths) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("keys", TREE["keys"][:2]),
+        ("keys", jax.random.wrap_key_data(np.zeros((3, 4), np.uint32), impl="rbg")),
+        ("keys", jnp.zeros((3, 2), jnp.uint32)),
+        ("dense", {"kernel": TREE["keys"], "bias": ocp.PLACEHOLDER}),
+        ("step", TREE["key"]),
+        ("step", b""),
+        ("dense", {"kernel": ocp.PLACEHOLDER, "bias": b""}),
+        ("raw", 3),
+        ("name", b""),
+    ],
+    ids=[
+        "other number of keys",
+        "keys of another implementation",
+        "data for keys",
+        "keys for data",
+        "key for a number",
+        "bytes for a number",
+        "bytes for an array",
+        "number for bytes",
+        "bytes for a string",
+    ],
+)
+def test_leaf_of_another_kind_is_refused(name: str, wanted: object, saved: Path) -> None:
+    with pytest.raises(TreeMismatchError, match=rf"different:\n +{name}"):
+        restored(saved, **{name: wanted})
+
+
+@pytest.mark.parametrize("wanted", [None, {}])
+def test_empty_container_for_a_leaf_is_refused(wanted: object, saved: Path) -> None:
+    with pytest.raises(TreeMismatchError, match=r"in the checkpoint only:\n +step"):
+        restored(saved, step=wanted)
+
+
+def test_leaf_for_an_empty_container_is_refused(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", {"a": None, "b": 1})
+    with pytest.raises(TreeMismatchError, match="a: the target has a leaf, an empty container"):
+        ocp.load(tmp_path / "c", like={"a": 1, "b": 1})
+
+
+def test_empty_containers_of_target_and_checkpoint_need_not_agree(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", {"a": None, "b": 1, "c": {}})
+    assert ocp.load(tmp_path / "c", like={"b": 0, "c": [], "d": ()}) == {"b": 1, "c": [], "d": ()}
+
+
+def test_partial_restore_reads_only_what_the_target_has(saved: Path) -> None:
+    target = {"dense": {"bias": 0}, "step": 0}
+    assert_same_tree(
+        pytree_restore(saved, target, partial_restore=True),
+        {"dense": {"bias": TREE["dense"]["bias"]}, "step": 7},
+    )
+    with pytest.raises(TreeMismatchError, match="in the checkpoint only"):
+        pytree_restore(saved, target)
+
+
+def test_partial_restore_does_not_excuse_leaves_that_are_missing(saved: Path) -> None:
+    with pytest.raises(
+        TreeMismatchError, match=r"missing in the checkpoint:\n +stop \(nearest: step"
+    ):
+        pytree_restore(saved, {"stop": 0}, partial_restore=True)
+
+
+def test_placeholders_are_not_read_and_stay(saved: Path) -> None:
+    target = with_leaves(step=0)
+    assert ocp.load(saved, like=target) == target | {"step": 7}
+    assert pytree_restore(saved, target) == target | {"step": 7}
+    assert standard_restore(saved, target) == target | {"step": 7}
+
+
+def test_placeholder_stands_for_a_whole_subtree(saved: Path) -> None:
+    assert ocp.load(saved, like=ocp.PLACEHOLDER) is ocp.PLACEHOLDER
+
+
+def test_leaves_of_an_item_give_its_structure_only(saved: Path) -> None:
+    loaded = pytree_restore(saved, jax.tree.map(lambda _: "anything", TREE))
+    assert_same_tree(loaded, TREE)
+
+
+# Types, dtypes and shardings of a target
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "expected"),
+    [
+        ("step", 0.0, 7.0),
+        ("step", np.int8(0), np.int8(7)),
+        ("step", np.zeros((), np.int16), np.array(7, np.int16)),
+        ("step", jnp.int32(0), jnp.int32(7)),
+        ("step", 1j, 7 + 0j),
+        ("rate", np.float32(0), np.float32(0.5)),
+        ("rate", ml_dtypes.bfloat16(0), ml_dtypes.bfloat16(0.5)),
+        ("raw", np.zeros(3, np.uint8), np.frombuffer(b"abc", np.uint8)),
+        ("raw", b"", b"abc"),
+        ("name", "", "adam"),
+        ("step", float, 7.0),
+        ("rate", int, 0),
+        ("keys", jax.ShapeDtypeStruct((3,), TREE["key"].dtype), TREE["keys"]),
+    ],
+)
+def test_leaf_of_a_target_gives_the_type(
+    name: str, wanted: object, expected: object, saved: Path
+) -> None:
+    assert_same_leaf(restored(saved, **{name: wanted}), expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (np.zeros((8, 8), ml_dtypes.bfloat16), GRID.astype(ml_dtypes.bfloat16)),
+        (jax.ShapeDtypeStruct((8, 8), jnp.bfloat16), jnp.asarray(GRID, jnp.bfloat16)),
+        (
+            jax.ShapeDtypeStruct((8, 8), np.float32, sharding=SHARDED),
+            jax.device_put(GRID, SHARDED),
+        ),
+        (jax.device_put(GRID, OTHER_DEVICE), jax.device_put(GRID, OTHER_DEVICE)),
+        (np.ndarray, GRID),
+        (jax.Array, jnp.asarray(GRID)),
+        (ocp.RestoreArgs(dtype=np.float16), jnp.asarray(GRID, np.float16)),
+        (ocp.ArrayRestoreArgs(sharding=SHARDED), jax.device_put(GRID, SHARDED)),
+    ],
+    ids=["numpy", "abstract", "sharding", "array", "np.ndarray", "jax.Array", "dtype", "args"],
+)
+def test_array_of_a_target_gives_type_dtype_and_sharding(
+    wanted: object, expected: object, saved: Path
+) -> None:
+    target = {"kernel": wanted, "bias": ocp.PLACEHOLDER}
+    assert_same_leaf(restored(saved, dense=target)["kernel"], expected)
+
+
+def test_array_without_any_sharding_goes_to_the_one_given_to_load(saved: Path) -> None:
+    target = with_leaves(
+        dense={"kernel": ocp.PLACEHOLDER, "bias": jax.ShapeDtypeStruct((8,), np.float32)}
+    )
+    replicated = NamedSharding(make_mesh(x=8), P())
+    loaded = ocp.load(saved, like=target, sharding=replicated)
+    assert loaded["dense"]["bias"].sharding == replicated
+
+
+def test_sharding_that_does_not_divide_a_shape_is_an_error_that_names_the_leaf(
+    tmp_path: Path,
+) -> None:
+    ocp.save(tmp_path / "c", {"a": jnp.zeros(9)})
+    target = {"a": jax.ShapeDtypeStruct((9,), np.float32, sharding=put(GRID, "x", x=8).sharding)}
+    with pytest.raises(ValueError, match=r"^a: .*evenly divide"):
+        ocp.load(tmp_path / "c", like=target)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8, 8), GRID),
+        ((10, 8), np.pad(GRID, [(0, 2), (0, 0)])),
+        ((4, 6), GRID[:4, :6]),
+        ((16, 2), np.pad(GRID[:, :2], [(0, 8), (0, 0)])),
+        ((0, 8), GRID[:0]),
+    ],
+)
+@pytest.mark.parametrize("sharding", [SHARDED, OTHER_DEVICE], ids=["sharded", "single device"])
+def test_not_strict_arguments_pad_with_zeros_or_cut(
+    shape: Shape, expected: np.ndarray, sharding: jax.sharding.Sharding, saved: Path
+) -> None:
+    if sharding is SHARDED and (shape[0] % 2 or shape[1] % 4):
+        sharding = NamedSharding(make_mesh(x=2), P("x"))
+    args = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, strict=False)
+    item = with_leaves(dense={"kernel": 0, "bias": ocp.PLACEHOLDER})
+    loaded = pytree_restore(saved, item, restore_args={"dense": {"kernel": args}})
+    assert_same_leaf(loaded["dense"]["kernel"], jax.device_put(expected, sharding))
+
+
+@pytest.mark.parametrize("shape", [(10, 8), (4, 8)])
+def test_not_strict_target_pads_or_cuts(shape: Shape, saved: Path) -> None:
+    expected = jnp.asarray(np.pad(GRID, [(0, 8), (0, 0)])[: shape[0]])
+    target = with_leaves(dense={"kernel": jnp.zeros(shape), "bias": ocp.PLACEHOLDER})
+    for loaded in (
+        ocp.load(saved, like=target, strict=False),
+        standard_restore(saved, target, strict=False),
+    ):
+        assert_same_leaf(loaded["dense"]["kernel"], expected)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("shape", [(4,), (8, 8, 1)])
+def test_shape_of_another_rank_is_never_accepted(shape: Shape, strict: bool, saved: Path) -> None:
+    args = ocp.ArrayRestoreArgs(global_shape=shape, strict=strict)
+    with pytest.raises(ValueError, match=r"dense\.kernel: Requested shape: .* is not compatible"):
+        pytree_restore(saved, restore_args={"dense": {"kernel": args}})
+
+
+def test_strict_arguments_refuse_another_shape(saved: Path) -> None:
+    args = ocp.ArrayRestoreArgs(global_shape=(4, 8))
+    with pytest.raises(TreeMismatchError, match=r"Truncating/padding is disabled.*strict=False"):
+        pytree_restore(saved, restore_args={"dense": {"kernel": args}})
+
+
+def test_shapes_that_contradict_each_other_are_refused() -> None:
+    assert ocp.ArrayRestoreArgs(shape=(2,)).global_shape == (2,)
+    with pytest.raises(ValueError, match=r"shape=\(2,\) and global_shape=\(3,\)"):
+        ocp.ArrayRestoreArgs(shape=(2,), global_shape=(3,))
+
+
+# Restore arguments
+
+
+def test_restore_args_give_type_and_dtype(saved: Path) -> None:
+    args = {
+        "dense": {
+            "kernel": ocp.RestoreArgs(restore_type=np.ndarray, dtype="bfloat16"),
+            "bias": ocp.ArrayRestoreArgs(dtype=jnp.float16, sharding=OTHER_DEVICE),
+        },
+        "step": ocp.RestoreArgs(restore_type=float),
+        "rate": ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.int32),
+    }
+    expected = TREE | {
+        "dense": {
+            "kernel": GRID.astype(ml_dtypes.bfloat16),
+            "bias": jax.device_put(np.zeros(8, np.float16), OTHER_DEVICE),
+        },
+        "step": 7.0,
+        "rate": np.array(0, np.int32),
+    }
+    assert_same_tree(pytree_restore(saved, restore_args=args), expected)
+    assert_same_tree(pytree_restore(saved, TREE, restore_args=args), expected)
+
+
+def test_mesh_and_axes_give_the_sharding(saved: Path) -> None:
+    args = ocp.ArrayRestoreArgs(mesh=SHARDED.mesh, mesh_axes=SHARDED.spec, sharding=OTHER_DEVICE)
+    loaded = pytree_restore(saved, restore_args={"dense": {"kernel": args}})
+    assert_same_leaf(loaded["dense"]["kernel"], jax.device_put(GRID, SHARDED))
+
+
+def test_sharding_may_be_given_as_recorded(saved: Path, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "other", {"w": jax.device_put(GRID, SHARDED)})
+    recorded = ocp.metadata(tmp_path / "other").tree["w"].sharding
+    args = ocp.ArrayRestoreArgs(sharding=recorded)
+    loaded = pytree_restore(saved, restore_args={"dense": {"kernel": args}})
+    assert loaded["dense"]["kernel"].sharding == SHARDED
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("name", np.ndarray), ("name", int), ("name", jax.Array), ("step", str)]
+)
+def test_type_that_a_leaf_cannot_have_is_refused(name: str, kind: type, saved: Path) -> None:
+    with pytest.raises(TreeMismatchError, match=f"{name}: "):
+        pytree_restore(saved, restore_args={name: ocp.RestoreArgs(restore_type=kind)})
+
+
+def test_array_is_not_restored_as_a_scalar(saved: Path) -> None:
+    args = {"dense": {"bias": ocp.RestoreArgs(restore_type=int)}}
+    with pytest.raises(TreeMismatchError, match=r"dense\.bias: a scalar was asked for"):
+        pytree_restore(saved, restore_args=args)
+
+
+def test_restore_args_of_a_leaf_that_is_not_there_are_refused(saved: Path) -> None:
+    with pytest.raises(ValueError, match="steps"):
+        pytree_restore(saved, restore_args={"steps": ocp.RestoreArgs(dtype=np.int32)})
+
+
+def test_64_bit_dtype_is_refused_in_32_bit_mode(saved: Path) -> None:
+    args = {"dense": {"kernel": ocp.ArrayRestoreArgs(dtype=np.float64)}}
+    with pytest.raises(UnsupportedLeafError, match=r"dense\.kernel: .*float64 need 64-bit mode"):
+        pytree_restore(saved, restore_args=args)
+
+
+def test_standard_restore_uses_the_fallback_sharding_where_none_is_recorded(saved: Path) -> None:
+    target = with_leaves(
+        dense={
+            "kernel": jax.ShapeDtypeStruct((8, 8), np.float32),
+            "bias": jax.ShapeDtypeStruct((8,), np.float32),
+        }
+    )
+    loaded = standard_restore(saved, target, fallback_sharding=OTHER_DEVICE)["dense"]
+    assert loaded["bias"].sharding == OTHER_DEVICE
+    assert loaded["kernel"].sharding == TREE["dense"]["kernel"].sharding
+
+
+def test_standard_restore_is_strict(saved: Path) -> None:
+    target = with_leaves(dense={"kernel": jnp.zeros((4, 8)), "bias": ocp.PLACEHOLDER})
+    with pytest.raises(TreeMismatchError, match=r"dense\.kernel: shape \(4, 8\) wanted"):
+        standard_restore(saved, target)
+
+
+def test_standard_restore_without_a_target_restores_what_was_saved(saved: Path) -> None:
+    assert_same_tree(standard_restore(saved), TREE)
+
+
+# construct_restore_args
+
+
+def test_restore_args_are_made_of_a_target(saved: Path) -> None:
+    target = {
+        "w": jax.device_put(GRID, SHARDED),
+        "a": GRID,
+        "i": 1,
+        "s": "x",
+        "n": None,
+        "skip": ...,
+    }
+    args: Any = construct_restore_args(target)
+    assert args["w"] == ocp.ArrayRestoreArgs(
+        dtype=np.dtype(np.float32), sharding=SHARDED, global_shape=(8, 8)
+    )
+    assert args["a"] == ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype(np.float32))
+    assert args["i"] == ocp.RestoreArgs(restore_type=int)
+    assert args["s"] == ocp.RestoreArgs(restore_type=str)
+    assert args["n"] is None
+    assert args["skip"] is ocp.PLACEHOLDER
+    restore_args = construct_restore_args(TREE)
+    assert_same_tree(pytree_restore(saved, TREE, restore_args=restore_args), TREE)
+
+
+def test_given_shardings_replace_those_of_the_target() -> None:
+    target = {"a": jnp.zeros(8), "b": 1, "c": jnp.zeros((8, 8))}
+    args: Any = construct_restore_args(target, {"a": OTHER_DEVICE, "b": None, "c": SHARDED})
+    assert args["a"].sharding == OTHER_DEVICE
+    assert args["c"].sharding == SHARDED
+
+
+def test_shardings_must_have_the_structure_of_the_target() -> None:
+    with pytest.raises(ValueError, match="sharding_tree has 1 leaves, the target 2"):
+        construct_restore_args({"a": 1, "b": 2}, {"a": None})
+
+
+def test_shape_of_the_target_may_be_left_open(saved: Path) -> None:
+    target = with_leaves(dense={"kernel": jnp.zeros((1, 2)), "bias": ocp.PLACEHOLDER})
+    args = construct_restore_args(target, set_global_shape=False)
+    loaded = pytree_restore(saved, target, restore_args=args)
+    assert_same_leaf(loaded["dense"]["kernel"], TREE["dense"]["kernel"])
+
+
+def test_restore_args_may_allow_another_shape(saved: Path) -> None:
+    target = with_leaves(dense={"kernel": jnp.zeros((2, 8)), "bias": ocp.PLACEHOLDER})
+    args = construct_restore_args(target, strict=False)
+    loaded = pytree_restore(saved, target, restore_args=args)
+    assert_same_leaf(loaded["dense"]["kernel"], jnp.asarray(GRID[:2]))
+
+
+def test_restore_args_are_made_of_metadata(saved: Path) -> None:
+    args = construct_restore_args(ocp.metadata(saved))
+    loaded = pytree_restore(saved, restore_args=args)
+    assert_same_leaf(loaded["dense"]["kernel"], TREE["dense"]["kernel"])
+    assert (loaded["step"], loaded["name"]) == (7, "adam")
+
+
+# Save arguments
+
+
+def save_with(path: Path, tree: object, save_args: object, **options: Any) -> Any:
+    """Save a tree and return its metadata."""
+    trees = ocp.PyTreeCheckpointer(**options)
+    trees.save(path, args=ocp.args.PyTreeSave(tree, save_args))
+    return ocp.metadata(path).tree
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", jnp.bfloat16, ml_dtypes.bfloat16, np.dtype("bfloat16")], ids=repr
+)
+def test_dtype_of_save_args_may_be_anything_that_names_one(dtype: object, tmp_path: Path) -> None:
+    tree = {"jax": jax.device_put(GRID, SHARDED), "numpy": GRID, "scalar": 1.5, "other": GRID}
+    args = ocp.SaveArgs(dtype=dtype)
+    save_with(tmp_path / "c", tree, {"jax": args, "numpy": args, "scalar": args})
+    expected = {
+        "jax": tree["jax"].astype(jnp.bfloat16),
+        "numpy": GRID.astype(ml_dtypes.bfloat16),
+        "scalar": 1.5,
+        "other": GRID,
+    }
+    assert_same_tree(ocp.load(tmp_path / "c"), expected)
+
+
+def test_strings_keys_and_bytes_are_not_cast(tmp_path: Path) -> None:
+    tree = {name: TREE[name] for name in ("name", "raw", "keys")}
+    save_with(tmp_path / "c", tree, dict.fromkeys(tree, ocp.SaveArgs(dtype=np.float16)))
+    assert_same_tree(ocp.load(tmp_path / "c"), tree)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("tree", "args", "chunks"),
+    [
+        (np.zeros((16, 16), np.float32), {"dtype": "bfloat16", "chunk_byte_size": 128}, (8, 8)),
+        (np.zeros((8, 8), np.float32), {"shard_axes": (0,)}, (1, 8)),
+        (jax.device_put(GRID, SHARDED), {}, (4, 2)),
+        (jax.device_put(GRID, SHARDED), {"chunk_byte_size": 16}, (2, 2)),
+        (jax.device_put(GRID, SHARDED), {"shard_axes": (1,)}, (4, 1)),
+        (GRID, {}, (8, 8)),
+    ],
+    ids=["size and dtype", "axes", "shards", "shards and size", "shards and axes", "default"],
+)
+def test_save_args_give_the_chunks(
+    tree: np.ndarray | jax.Array,
+    args: dict[str, Any],
+    chunks: Shape,
+    layout: dict[str, bool],
+    tmp_path: Path,
+) -> None:
+    found = save_with(tmp_path / "c", {"a": tree}, {"a": ocp.SaveArgs(**args)}, **layout)
+    assert found["a"].storage.chunk_shape == chunks
+    expected = tree.astype(args["dtype"]) if "dtype" in args else tree
+    assert_same_tree(ocp.load(tmp_path / "c"), {"a": expected})
+
+
+def test_save_args_may_lack_leaves_and_be_none(tmp_path: Path) -> None:
+    tree = {"a": [GRID, GRID], "b": {"c": 1}, "d": None}
+    save_with(tmp_path / "c", tree, {"a": [None, ocp.SaveArgs(dtype=np.float16)], "d": None})
+    expected = {"a": [GRID, GRID.astype(np.float16)], "b": {"c": 1}, "d": None}
+    assert_same_tree(ocp.load(tmp_path / "c"), {**expected})
+
+
+@pytest.mark.parametrize(
+    ("save_args", "message"),
+    [
+        ({"b": ocp.SaveArgs()}, "save_args: b: the tree has no such leaf"),
+        ({"a": 3}, "save_args: a: expected SaveArgs, found 3"),
+        ({"a": ocp.SaveArgs(dtype="O")}, "save_args: a: dtype O cannot be stored"),
+        ({"a": ocp.SaveArgs(chunk_byte_size=3)}, "a: chunk_byte_size=3 must be >= 4"),
+        ({"a": ocp.SaveArgs(shard_axes=(2,))}, r"a: .*shard_axes=\(2,\) must be"),
+    ],
+    ids=["unknown leaf", "wrong type", "dtype", "chunk size", "axis"],
+)
+def test_bad_save_args_are_refused_with_the_leaf_and_nothing_is_written(
+    save_args: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_with(tmp_path / "c", {"a": GRID}, save_args)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_files_are_cut_at_the_size_given(tmp_path: Path) -> None:
+    def count(name: str, nbytes: int | None) -> int:
+        tree = [np.full(1000, i, np.float32) for i in range(20)]
+        args = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=nbytes)
+        ocp.PyTreeCheckpointer().save(tmp_path / name, args=args)
+        assert_same_tree(ocp.load(tmp_path / name), tree)
+        return len(list((tmp_path / name / "d").iterdir()))
+
+    assert count("small", 16_000) > count("unlimited", 0)
+    assert count("unlimited too", 0) == count("default", None)
+
+
+def test_size_of_data_files_must_not_be_negative(tmp_path: Path) -> None:
+    args = ocp.args.PyTreeSave({"a": GRID}, ocdbt_target_data_file_size=-1)
+    with pytest.raises(ValueError, match="target_data_file_size must be >= 0"):
+        ocp.PyTreeCheckpointer().save(tmp_path / "c", args=args)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("handler", [ocp.PyTreeHandler, ocp.StandardHandler])
+def test_restore_holds_no_more_than_its_limit_and_reads_an_oversize_array_alone(
+    handler: type[ocp.PyTreeHandler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    read = BatchReader.read
+
+    async def spy(self: BatchReader, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
+        held.append(sum(r.nbytes for r in reads))
+        return await read(self, reads)
+
+    tree = {"a": [np.full(100, i, np.uint8) for i in range(5)], "b": np.zeros(900, np.uint8)}
+    ocp.save(tmp_path / "c", tree)
+    monkeypatch.setattr(BatchReader, "read", spy)
+    limited = ocp.Checkpointer(handler(restore_concurrent_gb=250e-9))
+    assert_same_tree(limited.restore(tmp_path / "c"), tree)
+    assert sorted(held) == [100, 200, 200, 900]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_save_within_a_limit_below_one_array_writes_everything(
+    layout: dict[str, bool], tmp_path: Path
+) -> None:
+    tree = {"a": np.arange(60_000.0).reshape(300, 200), "b": [GRID] * 9, "c": put(GRID, "x", x=8)}
+    save_args = {"a": ocp.SaveArgs(chunk_byte_size=20_000)}
+    limited = ocp.Checkpointer(ocp.PyTreeHandler(save_concurrent_gb=1e-6, **layout))
+    limited.save(tmp_path / "c", args=ocp.args.PyTreeSave(tree, save_args))
+    assert_same_tree(ocp.load(tmp_path / "c"), tree)
+
+
+@pytest.mark.parametrize("name", ["save_concurrent_gb", "restore_concurrent_gb"])
+def test_limit_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive, found 0"):
+        ocp.PyTreeHandler(**{name: 0})

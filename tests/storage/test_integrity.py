@@ -1,0 +1,173 @@
+"""The manifest: which files it covers, and what it notices."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.storage.integrity import (
+    CheckedDirectory,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
+
+
+@pytest.fixture
+def covered(tmp_path: Path) -> Path:
+    """A directory with a manifest."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "a").write_bytes(b"hello")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "d" / "chunk").write_bytes(b"data" + crc32c(b"data").to_bytes(4, "little"))
+    (tmp_path / COMMIT_MARKER).write_bytes(b"done")
+    write_manifest(tmp_path)
+    return tmp_path
+
+
+def files_of(directory: Path) -> set[str]:
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    return set(manifest.files)
+
+
+def test_every_file_but_the_marker_is_covered(covered: Path) -> None:
+    assert files_of(covered) == {"a", "empty", "d/chunk"}
+
+
+def test_whole_files_pass(covered: Path) -> None:
+    directory = CheckedDirectory(covered)
+    assert directory.read_bytes("a") == b"hello"
+    for name in ("a", "empty", "d/chunk", "not there"):
+        directory.verify(name)
+    assert directory.read_bytes("not there") is None
+    assert directory.read_bytes(COMMIT_MARKER) == b"done"
+
+
+@pytest.mark.parametrize("name", ["a", "d/chunk"])
+def test_every_damage_of_a_covered_file_is_noticed(name: str, covered: Path) -> None:
+    data = (covered / name).read_bytes()
+    damages = [data[:-1], data + b"\0", b"", bytes(len(data)), data[::-1]]
+    damages += [
+        data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
+        for i in range(len(data))
+        for bit in range(8)
+    ]
+    for damaged in damages:
+        (covered / name).write_bytes(damaged)
+        for read in (CheckedDirectory(covered).verify, CheckedDirectory(covered).read_bytes):
+            with pytest.raises(CorruptionError, match="is damaged: it") as caught:
+                read(name)
+            assert caught.value.file == str(covered / name)
+
+
+def test_another_chunk_with_a_valid_checksum_is_noticed(covered: Path) -> None:
+    (covered / "d" / "chunk").write_bytes(b"DATA" + crc32c(b"DATA").to_bytes(4, "little"))
+    with pytest.raises(CorruptionError, match="checksum"):
+        CheckedDirectory(covered).verify("d/chunk")
+
+
+def test_a_missing_covered_file_is_noticed(covered: Path) -> None:
+    (covered / "a").unlink()
+    directory = CheckedDirectory(covered)
+    for read in (directory.verify, directory.read_bytes):
+        with pytest.raises(CorruptionError, match="a is damaged: it is missing"):
+            read("a")
+
+
+def test_every_damage_of_the_manifest_itself_is_noticed_or_harmless(covered: Path) -> None:
+    file = covered / MANIFEST
+    data = file.read_bytes()
+    for size in range(len(data)):
+        file.write_bytes(data[:size])
+        if data[:size].rstrip(b"\n") == data.rstrip(b"\n"):
+            continue
+        with pytest.raises(CorruptionError, match=f"{MANIFEST} is damaged"):
+            read_manifest(covered)
+    file.write_bytes(data)
+    whole = read_manifest(covered)
+    for i in range(len(data)):
+        file.write_bytes(data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :])
+        try:
+            assert read_manifest(covered) == whole
+        except CorruptionError:
+            pass
+
+
+def test_a_manifest_of_a_later_version_is_not_guessed_at(covered: Path) -> None:
+    (covered / MANIFEST).write_bytes(Manifest(version=2).to_bytes())
+    with pytest.raises(FormatError, match="format version 2.*reads up to 1.*newer"):
+        read_manifest(covered)
+
+
+@pytest.mark.parametrize(
+    "document", ["[]", "{}", '{"format_version": "1"}', '{"format_version":1,"files":{"a":[1]}}']
+)
+def test_a_manifest_that_means_nothing_is_a_format_error(document: str, covered: Path) -> None:
+    body = document.encode()
+    (covered / MANIFEST).write_bytes(body + b"\n%08x\n" % crc32c(body))
+    with pytest.raises(FormatError, match=MANIFEST):
+        read_manifest(covered)
+
+
+def test_a_directory_without_a_manifest_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"hello")
+    directory = CheckedDirectory(tmp_path)
+    directory.verify("a")
+    assert directory.read_bytes("a") == b"hello"
+
+
+def test_files_that_check_themselves_are_left_out(tmp_path: Path) -> None:
+    for name in ("d/x/y", "d2/x", "manifest.ocdbt", "z"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    write_manifest(tmp_path, self_checked=("manifest.ocdbt", "d/"))
+    assert files_of(tmp_path) == {"d2/x", "z"}
+    (tmp_path / "later").touch()
+    write_manifest(tmp_path)
+    assert files_of(tmp_path) == {"d2/x", "later", "z"}
+
+
+def test_a_second_call_keeps_what_the_first_recorded(covered: Path) -> None:
+    (covered / "a").write_bytes(b"HELLO")
+    (covered / "b").write_bytes(b"new")
+    write_manifest(covered)
+    assert files_of(covered) == {"a", "b", "empty", "d/chunk"}
+    with pytest.raises(CorruptionError, match="a is damaged"):
+        CheckedDirectory(covered).verify("a")
+
+
+def test_an_item_with_a_manifest_is_covered_by_it(covered: Path, tmp_path: Path) -> None:
+    (covered / "item").mkdir()
+    (covered / "item" / "x").write_bytes(b"x")
+    write_manifest(covered / "item")
+    (covered / MANIFEST).unlink()
+    write_manifest(covered)
+    assert files_of(covered) == {"a", "empty", "d/chunk", f"item/{MANIFEST}"}
+
+
+def test_the_manifest_is_json_that_tools_can_read(covered: Path) -> None:
+    body, checksum, _ = (covered / MANIFEST).read_bytes().split(b"\n")
+    assert int(checksum, 16) == crc32c(body)
+    document = json.loads(body)
+    assert document["format_version"] == 1
+    assert document["files"]["a"] == [5, crc32c(b"hello")]
+    assert document["files"]["d/chunk"] == [8, crc32c(b"data")]
+
+
+def test_large_files_are_checked_in_blocks(tmp_path: Path) -> None:
+    data = os.urandom((1 << 22) + 5)
+    (tmp_path / "large").write_bytes(data)
+    write_manifest(tmp_path)
+    CheckedDirectory(tmp_path).verify("large")
+    with open(tmp_path / "large", "r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(bytes([data[-2] ^ 1]))
+    with pytest.raises(CorruptionError, match="large is damaged"):
+        CheckedDirectory(tmp_path).verify("large")

@@ -1,0 +1,84 @@
+"""Every public name; adding or removing one is a deliberate edit of this file."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+import orbit_ckpt
+
+PUBLIC = {
+    "orbit_ckpt": {
+        *("save", "load", "metadata"),
+        *("Checkpointer", "PyTreeCheckpointer"),
+        *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
+        *("StandardHandler", "StandardCheckpointHandler"),
+        *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
+        *("AtomicityMode", "AtomicityOptions", "FileOptions", "PyTreeMetadataOptions"),
+        *("args", "checkpoint_utils", "errors", "type_handlers"),
+    },
+    "orbit_ckpt.args": {
+        *("CheckpointArgs", "register_with_handler"),
+        *("PyTreeSave", "PyTreeRestore", "StandardSave", "StandardRestore"),
+    },
+    "orbit_ckpt.type_handlers": {
+        *("TypeHandler", "ParamInfo", "SaveArgs", "RestoreArgs", "ArrayRestoreArgs"),
+        *("ArrayHandler", "NumpyHandler", "ScalarHandler", "StringHandler"),
+        *("TypeHandlerRegistry", "GLOBAL_TYPE_HANDLER_REGISTRY", "create_type_handler_registry"),
+        *("register_type_handler", "get_type_handler", "has_type_handler", "supported_types"),
+    },
+    "orbit_ckpt.checkpoint_utils": {"construct_restore_args"},
+    "orbit_ckpt.errors": {
+        *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
+        *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
+        *("UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
+    },
+}
+BASES = {
+    "CheckpointNotFoundError": {FileNotFoundError},
+    "CheckpointExistsError": {FileExistsError, ValueError},
+    "IncompleteCheckpointError": {ValueError},
+    "FormatError": {ValueError},
+    "CorruptionError": {ValueError},
+    "StorageError": {OSError},
+    "UnsupportedLeafError": {ValueError},
+    "NameCollisionError": {ValueError},
+    "TreeMismatchError": {ValueError},
+}
+
+
+def names_of(module: ModuleType) -> set[str]:
+    """Return the public names of a module; without `__all__` those of the classes it defines."""
+    defined = {name for name, value in vars(module).items() if isinstance(value, type)}
+    return set(getattr(module, "__all__", defined))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_these(name: str) -> None:
+    module = importlib.import_module(name)
+    assert names_of(module) == PUBLIC[name]
+    assert all(hasattr(module, public) for public in PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    values = [getattr(module, public) for public in PUBLIC[name]]
+    undocumented = [v for v in values if (isinstance(v, type) or callable(v)) and not v.__doc__]
+    assert not undocumented
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_error_is_also_the_built_in_one_that_people_catch(name: str) -> None:
+    error = getattr(orbit_ckpt.errors, name)
+    built_in = {base for base in error.__mro__[1:] if base.__module__ == "builtins"}
+    assert issubclass(error, orbit_ckpt.errors.CheckpointError)
+    assert built_in >= BASES[name]
+
+
+def test_orbax_names_are_the_same_classes() -> None:
+    assert orbit_ckpt.PyTreeCheckpointHandler is orbit_ckpt.PyTreeHandler
+    assert orbit_ckpt.StandardCheckpointHandler is orbit_ckpt.StandardHandler
+    assert orbit_ckpt.type_handlers.SaveArgs is orbit_ckpt.SaveArgs
