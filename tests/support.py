@@ -77,9 +77,10 @@ def assert_same_leaf(actual: object, expected: object, where: str = "") -> None:
     assert type(actual) is type(expected), (where, type(actual))
     if isinstance(expected, np.ndarray | np.generic):
         assert isinstance(actual, np.ndarray | np.generic)
-        assert actual.dtype == expected.dtype.newbyteorder("="), (where, actual.dtype)
+        native = expected.dtype.newbyteorder("=")
+        assert actual.dtype.newbyteorder("=") == native, (where, actual.dtype)
         assert actual.shape == expected.shape, (where, actual.shape)
-        assert actual.tobytes() == expected.astype(actual.dtype).tobytes(), (where, actual)
+        assert actual.astype(native).tobytes() == expected.astype(native).tobytes(), (where, actual)
     else:
         # floats and complex numbers by their bits, which NaN and -0.0 need
         assert _bits(actual) == _bits(expected), (where, actual)

@@ -50,8 +50,12 @@ BASES = {
 
 
 def names_of(module: ModuleType) -> set[str]:
-    """Return the public names of a module; without `__all__` those of the classes it defines."""
-    defined = {name for name, value in vars(module).items() if isinstance(value, type)}
+    """Return the public names of a module; without `__all__` those that it defines itself."""
+    defined = {
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
     return set(getattr(module, "__all__", defined))
 
 

@@ -95,6 +95,8 @@ def is_lossless_kind(source: DType, target: DType) -> bool:
     a more general kind (int to float to complex); false where information of another kind is
     dropped: float to int, complex to float, anything to bool.
     """
+    if source.kind in "mM" or target.kind in "mM":
+        return source.kind == target.kind
     order = {"bool": 0, "int": 1, "float": 2, "complex": 3}
     return order[_kind(source)] <= order[_kind(target)] and (
         _kind(target) != "bool" or _kind(source) == "bool"

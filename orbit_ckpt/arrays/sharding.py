@@ -135,7 +135,10 @@ def decode_sharding(text: str) -> ShardingMetadata | None:
     """
     if not text:
         return None
-    document: object = json.loads(text)
+    try:
+        document: object = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(document, Mapping):
         raise ValueError(f"expected an object, found {type(document).__name__}")
     fields = cast(Mapping[str, object], document)

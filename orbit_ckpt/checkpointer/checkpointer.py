@@ -97,7 +97,7 @@ class Checkpointer:
             CheckpointError: What the handler raises.
         """
         path = resolve_path(directory)
-        check_complete(path)
+        check_complete(path, needs_marker=self._options.atomicity.needs_marker)
         restored = self._handler.restore(path, **self._make_args(1, args, kwargs))
         _logger.info("Restored %s", path)
         return restored
@@ -110,7 +110,7 @@ class Checkpointer:
             IncompleteCheckpointError: The save did not finish.
         """
         path = resolve_path(directory)
-        check_complete(path)
+        check_complete(path, needs_marker=self._options.atomicity.needs_marker)
         step = read_step(CheckedDirectory(path))
         describe = getattr(self._handler, "metadata", None)
         item = cast(_DescribesItems, self._handler).metadata(path) if describe else None
@@ -145,13 +145,18 @@ class Checkpointer:
         self, position: int, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> dict[str, object]:
         """Return the handler's keyword arguments, from an args object or its fields."""
+        classes = registered_args(type(self._handler))
         given = [*args, *kwargs.values()]
         objects = [value for value in given if isinstance(value, CheckpointArgs)]
         if objects:
             if len(given) > 1:
                 raise ValueError("Give either one CheckpointArgs or its fields, not both.")
+            if classes is not None and not isinstance(objects[0], classes[position]):
+                raise ValueError(
+                    f"{type(self._handler).__qualname__} takes {classes[position].__name__} here, "
+                    f"found {type(objects[0]).__name__}."
+                )
             return {"args": objects[0]}
-        classes = registered_args(type(self._handler))
         if classes is None:
             names = [f"argument {i}" for i in range(len(args))]
             raise ValueError(

@@ -24,12 +24,17 @@ class AtomicityOptions:
 
     Attributes:
         mode: By renaming a temporary directory, or by a marker file.
-        allow_legacy_atomic_rename: Not used; kept because Orbax has it. Directories without a
-            marker are read in either mode.
+        allow_legacy_atomic_rename: Whether checkpoints without a marker are restored in marker
+            mode too, because they were made by renaming.
     """
 
     mode: AtomicityMode = AtomicityMode.AUTO
     allow_legacy_atomic_rename: bool = False
+
+    @property
+    def needs_marker(self) -> bool:
+        """Whether a directory without a marker counts as unfinished."""
+        return self.mode is AtomicityMode.COMMIT_FILE and not self.allow_legacy_atomic_rename
 
 
 @dataclass(frozen=True)

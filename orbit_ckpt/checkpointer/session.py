@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.metadata.files import write_step
@@ -40,9 +41,8 @@ class SaveSession:
             mode=options.atomicity.mode,
             permissions=options.files.path_permission_mode,
         )
-        self._custom = dict(custom_metadata or {})
+        self._custom = check_json_object(custom_metadata or {})
         self._began_ns = time.time_ns()
-        check_json(self._custom)
 
     @property
     def directory(self) -> Path:
@@ -73,16 +73,22 @@ class SaveSession:
         self._atomic.commit()
 
 
-def check_json(value: object) -> None:
-    """Check that a value can be written as JSON.
+def check_json_object(value: object) -> dict[str, object]:
+    """Return a JSON object of the user's.
 
     Raises:
-        TypeError: It cannot.
+        TypeError: It is something else, or holds what cannot be written as JSON.
     """
+    wanted = "Use a dict of dicts, lists, strings, numbers, booleans and None, with keys of str."
+    if not isinstance(value, Mapping):
+        found = type(value).__name__
+        raise TypeError(f"custom_metadata must be a JSON object, found {found}. {wanted}")
+    fields = cast(Mapping[object, object], value)
+    wrong = [key for key in fields if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"custom_metadata must be a JSON object, found key {wrong[0]!r}. {wanted}")
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"custom_metadata cannot be written as JSON: {error}. Use dicts, lists, strings, "
-            "numbers, booleans and None."
-        ) from error
+        raise TypeError(f"custom_metadata must be a JSON object: {error}. {wanted}") from error
+    return dict(cast(Mapping[str, object], value))

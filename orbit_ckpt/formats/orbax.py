@@ -77,14 +77,19 @@ class StoredTree:
         )
 
 
-def check_complete(path: Path) -> None:
+def check_complete(path: Path, *, needs_marker: bool = False) -> None:
     """Check that a directory is a committed checkpoint, or part of one.
+
+    Args:
+        path: The directory.
+        needs_marker: Whether it must have a commit marker.
 
     Raises:
         IncompleteCheckpointError: It is a save that did not finish.
         CheckpointNotFoundError: It is not a directory.
     """
-    if is_temporary_name(path.name) or (path.is_dir() and is_in_progress(path)):
+    unmarked = needs_marker and not (path / COMMIT_MARKER).exists()
+    if is_temporary_name(path.name) or (path.is_dir() and (unmarked or is_in_progress(path))):
         raise IncompleteCheckpointError(
             f"Found incomplete checkpoint at {path}: the save that wrote it did not finish. "
             "Restore an earlier one; this directory can be deleted."
@@ -110,14 +115,14 @@ def find_tree(path: Path) -> Path:
     if _holds_tree(path):
         return path
     names = sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
-    preferred = [name for name in _USUAL_ITEMS if name in names]
-    others = [name for name in names if name not in preferred and name not in _NEVER_TREES]
-    for name in (*preferred, *others):
+    # an item has no such file of its own; a directory that has one is a checkpoint by itself
+    checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
+    items = [name for name in names if name not in {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}]
+    for name in sorted(items, key=lambda name: (name not in _USUAL_ITEMS, name)):
         if _holds_tree(path / name):
-            if name not in preferred and _is_step(path / name):
-                break
             return path / name
-    raise CheckpointNotFoundError(_no_tree_message(path, names))
+    steps = checkpoints or [name for name in names if _step_of(name) is not None]
+    raise CheckpointNotFoundError(_no_tree_message(path, steps))
 
 
 def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTree:
@@ -179,20 +184,20 @@ def _holds_tree(path: Path) -> bool:
     return infer_structure(path) is not None
 
 
-def _is_step(path: Path) -> bool:
-    return path.name.rpartition("_")[2].isdigit() and (
-        (path / STEP_METADATA).is_file() or (path / COMMIT_MARKER).is_file()
-    )
+def _step_of(name: str) -> int | None:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else None
 
 
-def _no_tree_message(path: Path, names: list[str]) -> str:
-    steps = [name for name in names if name.rpartition("_")[2].isdigit()]
-    if steps:
+def _no_tree_message(path: Path, checkpoints: list[str]) -> str:
+    if checkpoints:
+        ordered = sorted(checkpoints, key=lambda name: (_step_of(name) or 0, name))
         return (
-            f"{path} holds several checkpoints ({', '.join(steps[:8])}); give one of them, for "
-            f"example {path / steps[-1]}."
+            f"{path} holds several checkpoints ({', '.join(ordered[:8])}"
+            f"{', ...' if len(ordered) > 8 else ''}); give one of them, for example "
+            f"{path / ordered[-1]}."
         )
     return (
-        f"No checkpoint at {path}: {describe_directory(path)}, none of which is a tree saved by "
-        f"orbit_ckpt or Orbax ({TREE_METADATA} or {OCDBT_MANIFEST})."
+        f"No checkpoint at {path}: {describe_directory(path)}. A checkpoint of orbit_ckpt or Orbax "
+        f"has a {TREE_METADATA} or a {OCDBT_MANIFEST}, or an item that has."
     )

@@ -28,7 +28,7 @@ from orbit_ckpt.handlers.stored import (
 )
 from orbit_ckpt.metadata.values import ArrayMetadata
 
-BYTES = "bytes"
+BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 
 
 class NumpyHandler:
@@ -60,7 +60,8 @@ class NumpyHandler:
         """See `TypeHandler`."""
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             if isinstance(value, bytes):
-                host, leaf_type, arg = np.frombuffer(value, np.uint8), BYTES, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+                kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
+                host, leaf_type, arg = np.frombuffer(value, np.uint8), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
             else:
                 host, leaf_type = np.asarray(value), None
             add_array(host.shape, host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
@@ -86,7 +87,9 @@ class NumpyHandler:
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
     detail = load_batch_of(info).details.get(info.name)
-    was_bytes = detail is not None and detail.type == BYTES
-    if arg.restore_type is bytes or (was_bytes and arg.restore_type is None):
+    kind = detail.type if detail is not None else None
+    if arg.restore_type is None and kind == NUMPY_BYTES:
+        return np.bytes_(host.tobytes())
+    if arg.restore_type is bytes or (arg.restore_type is None and kind == BYTES):
         return host.tobytes()
     return cast_host(host, None if isinstance(arg, ArrayRestoreArgs) else arg.dtype)

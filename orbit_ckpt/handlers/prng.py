@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -34,9 +35,9 @@ def key_type(impl: str) -> tuple[DType, int]:
     Raises:
         ValueError: JAX knows no implementation of that name.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
-    data = jax.eval_shape(jax.random.key_data, key)
-    return key.dtype, len(data.shape)
+    eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], getattr(jax, "eval_shape"))  # noqa: B009 - untyped
+    key = eval_shape(lambda: jax.random.key(0, impl=impl))
+    return cast(DType, key.dtype), len(eval_shape(jax.random.key_data, key).shape)
 
 
 def unsupported_key(keys: jax.Array) -> str | None:

@@ -76,15 +76,17 @@ class ScalarHandler:
 
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
-    if host.size != 1:
+    if host.ndim:
         raise TreeMismatchError(
             f"{info.label}: a scalar was asked for, an array of shape {host.shape} is stored; "
             "ask for np.ndarray or jax.Array.",
             paths=[info.label],
         )
-    value = cast_host(host, arg.dtype).reshape(())
+    value = cast_host(host, arg.dtype)
     if isinstance(arg.restore_type, type):
         convert = cast(Callable[[object], object], arg.restore_type)
+        if issubclass(arg.restore_type, np.generic):
+            return cast_host(value, arg.dtype or convert)[()]
         return convert(_item(value))
     detail = load_batch_of(info).details.get(info.name)
     if detail is not None and detail.type == NUMPY:

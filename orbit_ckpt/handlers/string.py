@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.handlers.base import (
     Future,
@@ -15,8 +17,12 @@ from orbit_ckpt.handlers.base import (
     save_batch_of,
 )
 from orbit_ckpt.metadata.files import find_string
+from orbit_ckpt.metadata.schema import LeafDetail
 from orbit_ckpt.metadata.values import StringMetadata
 from orbit_ckpt.storage.layout import STRINGS
+
+NUMPY = "numpy"
+"""Type recorded for a `np.str_`."""
 
 
 class StringHandler:
@@ -38,7 +44,10 @@ class StringHandler:
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
         for value, info in zip(values, infos, strict=True):
-            save_batch_of(info).strings[info.name] = str(value)
+            batch = save_batch_of(info)
+            batch.strings[info.name] = str(value)
+            if isinstance(value, np.str_):
+                batch.details[info.name] = LeafDetail(type=NUMPY)
         return []
 
     async def deserialize(
@@ -66,4 +75,5 @@ def _find(info: ParamInfo) -> str:
             path=info.label,
             file=str(info.parent_dir / STRINGS),
         )
-    return text
+    detail = load_batch_of(info).details.get(info.name)
+    return np.str_(text) if detail is not None and detail.type == NUMPY else text

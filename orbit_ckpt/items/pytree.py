@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.orbax import StoredTree, find_tree, open_tree
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
@@ -210,10 +209,7 @@ def _reading(directory: str | os.PathLike[str]) -> AbstractContextManager[None]:
 
 
 def _open(directory: str | os.PathLike[str], *, allow_unstructured: bool) -> StoredTree:
-    path = resolve_path(directory)
-    if not path.exists():
-        raise CheckpointNotFoundError(f"Requested directory for restore does not exist at {path}.")
-    return open_tree(find_tree(path), allow_unstructured=allow_unstructured)
+    return open_tree(find_tree(resolve_path(directory)), allow_unstructured=allow_unstructured)
 
 
 @register_with_handler(PyTreeHandler, for_save=True)
@@ -237,6 +233,11 @@ class PyTreeSaveArgs(CheckpointArgs):
     def __post_init__(self) -> None:
         if isinstance(self.item, TreeMetadata):
             raise ValueError("Cannot save TreeMetadata.")
+        size = self.ocdbt_target_data_file_size
+        if size is not None and size < 0:
+            raise ValueError(
+                f"ocdbt_target_data_file_size must be >= 0, where 0 means no limit; got {size}"
+            )
 
     def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
         """Return a handler's options with those of one save."""

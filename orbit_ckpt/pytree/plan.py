@@ -207,7 +207,9 @@ def _bad_name(name: str, *, as_files: bool) -> str | None:
         "it is too long for a file name": (
             any(len(part.encode()) > _MAX_FILE_NAME for part in parts)
         ),
-        "it could be taken for a chunk of another leaf": len(parts) > 1 and "c" in parts[1:],
+        "it could be taken for a chunk of another leaf": any(
+            part == "c" or part.replace(".", "").isdigit() for part in parts[1:]
+        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

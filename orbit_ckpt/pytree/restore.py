@@ -175,7 +175,7 @@ def _align(
     missing = [names for names in difference.missing if names not in skipped]
     unexpected = [] if request.partial else _outside(difference.unexpected, skipped)
     if missing or unexpected or changed:
-        raise _mismatch(TreeDifference(missing, unexpected, changed))
+        raise _mismatch(TreeDifference(missing, unexpected, changed, difference.unexpected))
     return wanted
 
 

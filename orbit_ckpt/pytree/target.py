@@ -94,10 +94,11 @@ def _array_args(
 def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
     # a memory layout (jax.experimental.layout.Format) wraps the sharding it applies to
     inner = cast(object, getattr(sharding, "sharding", sharding))
-    kinds = jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata | None
-    if not isinstance(inner, kinds):
-        raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
-    return inner
+    if inner is None or isinstance(
+        inner, jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata
+    ):
+        return inner
+    raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
 
 
 def describe_change(wanted: object, stored: Metadata | None, *, strict: bool = True) -> str | None:

@@ -83,7 +83,7 @@ class AtomicDirectory:
         self._permissions = permissions
         self._lock: int | None = None
         suffix = f"{TEMPORARY_SUFFIX}-{time.time_ns()}"
-        self.path = self.final if self._in_place else self.final.with_name(final.name + suffix)
+        self.path = self.final if self._in_place else self.final.with_name(self.final.name + suffix)
 
     def __enter__(self) -> AtomicDirectory:
         advice = f"Check that {self.final.parent} is a writable directory with space left."
@@ -94,12 +94,19 @@ class AtomicDirectory:
             if self._in_place:
                 _remove_in_place(self.final)
             self.path.mkdir()
-            if self._permissions is not None:
-                self.path.chmod(self._permissions)
-            self._lock = _try_lock(self.path)
-            if self._in_place:
-                write_file(self.path / IN_PROGRESS, b"")
+            try:
+                self._prepare()
+            except OSError:
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
         return self
+
+    def _prepare(self) -> None:
+        if self._permissions is not None:
+            self.path.chmod(self._permissions)
+        self._lock = _try_lock(self.path)
+        if self._in_place:
+            write_file(self.path / IN_PROGRESS, b"")
 
     def __exit__(self, *_: object) -> None:
         if self._lock is None:

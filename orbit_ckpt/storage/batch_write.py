@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorstore as ts
 from crc32c import crc32c
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
-from orbit_ckpt.arrays.slices import chunk_indices, chunk_region, split_by_rows
+from orbit_ckpt.arrays.slices import Shape, chunk_indices, chunk_region, split_by_rows
 from orbit_ckpt.arrays.transfer import Shard, start_transfers, to_host
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.runtime.loop import run_all
@@ -147,7 +148,7 @@ class _Transaction:
             for index in chunk_indices(shard.region, layout.chunk_shape):
                 chunk = chunk_region(index, layout.chunk_shape)
                 part = host if chunk == shard.region else host[chunk.within(shard.region).slices]
-                data = part.tobytes()
+                data = _full_chunk(part, layout.chunk_shape).tobytes()
                 if layout.checksum:
                     data += crc32c(data).to_bytes(4, "little")
                 yield self._store.write(layout.chunk_key(write.name, index), data)
@@ -175,6 +176,15 @@ class _Transaction:
             # inside a transaction the write itself completes only when that commits
             futures.append(done if self._handle is None else done.copy)
         await run_all(futures)
+
+
+def _full_chunk(part: HostArray, chunk_shape: Shape) -> HostArray:
+    """Return a chunk's elements; where it reaches beyond the array they are zero."""
+    if part.shape == chunk_shape:
+        return part
+    chunk = np.zeros(chunk_shape, part.dtype)
+    chunk[tuple(map(slice, part.shape))] = part
+    return chunk
 
 
 def _wait_for_all(futures: Sequence[_WriteFuture]) -> None:

@@ -105,14 +105,18 @@ def read_manifest(directory: Path) -> Manifest | None:
     body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
     if tail != f"{crc32c(body):08x}".encode():
         raise _damaged(file, "its checksum does not match")
-    document = json.loads(body)
-    if document["format_version"] > FORMAT_VERSION:
-        raise FormatError(
-            f"{file}: format version {document['format_version']}; this version of orbit_ckpt "
-            f"reads up to {FORMAT_VERSION}. Install a newer one."
-        )
-    files = {path: FileRecord(*record) for path, record in document["files"].items()}
-    return Manifest(files, tuple(document["self_checked"]), document["format_version"])
+    try:
+        document = json.loads(body)
+        version = int(document["format_version"])
+        if version > FORMAT_VERSION:
+            raise FormatError(
+                f"{file}: format version {version}; this version of orbit_ckpt reads up to "
+                f"{FORMAT_VERSION}. Install a newer one."
+            )
+        files = {path: FileRecord(*record) for path, record in document["files"].items()}
+        return Manifest(files, tuple(document["self_checked"]), version)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
 
 
 def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None:

@@ -116,7 +116,7 @@ def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:
     try:
         fields = cast(Mapping[str, Any], json.loads(document))
         return _parse_zarr2(fields) if zarr_format == 2 else _parse_zarr3(fields)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{where}: not a zarr{zarr_format} metadata document "
             f"({type(error).__name__}: {error}): {document[:80]!r}"

@@ -20,11 +20,13 @@ class TreeDifference:
         missing: Leaves of the target that the checkpoint lacks.
         unexpected: Leaves of the checkpoint that the target lacks.
         changed: Leaves of both that differ, with a sentence that says how.
+        candidates: Leaves that may be meant by a missing one; those that are unexpected if empty.
     """
 
     missing: Sequence[NamePath]
     unexpected: Sequence[NamePath]
     changed: Mapping[NamePath, str]
+    candidates: Sequence[NamePath] = ()
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.changed)
@@ -48,7 +50,8 @@ class TreeDifference:
         )
 
     def _missing_line(self, path: NamePath) -> str:
-        near = nearest_names(format_path(path), [format_path(p) for p in self.unexpected])
+        candidates = self.candidates or self.unexpected
+        near = nearest_names(format_path(path), [format_path(p) for p in candidates])
         return format_path(path) + (f" (nearest: {', '.join(near)})" if near else "")
 
 

@@ -98,13 +98,39 @@ def test_overwriting_what_is_not_there_saves(tmp_path: Path) -> None:
     assert_same_tree(ocp.load(tmp_path / "checkpoint"), TREE)
 
 
-def test_overwriting_a_symlink_keeps_what_it_points_to(saved: Path) -> None:
-    link = saved.with_name("latest")
+def test_overwriting_a_symlink_replaces_what_it_points_to(saved: Path) -> None:
+    link = saved.parent / "links" / "latest"
+    link.parent.mkdir()
     link.symlink_to(saved)
     ocp.save(link, OTHER, overwrite=True)
-    assert_same_tree(ocp.load(link), OTHER)
-    assert_same_tree(ocp.load(saved), TREE)
+    assert link.is_symlink()
+    assert_same_tree(ocp.load(saved), OTHER)
+    assert os.listdir(link.parent) == ["latest"]
+    assert sorted(os.listdir(saved.parent)) == ["checkpoint", "links"]
+
+
+def test_what_a_dead_save_through_a_symlink_left_is_removed_by_the_next(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = saved.with_name("latest")
+    link.symlink_to(saved)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # as if the process had died
+        with pytest.raises(UnsupportedLeafError):
+            ocp.save(link, {"a": object()}, overwrite=True)
+    assert len(os.listdir(saved.parent)) == 3
+    ocp.save(link, OTHER, overwrite=True)
     assert sorted(os.listdir(saved.parent)) == ["checkpoint", "latest"]
+
+
+def test_overwriting_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "home" / "thesis").mkdir(parents=True)
+    with pytest.raises(CheckpointExistsError, match="is no checkpoint: .*thesis.*not overwritten"):
+        ocp.save(tmp_path / "home", TREE, overwrite=True)
+    assert (tmp_path / "home" / "thesis").is_dir()
+    (tmp_path / "empty").mkdir()
+    ocp.save(tmp_path / "empty", TREE, overwrite=True)
+    assert_same_tree(ocp.load(tmp_path / "empty"), TREE)
 
 
 def test_marker_mode_writes_in_place_and_marks_the_commit_last(tmp_path: Path) -> None:
@@ -257,7 +283,11 @@ def test_a_path_that_is_no_checkpoint_is_described(tmp_path: Path) -> None:
 
 def test_the_root_of_a_manager_names_its_steps(tmp_path: Path) -> None:
     for step in (9, 10, 1):
-        ocp.save(tmp_path / str(step) / "default", TREE)
+        item = tmp_path / str(step) / "default"
+        item.mkdir(parents=True)
+        handler = ocp.PyTreeHandler()
+        handler.save(item, TREE)
+        handler.finalize(item)
     message = rf"several checkpoints \(1, 9, 10\).*{tmp_path / '10'}"
     with pytest.raises(CheckpointNotFoundError, match=message):
         ocp.load(tmp_path)

@@ -159,13 +159,13 @@ def test_too_few_open_files_keep_the_earlier_checkpoint(
 def test_a_path_below_a_file_cannot_be_saved_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file" / "checkpoint", tmp_path / "file" / "deeper" / "checkpoint"):
-        with pytest.raises(StorageError, match=f"{path}: cannot create.*is a writable directory"):
+        with pytest.raises(StorageError, match=f"{path}: creating a directory.*is a writable directory"):
             ocp.save(path, NEW)
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_directory_that_takes_no_entries_cannot_be_saved_to() -> None:
-    with pytest.raises(StorageError, match="/proc/checkpoint: cannot create a directory"):
+    with pytest.raises(StorageError, match="/proc/checkpoint: creating a directory"):
         ocp.save("/proc/checkpoint", NEW)
 
 

@@ -64,14 +64,16 @@ class OtherHandler(Handler):
 
 
 PLUGIN = """
+from tests.handlers.test_registry import Handler
+
 class Brush:
     pass
 
-class BrushHandler:
+class BrushHandler(Handler):
     types = (Brush, int)
 
-    def typestr(self):
-        return "brush"
+    def __init__(self):
+        super().__init__("brush")
 """
 
 
@@ -238,9 +240,17 @@ def test_plugin_is_not_imported_as_long_as_built_in_types_are_used(
         ("1 +", "invalid syntax"),
         ("", "BrushHandler"),
         ("class BrushHandler:\n def __init__(self): 1 / 0", "zero"),
-        ("class BrushHandler: types = (int,)", "typestr"),
+        ("class BrushHandler: types = (int,)", "methods of a TypeHandler"),
+        (PLUGIN.replace("(Brush, int)", "()"), "which classes it handles"),
     ],
-    ids=["import error", "syntax error", "no such name", "constructor fails", "no handler"],
+    ids=[
+        "import error",
+        "syntax error",
+        "no such name",
+        "constructor fails",
+        "no handler",
+        "no types",
+    ],
 )
 def test_broken_plugin_is_a_warning_that_names_it_and_the_others_work(
     install: Callable[..., None],

@@ -130,10 +130,11 @@ def assert_same_leaf(value: Any, other: Any, where: str) -> None:
 @pytest.mark.slow
 def test_every_layout_that_orbax_writes_restores_exactly(tmp_path: Path) -> None:
     script = Path(__file__).with_name("write_reference.py")
-    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
+    written = tmp_path / "written"
+    subprocess.run([sys.executable, script, written], check=True, capture_output=True)
     wrong: list[str] = []
     with jax.enable_x64(True):
-        for name, path, tree in checkpoints(tmp_path):
+        for name, path, tree in checkpoints(written):
             found = comparison_for(name).differences(tree, ocp.load(path))
             wrong += [f"{name} {line}" for line in found]
     assert wrong == []

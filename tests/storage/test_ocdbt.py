@@ -17,9 +17,11 @@ from orbit_ckpt.storage.ocdbt import Extent, read_index, write_spec
 ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "x" * 3000, "\n\0~%:", "."]
 
 
-def open_database(directory: Path, **config: object) -> ts.KvStore:
+def open_database(
+    directory: Path, *, context: ts.Context | None = None, **config: object
+) -> ts.KvStore:
     spec = {"driver": "ocdbt", "base": f"file://{directory}/", "config": config}
-    return ts.KvStore.open(spec).result()
+    return ts.KvStore.open(spec, context=context).result()
 
 
 def write_all(store: ts.KvStore, values: Mapping[str, bytes]) -> None:
@@ -88,9 +90,10 @@ def test_index_of_an_empty_database(emptied: bool, tmp_path: Path) -> None:
 
 def test_values_merged_from_databases_below_are_found(tmp_path: Path) -> None:
     # what Orbax's processes leave: the root refers to data files of the children
-    parent = open_database(tmp_path)
+    context = ts.Context()
+    parent = open_database(tmp_path, context=context)
     for process in range(2):
-        child = open_database(tmp_path / f"ocdbt.process_{process}")
+        child = open_database(tmp_path / f"ocdbt.process_{process}", context=context)
         write_all(child, {f"p{process}/{i}": bytes([process]) * 3000 for i in range(3)})
         with ts.Transaction(atomic=True) as transaction:
             child.experimental_copy_range_to(parent.with_transaction(transaction)).result()

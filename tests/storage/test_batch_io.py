@@ -1,0 +1,250 @@
+"""Batches of arrays written and read without the layers above them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbit_ckpt.arrays.slices import Region, Shape, whole
+from orbit_ckpt.arrays.transfer import Shard
+from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.kvstore import open_store
+from orbit_ckpt.storage.zarr import describe_array
+from tests.support import scratch
+
+
+class Store:
+    """Writes arrays into a directory in one layout, and reads them."""
+
+    def __init__(
+        self, directory: Path, *, use_ocdbt: bool = True, zarr_format: int = 3, compress: bool = False
+    ) -> None:
+        self.directory = directory
+        self.use_ocdbt = use_ocdbt
+        self.zarr_format = zarr_format
+        self.compress = compress
+
+    def write(
+        self,
+        arrays: dict[str, np.ndarray],
+        *,
+        chunks: Shape | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.directory.mkdir(exist_ok=True)
+        options = WriteOptions(self.directory, self.use_ocdbt, None, max_bytes)
+        writer = BatchWriter(options)
+        for name, value in arrays.items():
+            layout, document = describe_array(
+                value.shape,
+                chunks or tuple(max(1, n) for n in value.shape),
+                value.dtype,
+                zarr_format=self.zarr_format,
+                compress=self.compress,
+            )
+            shards = [Shard(whole(value.shape), value)]
+            writer.add(ArrayWrite(name, name, layout, document, shards, value.dtype))
+        asyncio.run(writer.commit())
+
+    def write_with_tensorstore(self, name: str, value: np.ndarray, *, chunks: Shape) -> None:
+        """Write an array whose shape need not be a multiple of its chunks' shape."""
+        self.directory.mkdir(exist_ok=True)
+        layout, document = describe_array(
+            value.shape, chunks, value.dtype, zarr_format=self.zarr_format, compress=self.compress
+        )
+        base = f"file://{self.directory}/"
+        array = ts.open(
+            {
+                "driver": layout.driver,
+                "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+                if self.use_ocdbt
+                else f"{base}{name}/",
+                "metadata": json.loads(document),
+                "store_data_equal_to_fill_value": True,
+            },
+            create=True,
+        ).result()
+        array.write(value).result()
+
+    def reader(self, *, max_bytes: int | None = None, fill_missing: bool = False) -> BatchReader:
+        return BatchReader(
+            open_store(CheckedDirectory(self.directory)),
+            zarr_format=self.zarr_format,
+            max_bytes=max_bytes,
+            fill_missing=fill_missing,
+        )
+
+    def read(
+        self, name: str, regions: Sequence[Region] | None = None, *, fill_missing: bool = False
+    ) -> list[np.ndarray]:
+        reader = self.reader(fill_missing=fill_missing)
+        layout = reader.layout(name, name)
+        wanted = [whole(layout.shape)] if regions is None else regions
+        (found,) = asyncio.run(reader.read([ArrayRead(name, name, layout, wanted)]))
+        return list(found)
+
+
+LAYOUTS = [
+    pytest.param({"use_ocdbt": o, "zarr_format": z, "compress": c}, id=f"{kind}-zarr{z}-{codec}")
+    for o, kind in ((True, "ocdbt"), (False, "files"))
+    for z in (3, 2)
+    for c, codec in ((False, "plain"), (True, "zstd"))
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_of_one_and_of_many_chunks_round_trip(
+    layout: dict[str, bool], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "": rng.standard_normal((60, 70)),
+        "a": rng.integers(0, 9, (60, 70), np.int16),
+        "a.b": rng.standard_normal((60, 70)).astype(ml_dtypes.bfloat16),
+        "b": np.asfortranarray(rng.standard_normal((60, 70))),
+        "c": rng.standard_normal((120, 140))[::2, ::2],
+    }
+    one, many = Store(tmp_path / "one", **layout), Store(tmp_path / "many", **layout)
+    one.write(arrays)
+    many.write(arrays, chunks=(15, 70))
+    for name, value in arrays.items():
+        for store in (one, many):
+            (found,) = store.read(name)
+            assert found.dtype == value.dtype
+            assert found.tobytes() == value.tobytes()
+            assert found.flags.writeable
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensorstore_reads_what_is_written(layout: dict[str, bool], tmp_path: Path) -> None:
+    value = np.arange(10_000.0).reshape(100, 100)
+    store = Store(tmp_path / "x", **layout)
+    store.write({"w": value, "v": value[:3, 0]}, chunks=None)
+    driver = "zarr3" if store.zarr_format == 3 else "zarr"
+    kvstore = open_store(CheckedDirectory(store.directory)).spec
+    for name, expected in (("w", value), ("v", value[:3, 0])):
+        array = ts.open({"driver": driver, "kvstore": kvstore(name)}, open=True).result()
+        assert np.array_equal(array.read().result(), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("max_bytes", [1, 5000, 1 << 20])
+def test_a_byte_limit_changes_nothing_of_what_is_written(
+    max_bytes: int, layout: dict[str, bool], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "over_the_limit": rng.standard_normal((52, 64)),
+        "small": np.ones((4, 16)),
+        "also_over": rng.standard_normal((36, 64)).astype(np.float32),
+    }
+    store = Store(tmp_path / "x", **layout)
+    store.write(arrays, chunks=(4, 16), max_bytes=max_bytes)
+    for name, value in arrays.items():
+        assert np.array_equal(store.read(name)[0], value)
+
+
+def test_reads_are_grouped_under_the_byte_limit_and_an_oversize_one_is_alone(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "x")
+    sizes = [10, 20, 30, 500, 10, 90, 100, 5]
+    store.write({str(i): np.zeros(n, np.uint8) for i, n in enumerate(sizes)})
+    reader = store.reader(max_bytes=100)
+    reads = [
+        ArrayRead(str(i), str(i), layout := reader.layout(str(i), str(i)), [whole(layout.shape)])
+        for i in range(len(sizes))
+    ]
+    groups = [[read.nbytes for read in window] for window in reader.windows(reads)]
+    assert groups == [[10, 20, 30], [500], [10, 90], [100], [5]]
+    assert [len(group) for group in store.reader().windows(reads)] == [len(sizes)]
+    assert list(reader.windows([])) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_of_arrays_are_read_alone(layout: dict[str, bool], tmp_path: Path) -> None:
+    value = np.arange(100 * 90).reshape(100, 90)
+    store = Store(tmp_path / "x", **layout)
+    store.write_with_tensorstore("w", value, chunks=(30, 40))
+    regions = [
+        Region((0, 0), (30, 40)),
+        Region((90, 80), (10, 10)),
+        Region((29, 39), (2, 2)),
+        Region((5, 0), (80, 90)),
+        Region((7, 7), (0, 5)),
+    ]
+    for region, found in zip(regions, store.read("w", regions), strict=True):
+        assert np.array_equal(found, value[region.slices])
+
+
+@given(data=st.data(), layout=st.sampled_from([(True, 3), (False, 3), (True, 2), (False, 2)]))
+def test_any_part_of_any_chunked_array_is_that_part(
+    data: st.DataObject, layout: tuple[bool, int]
+) -> None:
+    rank = data.draw(st.integers(0, 3))
+    shape = tuple(data.draw(st.lists(st.integers(0, 6), min_size=rank, max_size=rank)))
+    chunks = tuple(data.draw(st.integers(1, max(1, n))) for n in shape)
+    start = tuple(data.draw(st.integers(0, n)) for n in shape)
+    part = tuple(data.draw(st.integers(0, n - s)) for n, s in zip(shape, start, strict=True))
+    value = np.random.default_rng(0).integers(0, 2**40, shape)
+    with scratch() as path:
+        store = Store(path, use_ocdbt=layout[0], zarr_format=layout[1])
+        store.write_with_tensorstore("w", value, chunks=chunks)
+        region = Region(start, part)
+        assert np.array_equal(store.read("w", [region])[0], value[region.slices])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fill_missing", [False, True])
+def test_a_chunk_that_was_never_written_is_an_error_or_zeros(
+    fill_missing: bool, layout: dict[str, bool], tmp_path: Path
+) -> None:
+    value = np.ones((40, 100))
+    store = Store(tmp_path / "x", **layout)
+    store.write({"w": value}, chunks=(10, 100))
+    key = "c/2/0" if store.zarr_format == 3 else "2.0"
+    spec = open_store(CheckedDirectory(store.directory)).spec("w")
+    ts.KvStore.open(spec).result().write(key, None).result()
+    if fill_missing:
+        value[20:30] = 0
+        assert np.array_equal(store.read("w", fill_missing=True)[0], value)
+        return
+    with pytest.raises(CorruptionError, match=f"w: chunk 'w/{key}' is missing") as caught:
+        store.read("w")
+    assert (caught.value.path, caught.value.chunk) == ("w", f"w/{key}")
+    found = store.read("w", [Region((0, 0), (20, 100))])
+    assert np.array_equal(found[0], value[:20])
+
+
+def test_a_missing_array_says_what_there_is_of_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "x", use_ocdbt=False)
+    store.write({"w": np.ones(3)})
+    with pytest.raises(CorruptionError, match="v: the array's metadata.*copied completely"):
+        store.read("v")
+    (tmp_path / "x" / "w" / "zarr.json").unlink()
+    with pytest.raises(CorruptionError, match="w: the array's metadata.*there is only w/c/0"):
+        store.read("w")
+
+
+def test_an_empty_batch_is_a_store_without_keys(tmp_path: Path) -> None:
+    Store(tmp_path / "x").write({})
+    assert open_store(CheckedDirectory(tmp_path / "x")).find("w/zarr.json") is None
+
+
+def test_values_are_aligned_for_jax(tmp_path: Path) -> None:
+    store = Store(tmp_path / "x")
+    store.write({str(n): np.ones(n, np.uint8) for n in (1, 7, 1025, 5000)})
+    for n in (1, 7, 1025, 5000):
+        assert store.read(str(n))[0].ctypes.data % 64 == 0
