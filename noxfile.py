@@ -38,7 +38,8 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types, those of the package strictly."""
     session.install("-e", ".[examples]", *group("types"))
-    session.run("basedpyright", *session.posargs)
+    # Told outright, because it would prefer the `.venv` that the README makes.
+    session.run("basedpyright", "--pythonpath", f"{session.bin}/python", *session.posargs)
 
 
 @nox.session

@@ -7,9 +7,10 @@
     ├── FormatError                  (ValueError)  a metadata document is not understood
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
-    ├── UnsupportedLeafError         (ValueError)  values no type handler accepts
-    ├── NameCollisionError           (ValueError)  leaves that would share a storage name
-    └── TreeMismatchError            (ValueError)  target and checkpoint differ
+    └── LeafError                    (ValueError)  some leaves are at fault
+        ├── UnsupportedLeafError     values no type handler accepts
+        ├── NameCollisionError       leaves that would share a storage name
+        └── TreeMismatchError        target and checkpoint differ
 
 Bad arguments raise `ValueError` or `TypeError`. A message says where, what was found, what was
 expected and what to do. The built-in bases are those that Orbax raises for the same mistake, so
@@ -68,11 +69,11 @@ class StorageError(CheckpointError, OSError):
     """The storage failed, for example because it is full or not writable."""
 
 
-class UnsupportedLeafError(CheckpointError, ValueError):
-    """One or more leaves cannot be written, or cannot be restored as asked.
+class LeafError(CheckpointError, ValueError):
+    """Some leaves are at fault.
 
     Attributes:
-        paths: Key paths of the leaves, as text.
+        paths: Key paths of all of them, as text.
     """
 
     def __init__(self, message: str, *, paths: Sequence[str]) -> None:
@@ -80,25 +81,13 @@ class UnsupportedLeafError(CheckpointError, ValueError):
         self.paths = tuple(paths)
 
 
-class NameCollisionError(CheckpointError, ValueError):
-    """Two leaves would be stored under one name, or a name cannot be stored.
-
-    Attributes:
-        paths: Key paths of the leaves, as text.
-    """
-
-    def __init__(self, message: str, *, paths: Sequence[str]) -> None:
-        super().__init__(message)
-        self.paths = tuple(paths)
+class UnsupportedLeafError(LeafError):
+    """Leaves cannot be written, or cannot be restored as asked."""
 
 
-class TreeMismatchError(CheckpointError, ValueError):
-    """The target given to a restore differs from the checkpoint.
+class NameCollisionError(LeafError):
+    """Two leaves would be stored under one name, or a name cannot be stored."""
 
-    Attributes:
-        paths: Key paths of all leaves that differ, as text.
-    """
 
-    def __init__(self, message: str, *, paths: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.paths = tuple(paths)
+class TreeMismatchError(LeafError):
+    """The target given to a restore differs from the checkpoint."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -71,7 +72,7 @@ def assert_same_leaf(actual: object, expected: object, where: str = "") -> None:
             where,
             actual.sharding,
         )
-        if jax.dtypes.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
             actual, expected = jax.random.key_data(actual), jax.random.key_data(expected)
         actual, expected = np.asarray(actual), np.asarray(expected)
     assert type(actual) is type(expected), (where, type(actual))

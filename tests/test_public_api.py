@@ -33,7 +33,7 @@ PUBLIC = {
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
-        *("UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
+        *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
     },
 }
 BASES = {

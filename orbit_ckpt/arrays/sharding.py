@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from orbit_ckpt.arrays.slices import Shape
+
 _logger = logging.getLogger(__name__)
 
 PartitionEntry = str | tuple[str, ...] | None
@@ -75,7 +77,7 @@ class NamedShardingMetadata:
         by_id = {device.id: device for device in jax.devices()}
         ids = self.device_mesh or tuple(sorted(by_id)[:count])
         missing = [i for i in ids if i not in by_id]
-        if missing or len(ids) != count:
+        if missing or len(set(ids)) != count:
             raise ValueError(f"devices {missing or count} are not available")
         devices = np.array([by_id[i] for i in ids], dtype=object).reshape(self.shape)
         types = tuple(AxisType[t] for t in self.axis_types) if self.axis_types else None
@@ -179,18 +181,16 @@ class ShardingResolver:
         self._resolved: dict[ShardingMetadata, jax.sharding.Sharding] = {}
         self._reported = False
 
-    def resolve(self, metadata: ShardingMetadata | None) -> jax.sharding.Sharding:
-        """Return the recorded sharding, or the fallback if it cannot be had here."""
+    def resolve(self, metadata: ShardingMetadata | None, shape: Shape) -> jax.sharding.Sharding:
+        """Return the recorded sharding, or the fallback if an array cannot have it here."""
         if metadata is None:
             return self._fallback or default_sharding()
-        if metadata not in self._resolved:
-            self._resolved[metadata] = self._build(metadata)
-        return self._resolved[metadata]
-
-    def _build(self, metadata: ShardingMetadata) -> jax.sharding.Sharding:
         try:
-            return metadata.to_jax_sharding()
-        except ValueError as error:
+            if metadata not in self._resolved:
+                self._resolved[metadata] = metadata.to_jax_sharding()
+            self._resolved[metadata].shard_shape(shape)
+            return self._resolved[metadata]
+        except Exception as error:  # noqa: BLE001 - a hint may be wrong in any way
             instead = self._fallback or default_sharding()
             if not self._reported:
                 self._reported = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,17 @@ def chunk_indices(region: Region, chunk_shape: Shape) -> Iterator[Shape]:
         range(start // chunk, -(-stop // chunk))
         for start, stop, chunk in zip(region.start, region.stop, chunk_shape, strict=True)
     ]
-    yield from itertools.product(*ranges)
+    yield from _grid(ranges)
+
+
+def _grid(ranges: Sequence[range]) -> Iterator[Shape]:
+    # not itertools.product, which would first make tuples of the ranges
+    if not ranges:
+        yield ()
+        return
+    for index in ranges[0]:
+        for rest in _grid(ranges[1:]):
+            yield (index, *rest)
 
 
 def chunk_region(index: Shape, chunk_shape: Shape) -> Region:

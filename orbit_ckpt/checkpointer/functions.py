@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.restore import RestoreRequest
+
+_logger = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
@@ -86,7 +89,9 @@ def load(
         rich_types=True,
     )
     resolver = ShardingResolver(fallback=sharding)
-    return _handler().run_request(path, request, resolver=resolver)
+    restored = _handler().run_request(path, request, resolver=resolver)
+    _logger.info("Restored %s", path)
+    return restored
 
 
 def metadata(path: PathLike) -> TreeMetadata:

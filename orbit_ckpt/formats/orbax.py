@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt.formats.orbax_legacy import (
     UNKNOWN_TYPE,
     LegacyTree,
@@ -26,6 +26,7 @@ from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     OCDBT_MANIFEST,
     STEP_METADATA,
+    TREE_DETAILS,
     TREE_METADATA,
     is_temporary_name,
 )
@@ -118,7 +119,8 @@ def find_tree(path: Path) -> Path:
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
     checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
     items = [name for name in names if name not in {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}]
-    for name in sorted(items, key=lambda name: (name not in _USUAL_ITEMS, name)):
+    usual = [name for name in _USUAL_ITEMS if name in items]
+    for name in (*usual, *(name for name in items if name not in usual)):
         if _holds_tree(path / name):
             return path / name
     steps = checkpoints or [name for name in names if _step_of(name) is not None]
@@ -156,7 +158,10 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
                 "that has the saved structure."
             )
         document = TreeDocument([], stores_fill_values=False)
-    leaves = [details.apply(leaf) for leaf in document.leaves]
+    try:
+        leaves = [details.apply(leaf) for leaf in document.leaves]
+    except ValueError as error:
+        raise FormatError(f"{directory / TREE_DETAILS}: {error}") from error
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
         leaves = [replace(leaves[0], path=(), names=(), stored_as=leaves[0].name)]
     applied = replace(document, leaves=leaves)

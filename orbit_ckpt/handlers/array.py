@@ -32,6 +32,7 @@ from orbit_ckpt.handlers.stored import (
     cast_host,
     default_restore_args,
     default_save_args,
+    key_type_of,
     layout_of,
 )
 from orbit_ckpt.metadata.schema import ArrayRecord
@@ -103,9 +104,9 @@ class ArrayHandler:
         targets = [_target(info, arg) for info, arg in zip(infos, args, strict=True)]
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
-        for window in reader.windows([target.read for target in targets]):
+        async for window in reader.read_in_windows([target.read for target in targets]):
             part = targets[len(arrays) : len(arrays) + len(window)]
-            arrays += _place(part, await reader.read(window))
+            arrays += _place(part, window)
         return arrays
 
     def finalize(self, directory: Path) -> None:
@@ -161,7 +162,7 @@ class _Target:
                 padded[common.within(region).slices] = host
                 host = padded
             host = host.view(logical_dtype(self.info, host.dtype)).reshape(region.shape)
-            by_region[region] = cast_host(host, self.dtype)
+            by_region[region] = cast_host(host, self.dtype, self.info.label)
         return [by_region[region] for region in self.regions.values()]
 
 
@@ -171,6 +172,8 @@ def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
     shape = layout.shape
     record = load_batch_of(info).arrays.get(info.name)
     is_key = record is not None and record.random_key_impl is not None
+    if is_key:
+        key_type_of(info, layout.dtype)
     if wanted.global_shape is not None and not is_key:
         shape = tuple(wanted.global_shape)
     if shape != layout.shape and (wanted.strict or len(shape) != len(layout.shape)):
@@ -182,7 +185,7 @@ def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
         )
     dtype = None if is_key else wanted.dtype
     check_width(info.label, logical_dtype(info, layout.dtype) if dtype is None else dtype)
-    sharding = _sharding(info, wanted)
+    sharding = _sharding(info, wanted, shape)
     try:
         regions = local_regions(sharding, shape)
     except ValueError as error:
@@ -200,12 +203,12 @@ def requested_sharding(arg: ArrayRestoreArgs) -> jax.sharding.Sharding | Shardin
     return arg.sharding
 
 
-def _sharding(info: ParamInfo, arg: ArrayRestoreArgs) -> jax.sharding.Sharding:
+def _sharding(info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape) -> jax.sharding.Sharding:
     batch = load_batch_of(info)
     wanted = requested_sharding(arg)
     if isinstance(wanted, jax.sharding.Sharding):
         return wanted
-    return batch.resolver.resolve(wanted or batch.shardings.get(info.name))
+    return batch.resolver.resolve(wanted or batch.shardings.get(info.name), shape)
 
 
 def check_width(label: str, dtype: object) -> None:

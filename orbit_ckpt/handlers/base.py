@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import jax
-import numpy as np
 import tensorstore as ts
+from etils import epath
 from jax.sharding import Mesh, PartitionSpec
 
-from orbit_ckpt.arrays.dtypes import DType
+from orbit_ckpt.arrays.dtypes import DType, parse_dtype, stored_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.limiter import ByteLimiter
@@ -160,13 +161,14 @@ class ParamInfo:
         enable_pinned_host_transfer: Whether to copy through pinned memory.
         raise_array_data_missing_error: Whether a missing chunk is an error.
         write_shape: Shape of the part that one device writes.
+        is_prioritized_key_fn: Not used; kept because Orbax has it.
         save_batch: Shared state of a save.
         load_batch: Shared state of a restore.
     """
 
     name: str
-    parent_dir: Path
-    path: Path | None = None
+    parent_dir: epath.Path
+    path: epath.Path | None = None
     keypath: KeyPath | None = None
     skip_deserialize: bool | None = None
     byte_limiter: ByteLimiter | None = None
@@ -180,6 +182,7 @@ class ParamInfo:
     enable_pinned_host_transfer: bool = False
     raise_array_data_missing_error: bool = True
     write_shape: Shape | None = None
+    is_prioritized_key_fn: object = None
     save_batch: SaveBatch | None = None
     load_batch: LoadBatch | None = None
 
@@ -282,6 +285,15 @@ def load_batch_of(info: ParamInfo) -> LoadBatch:
 
 
 def logical_dtype(info: ParamInfo, stored: DType) -> DType:
-    """Return the dtype the user saved, which the stored one may stand in for."""
+    """Return the dtype the user saved, which the stored one may stand in for.
+
+    Raises:
+        FormatError: The two do not go together.
+    """
     detail = load_batch_of(info).details.get(info.name)
-    return np.dtype(detail.dtype) if detail is not None and detail.dtype else stored
+    if detail is None or detail.dtype is None:
+        return stored
+    logical = parse_dtype(detail.dtype)
+    if stored_dtype(logical) != stored:
+        raise FormatError(f"{info.label}: recorded as {logical}, which is not stored as {stored}")
+    return logical

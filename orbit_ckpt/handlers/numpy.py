@@ -11,7 +11,6 @@ import numpy as np
 from orbit_ckpt.arrays.dtypes import HostArray, storable
 from orbit_ckpt.arrays.transfer import shards_of
 from orbit_ckpt.handlers.base import (
-    ArrayRestoreArgs,
     Future,
     ParamInfo,
     RestoreArgs,
@@ -92,4 +91,4 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray 
         return np.bytes_(host.tobytes())
     if arg.restore_type is bytes or (arg.restore_type is None and kind == BYTES):
         return host.tobytes()
-    return cast_host(host, None if isinstance(arg, ArrayRestoreArgs) else arg.dtype)
+    return cast_host(host, arg.dtype, info.label)

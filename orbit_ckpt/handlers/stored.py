@@ -11,6 +11,7 @@ from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, logical_name, stored_dtype
 from orbit_ckpt.arrays.slices import Shape, whole
 from orbit_ckpt.arrays.transfer import Shard, owned_copy
+from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ParamInfo,
     RestoreArgs,
@@ -86,7 +87,7 @@ def layout_of(info: ParamInfo) -> ZarrArray:
     return load_batch_of(info).reader.layout(info.label, info.name)
 
 
-async def read_hosts(infos: Sequence[ParamInfo]) -> list[np.ndarray]:
+async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
     """Return whole arrays in host memory, of their logical dtypes."""
     if not infos:
         return []
@@ -96,20 +97,31 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[np.ndarray]:
         ArrayRead(info.label, info.name, layout, [whole(layout.shape)])
         for info, layout in zip(infos, layouts, strict=True)
     ]
-    hosts: list[np.ndarray] = []
-    for window in reader.windows(reads):
-        hosts += [values for (values,) in await reader.read(window)]
+    hosts: list[HostArray] = []
+    async for window in reader.read_in_windows(reads):
+        hosts += [values for (values,) in window]
     return [
         host.view(logical_dtype(info, host.dtype)) for info, host in zip(infos, hosts, strict=True)
     ]
 
 
-def cast_host(host: np.ndarray, dtype_like: object) -> HostArray:
-    """Return values of another dtype; the same array if it has that dtype."""
-    if dtype_like is None:
+def cast_host(host: HostArray, dtype_like: object, label: str) -> HostArray:
+    """Return values of another dtype; the same array if it has that dtype.
+
+    Raises:
+        TreeMismatchError: Integers do not fit the other dtype; they would become other numbers.
+    """
+    if dtype_like is None or host.dtype == as_dtype(dtype_like):
         return host
     dtype = as_dtype(dtype_like)
-    return host if host.dtype == dtype else host.astype(dtype)
+    result = host.astype(dtype)
+    if host.dtype.kind in "iu" and dtype.kind in "iu" and not np.array_equal(result, host):
+        raise TreeMismatchError(
+            f"{label}: some of its integers of dtype {host.dtype} do not fit {dtype}; restore it "
+            "as a wider dtype.",
+            paths=[label],
+        )
+    return result
 
 
 def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
@@ -120,7 +132,7 @@ def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
     make = ScalarMetadata if scalar else ArrayMetadata
     shape, dtype = layout.shape, logical_dtype(info, layout.dtype)
     if record is not None and record.random_key_impl is not None:
-        dtype, trailing = key_type(record.random_key_impl)
+        dtype, trailing = key_type_of(info, layout.dtype)
         shape = shape[: len(shape) - trailing]
     return make(
         name=info.name,
@@ -134,6 +146,27 @@ def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
             compression=layout.compression,
         ),
     )
+
+
+def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
+    """Return the dtype of stored keys and how many trailing dimensions their data has.
+
+    Raises:
+        FormatError: Their data is of another dtype than keys have.
+        UnsupportedLeafError: This JAX does not have their implementation.
+    """
+    impl = load_batch_of(info).arrays[info.name].random_key_impl or ""
+    if stored != np.uint32:
+        raise FormatError(f"{info.label}: PRNG keys are stored as uint32, found {stored}")
+    try:
+        return key_type(impl)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedLeafError(
+            f"{info.label}: PRNG keys of implementation {impl!r} cannot be restored: {error}. "
+            "Register the implementation with JAX, or restore the data with "
+            "restore_type=np.ndarray.",
+            paths=[info.label],
+        ) from error
 
 
 def default_save_args(

@@ -192,7 +192,11 @@ def _read(directory: CheckedDirectory, name: str) -> object:
     data = directory.read_bytes(name)
     if data is None:
         return None
-    return parse_json(data, str(directory.path / name))
+    where = str(directory.path / name)
+    document = parse_json(data, where)
+    if document is None:
+        raise FormatError(f"{where}: expected a JSON object, found null")
+    return document
 
 
 def _encode_name(name: str) -> str:

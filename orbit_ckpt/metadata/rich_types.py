@@ -76,7 +76,8 @@ def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
     module, _, qualname = name.partition(":")
     found: object = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        # not getattr, which may run a module's code
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if not isinstance(found, type) or not issubclass(found, tuple):
         return None
     cls = cast(type, found)

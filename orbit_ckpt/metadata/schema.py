@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
+from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.tree.keypath import (
@@ -135,8 +136,9 @@ class LeafDetail:
     """What Orbax's documents lose about one leaf.
 
     Attributes:
-        type: What the leaf was where its typestr stands for several: `bytes`, `numpy` (a numpy
-            scalar), or the `module:qualname` of an empty namedtuple's class.
+        type: What the leaf was where its typestr stands for several: `bytes`, `numpy.bytes`,
+            `numpy` (a numpy scalar or string), or the `module:qualname` of an empty namedtuple's
+            class.
         dtype: Logical dtype where the stored one differs.
     """
 
@@ -194,10 +196,7 @@ class TreeDetails:
                     name: [None if kind is None else KeyKind(kind) for kind in kinds]
                     for name, kinds in keys.items()
                 },
-                {
-                    name: LeafDetail(detail.get("type"), detail.get("dtype"))
-                    for name, detail in leaves.items()
-                },
+                {name: _decode_detail(detail) for name, detail in leaves.items()},
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"{where}: {type(error).__name__}: {error}") from error
@@ -319,6 +318,15 @@ class StepDocument:
             fields.pop("custom_metadata", None) or {}, f"{where}: custom_metadata"
         )
         return cls(handlers, cast(int, times[0]), cast(int, times[1]), custom, fields)
+
+
+def _decode_detail(detail: Mapping[str, str]) -> LeafDetail:
+    found = LeafDetail(detail.get("type"), detail.get("dtype"))
+    if {type(text) for text in (found.type, found.dtype)} - {str, type(None)}:
+        raise TypeError(f"expected texts, found {detail}")
+    if found.dtype is not None:
+        parse_dtype(found.dtype)
+    return found
 
 
 def parse_json(data: bytes, where: str) -> object:

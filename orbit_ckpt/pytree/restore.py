@@ -8,6 +8,7 @@ from typing import cast
 
 import jax
 import numpy as np
+from etils import epath
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
@@ -253,7 +254,7 @@ async def _read(
     args: Mapping[NamePath, RestoreArgs],
 ) -> dict[NamePath, object]:
     """Return the values of leaves, read in one call per handler."""
-    limiter = ByteLimiter(batch.reader.max_bytes)
+    limiter = batch.reader.limiter
     values: dict[NamePath, object] = {}
     groups: dict[int, tuple[TypeHandler, list[tuple[NamePath, PlannedRead]]]] = {}
     for record in records:
@@ -280,7 +281,7 @@ def _make_info(
 ) -> ParamInfo:
     return ParamInfo(
         name=record.name,
-        parent_dir=source.directory.path,
+        parent_dir=epath.Path(source.directory.path),
         keypath=record.path,
         skip_deserialize=record.is_empty,
         byte_limiter=limiter,
@@ -331,16 +332,17 @@ def _convert_inline(
     batch: LoadBatch, record: LeafRecord, value: object, arg: RestoreArgs
 ) -> object:
     """Return a value that an old writer put into its structure file, as the caller wants it."""
+    where = format_path(record.path)
     if isinstance(arg, ArrayRestoreArgs):
-        host = cast_host(np.asarray(value), arg.dtype)
-        check_width(format_path(record.path), host.dtype)
+        host = cast_host(np.asarray(value), arg.dtype, where)
+        check_width(where, host.dtype)
         device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
         sharding = requested_sharding(arg)
         if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = batch.resolver.resolve(sharding)
+            sharding = batch.resolver.resolve(sharding, arg.global_shape or host.shape)
         return device_put(host.reshape(arg.global_shape or host.shape), sharding)
     if isinstance(value, np.ndarray):
-        return cast_host(cast(HostArray, value), arg.dtype)
+        return cast_host(cast(HostArray, value), arg.dtype, where)
     if isinstance(value, int | float) and arg.dtype is not None:
         return as_dtype(arg.dtype).type(value).item()
     return value

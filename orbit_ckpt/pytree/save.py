@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from etils import epath
+
 from orbit_ckpt.handlers.base import Future, ParamInfo, SaveBatch
 from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.rich_types import encode_rich_types
@@ -95,10 +97,11 @@ def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
     limiter = ByteLimiter(options.max_bytes)
+    parent = epath.Path(directory)
     return {
         leaf.name: ParamInfo(
             name=leaf.name,
-            parent_dir=directory,
+            parent_dir=parent,
             keypath=leaf.path,
             skip_deserialize=leaf.handler is None,
             byte_limiter=limiter,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -21,7 +21,8 @@ from crc32c import crc32c
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
-from orbit_ckpt.errors import CheckpointError, CorruptionError
+from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
+from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
 from orbit_ckpt.storage.layout import join_key
@@ -78,7 +79,7 @@ class BatchReader:
     ) -> None:
         self._store = store
         self._zarr_format = zarr_format
-        self.max_bytes = max_bytes
+        self.limiter = ByteLimiter(max_bytes)
         self._fill_missing = fill_missing
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
@@ -107,12 +108,23 @@ class BatchReader:
             self._layouts[document] = known
         return known
 
-    def windows(self, reads: Sequence[ArrayRead]) -> Iterator[list[ArrayRead]]:
-        """Yield consecutive groups of reads that fit the budget, an oversize one alone."""
+    async def read_in_windows(
+        self, reads: Sequence[ArrayRead]
+    ) -> AsyncGenerator[list[list[HostArray]]]:
+        """Yield what `read` returns, for consecutive groups of reads that fit the byte budget.
+
+        A group counts against the budget, which all callers share, until the next is asked for.
+        """
+        for window in self._windows(reads):
+            async with self.limiter.reserve(sum(read.nbytes for read in window)):
+                yield await self.read(window)
+
+    def _windows(self, reads: Sequence[ArrayRead]) -> Iterator[list[ArrayRead]]:
+        limit = self.limiter.max_bytes
         window: list[ArrayRead] = []
         held = 0
         for read in reads:
-            if window and self.max_bytes is not None and held + read.nbytes > self.max_bytes:
+            if window and limit is not None and held + read.nbytes > limit:
                 yield window
                 window, held = [], 0
             window.append(read)
@@ -190,8 +202,8 @@ class BatchReader:
 
     async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
         self._check_chunks(read, region)
+        array = await self._open(read)
         try:
-            array = await self._open(read)
             return np.asarray(await array[region.slices].read())
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
@@ -221,19 +233,22 @@ class BatchReader:
             kvstore = await self._copy_to_memory(read.name)
         # the document was read before; handing it over spares TensorStore a second reading
         known = {"metadata": json.loads(read_value(value))} if value is not None else {}
-        return await open_array(
-            {
-                "driver": read.layout.driver,
-                "kvstore": kvstore,
-                "fill_missing_data_reads": self._fill_missing,
-                "recheck_cached_data": False,
-                "recheck_cached_metadata": False,
-                **known,
-            },
-            open=True,
-            assume_metadata=bool(known),
-            context=self._context,
-        )
+        spec = {
+            "driver": read.layout.driver,
+            "kvstore": kvstore,
+            "fill_missing_data_reads": self._fill_missing,
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+            **known,
+        }
+        try:
+            return await open_array(
+                spec, open=True, assume_metadata=bool(known), context=self._context
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise FormatError(
+                f"{read.path}: TensorStore cannot read an array described by {key!r}: {error}"
+            ) from error
 
     async def _copy_to_memory(self, name: str) -> Json:
         """Copy an array's files to where TensorStore does not take a backslash for a slash."""

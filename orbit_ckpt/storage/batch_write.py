@@ -135,9 +135,15 @@ class _Transaction:
         small = [write for write in writes if _is_direct(write.layout)]
         large = [write for write in writes if not _is_direct(write.layout)]
         pending = [future for write in small for future in self._put_chunks(write)]
-        await run_all(self._write_array(write) for write in large)
-        if self._handle is not None:
-            await self._handle.commit_async()
+        try:
+            await run_all(self._write_array(write) for write in large)
+            if self._handle is not None:
+                await self._handle.commit_async()
+        except BaseException:
+            if self._handle is not None:
+                self._handle.abort()
+            await asyncio.to_thread(_errors_of, pending)
+            raise
         await asyncio.to_thread(_wait_for_all, pending)
 
     def _put_chunks(self, write: ArrayWrite) -> Iterator[_WriteFuture]:
@@ -187,10 +193,14 @@ def _full_chunk(part: HostArray, chunk_shape: Shape) -> HostArray:
     return chunk
 
 
+def _errors_of(futures: Sequence[_WriteFuture]) -> list[BaseException]:
+    """Wait for all writes; return the errors of those that failed."""
+    return [error for future in futures if (error := future.exception()) is not None]
+
+
 def _wait_for_all(futures: Sequence[_WriteFuture]) -> None:
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
+    for error in _errors_of(futures):
+        raise error
 
 
 def _is_direct(layout: ZarrArray) -> bool:

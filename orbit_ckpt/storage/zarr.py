@@ -175,7 +175,7 @@ def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
         zarr_format=2,
         shape=shape,
         chunk_shape=chunks,
-        dtype=parse_dtype(dtype_name),
+        dtype=parse_dtype(dtype_name).newbyteorder("<"),  # TensorStore swaps big-endian bytes
         compression=str(compressor["id"]) if compressor else None,
         checksum=False,
         is_plain=(

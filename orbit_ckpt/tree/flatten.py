@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, cast
+from typing import cast
 
 import jax
+from typing_extensions import TypeIs
 
 from orbit_ckpt.tree.keypath import KeyPath, format_path, is_sequence_key, key_name
 
@@ -67,7 +68,7 @@ def children_of(node: object) -> list[tuple[object, object]]:
     return [(path[0], child) for path, child in _flatten(node, lambda x: x is not node)[0]]
 
 
-def is_namedtuple(value: object) -> TypeGuard[tuple[object, ...]]:
+def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
     """Whether a value is an instance of a namedtuple class."""
     return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
 

@@ -46,6 +46,7 @@ def test_sharding_comes_back_from_its_record(sharding: jax.sharding.Sharding) ->
     assert recorded is not None
     decoded = decode_sharding(encode_sharding(recorded))
     assert decoded == recorded
+    assert decoded is not None
     assert decoded.to_jax_sharding() == sharding
 
 
@@ -60,17 +61,19 @@ def test_record_of_orbax_is_understood() -> None:
         '"axis_types":["AxisType.Auto","AxisType.Auto"],"partition_spec":["x",null],"device_mesh":'
         '{"mesh":[[{"id":0},{"id":1}],[{"id":2},{"id":3}]]}}'
     )
-    assert decode_sharding(text).to_jax_sharding() == NamedSharding(
-        make_mesh(x=2, y=2), P("x", None)
-    )
-    assert json.loads(encode_sharding(decode_sharding(text))) == json.loads(text)
+    decoded = decode_sharding(text)
+    assert decoded is not None
+    assert decoded.to_jax_sharding() == NamedSharding(make_mesh(x=2, y=2), P("x", None))
+    assert json.loads(encode_sharding(decoded)) == json.loads(text)
 
 
 def test_old_record_without_devices_takes_the_first_ones() -> None:
     text = (
         '{"sharding_type":"NamedSharding","shape":[4],"axis_names":["x"],"partition_spec":[["x"]]}'
     )
-    assert decode_sharding(text).to_jax_sharding() == NamedSharding(make_mesh(x=4), P(("x",)))
+    decoded = decode_sharding(text)
+    assert decoded is not None
+    assert decoded.to_jax_sharding() == NamedSharding(make_mesh(x=4), P(("x",)))
 
 
 @pytest.mark.parametrize("name", ["TFRT_CPU_2", "cpu:2", "CPU:2"])
@@ -128,7 +131,7 @@ def test_missing_devices_fall_back_to_the_default_device_and_are_reported_once(
     resolver = ShardingResolver()
     absent = [ABSENT, SingleDeviceShardingMetadata("tpu:0"), ABSENT]
     with caplog.at_level(logging.WARNING):
-        assert [resolver.resolve(a) for a in absent] == [default_sharding()] * 3
+        assert [resolver.resolve(a, (8, 8)) for a in absent] == [default_sharding()] * 3
     (record,) = caplog.records
     assert "Recorded sharding cannot be used here" in record.getMessage()
     assert "devices [8] are not available" in record.getMessage()
@@ -137,12 +140,12 @@ def test_missing_devices_fall_back_to_the_default_device_and_are_reported_once(
 def test_given_fallback_is_used_for_missing_devices_and_for_arrays_without_a_record() -> None:
     fallback = NamedSharding(make_mesh(x=8), P())
     resolver = ShardingResolver(fallback)
-    assert resolver.resolve(ABSENT) is fallback
-    assert resolver.resolve(None) is fallback
+    assert resolver.resolve(ABSENT, (8, 8)) is fallback
+    assert resolver.resolve(None, ()) is fallback
 
 
 def test_recorded_sharding_wins_over_the_fallback(caplog: pytest.LogCaptureFixture) -> None:
     wanted = named("x", "y")
     resolver = ShardingResolver(NamedSharding(make_mesh(x=8), P()))
-    assert resolver.resolve(describe_sharding(wanted)) == wanted
+    assert resolver.resolve(describe_sharding(wanted), (8, 8)) == wanted
     assert not caplog.records

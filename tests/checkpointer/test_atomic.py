@@ -125,7 +125,7 @@ def test_what_a_dead_save_through_a_symlink_left_is_removed_by_the_next(
 
 def test_overwriting_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "home" / "thesis").mkdir(parents=True)
-    with pytest.raises(CheckpointExistsError, match="is no checkpoint: .*thesis.*not overwritten"):
+    with pytest.raises(CheckpointExistsError, match=r"is no checkpoint: .*thesis.*not overwritten"):
         ocp.save(tmp_path / "home", TREE, overwrite=True)
     assert (tmp_path / "home" / "thesis").is_dir()
     (tmp_path / "empty").mkdir()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import jax
@@ -29,8 +29,8 @@ from orbit_ckpt.storage import atomic
 EFFORT = max(1, cast(settings, settings.default).max_examples // 25)
 """How much more to try than in CI: 80 with `pytest --hypothesis-profile=long`."""
 
-Moments = collections.namedtuple("Moments", "mu nu")  # noqa: PYI024 - the class most users have
-NoState = collections.namedtuple("NoState", "")  # noqa: PYI024
+Moments = collections.namedtuple("Moments", "mu nu")
+NoState = collections.namedtuple("NoState", "")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Layout:
             use_compression=self.use_compression,
             pytree_metadata_options=ocp.PyTreeMetadataOptions(support_rich_types=True),
         )
-        args = ocp.args.PyTreeSave(tree, save_args, ocdbt_target_data_file_size=self.data_file_bytes)
+        args = ocp.args.PyTreeSave(
+            tree, save_args, ocdbt_target_data_file_size=self.data_file_bytes
+        )
         ocp.Checkpointer(handler).save(path, args=args, force=overwrite)
 
 
@@ -128,11 +130,9 @@ def snapshot(tree: object) -> Snapshot:
 
 def _leaf_snapshot(leaf: object) -> tuple[object, ...]:
     if isinstance(leaf, jax.Array):
-        kind: object = leaf.dtype
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        host = np.asarray(leaf)
-        return ("jax", kind, host.shape, host.tobytes(), leaf.sharding)
+        is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.random.key_data(leaf) if is_key else leaf
+        return ("jax", leaf.dtype, data.shape, np.asarray(data).tobytes(), data.sharding)
     if isinstance(leaf, np.ndarray | np.generic):
         return (type(leaf), leaf.dtype, leaf.shape, leaf.tobytes())
     return (type(leaf), leaf)
@@ -220,25 +220,23 @@ class Saver:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        return cast(int, self.report()["child"])
+        return self.report()["child"]
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """Return the next line that the process prints."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the saving process died"
         return json.loads(line)
 
-    def reports_within(self, seconds: float) -> list[dict[str, object]]:
+    def reports_within(self, seconds: float) -> list[dict[str, Any]]:
         """Return the lines printed before a moment."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
-        reports: list[dict[str, object]] = []
+        reports: list[dict[str, Any]] = []
         while select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
             reports.append(self.report())
         return reports
 
     def close(self) -> None:
-        self._process.stdin and self._process.stdin.close()
-        self._process.stdout and self._process.stdout.close()
-        self._process.wait()
+        self._process.communicate()

@@ -198,5 +198,5 @@ def test_all_damaged_leaves_are_reported_as_one_checkpoint_error(tmp_path: Path)
     Layout(use_ocdbt=False).save(path, {name: np.arange(5000.0) for name in "abc"})
     for name in "abc":
         os.truncate(path / name / "c/0", 100)
-    with pytest.raises(CorruptionError, match="100 bytes|damaged"):
+    with pytest.raises(CorruptionError, match="is damaged"):
         ocp.load(path)

@@ -17,6 +17,7 @@ from tests.faults.support import EFFORT, LAYOUTS, Layout, Saver, numbered_tree
 from tests.support import assert_same_tree
 
 OCDBT, FILES = LAYOUTS.index(Layout()), LAYOUTS.index(Layout(use_ocdbt=False))
+KILL, STOP = signal.SIGKILL.name, signal.SIGSTOP.name
 LAST = 10_000
 """A write that no save comes to."""
 
@@ -38,7 +39,9 @@ def test_death_before_any_write_keeps_the_old_checkpoint_or_completes_the_new(
     for nth in range(1, LAST):
         LAYOUTS[layout].save(path, numbered_tree(1), overwrite=True)
         assert os.listdir(tmp_path) == ["checkpoint"], "the dead save left something behind"
-        saver.order(path=str(path), layout=layout, overwrite=True, number=2, nth=nth, signal="SIGKILL")
+        saver.order(
+            path=str(path), layout=layout, overwrite=True, number=2, nth=nth, signal="SIGKILL"
+        )
         ended = saver.report()
         found.append(load_number(path))
         if ended == {"exit": 0}:
@@ -57,7 +60,9 @@ def test_death_before_any_write_makes_no_half_checkpoint(
     found: list[bool] = []
     for nth in range(1, LAST):
         path = tmp_path / str(nth) / "checkpoint"
-        saver.order(path=str(path), layout=layout, overwrite=False, number=2, nth=nth, signal="SIGKILL")
+        saver.order(
+            path=str(path), layout=layout, overwrite=False, number=2, nth=nth, signal="SIGKILL"
+        )
         ended = saver.report()
         found.append(path.exists())
         if path.exists():
@@ -105,9 +110,7 @@ def test_a_save_leaves_the_unfinished_save_of_a_living_process_alone(
     saver: Saver, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint"
-    child = saver.order(
-        path=str(path), layout=OCDBT, overwrite=True, number=1, nth=5, signal="SIGSTOP"
-    )
+    child = saver.order(path=str(path), layout=OCDBT, overwrite=True, number=1, nth=5, signal=STOP)
     assert saver.report() == {"stopped": True}
     (unfinished,) = tmp_path.iterdir()
     ocp.save(path, numbered_tree(2))
@@ -124,9 +127,7 @@ def test_of_two_processes_that_save_to_a_new_path_one_gets_an_error(
     saver: Saver, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint"
-    child = saver.order(
-        path=str(path), layout=OCDBT, overwrite=False, number=1, nth=5, signal="SIGSTOP"
-    )
+    child = saver.order(path=str(path), layout=OCDBT, overwrite=False, number=1, nth=5, signal=STOP)
     assert saver.report() == {"stopped": True}
     ocp.save(path, numbered_tree(2))
     os.kill(child, signal.SIGCONT)

@@ -51,7 +51,7 @@ def values_of(dtype: str) -> np.ndarray:
 
 def keys_of(impl: str, shape: tuple[int, ...]) -> jax.Array:
     words = np.random.default_rng(0).integers(0, 2**32, (*shape, KEY_WORDS[impl]), np.uint32)
-    return jax.random.wrap_key_data(words, impl=impl)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
 def permuted() -> NamedSharding:

@@ -331,7 +331,8 @@ def test_handler_written_for_orbax_saves_and_loads_unchanged(
     assert loaded["a"] == Point(1, 2)
     assert loaded["b"] == [Point(3, 4)]
     assert (tmp_path / "c" / "points_are_complete").exists()
-    assert points.metadata(tmp_path / "c").item_metadata.tree["a"].name == "a"
+    item: Any = points.metadata(tmp_path / "c").item_metadata
+    assert item.tree["a"].name == "a"
 
 
 @pytest.mark.usefixtures("default_registry")
@@ -348,7 +349,7 @@ def test_leaf_of_a_handler_that_is_not_registered_is_an_error_that_names_it(
     class PointHandler(_PointFiles):
         async def serialize(
             self,
-            values: Sequence[Point],
+            values: Sequence[Any],
             infos: Sequence[Any],
             args: object = None,  # noqa: ARG002
         ) -> Sequence[Any]:

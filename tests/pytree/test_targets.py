@@ -23,7 +23,8 @@ from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, make_mesh
 Shape = tuple[int, ...]
 
 GRID = np.arange(64, dtype=np.float32).reshape(8, 8)
-SHARDED = NamedSharding(make_mesh(x=4, y=2), P("y", "x"))
+MESH = make_mesh(x=4, y=2)
+SHARDED = NamedSharding(MESH, P("y", "x"))
 OTHER_DEVICE = SingleDeviceSharding(jax.devices()[3])
 TREE = {
     "dense": {"kernel": jnp.asarray(GRID), "bias": np.zeros(8, np.float32)},
@@ -32,7 +33,7 @@ TREE = {
     "name": "adam",
     "raw": b"abc",
     "key": jax.random.key(0),
-    "keys": jax.random.wrap_key_data(np.arange(6, dtype=np.uint32).reshape(3, 2)),
+    "keys": jax.random.wrap_key_data(jnp.arange(6, dtype=np.uint32).reshape(3, 2)),
 }
 
 
@@ -60,8 +61,8 @@ def pytree_restore(path: Path, item: object = None, **args: Any) -> Any:
 
 
 def standard_restore(path: Path, item: object = None, **args: Any) -> Any:
-    checkpointer = ocp.Checkpointer(ocp.StandardHandler())
-    return checkpointer.restore(path, args=ocp.args.StandardRestore(item, **args))
+    trees = ocp.Checkpointer(ocp.StandardHandler())
+    return trees.restore(path, args=ocp.args.StandardRestore(item, **args))
 
 
 # Structure
@@ -103,7 +104,7 @@ def test_one_error_lists_every_leaf_of_another_shape_or_kind(saved: Path) -> Non
     ("name", "wanted"),
     [
         ("keys", TREE["keys"][:2]),
-        ("keys", jax.random.wrap_key_data(np.zeros((3, 4), np.uint32), impl="rbg")),
+        ("keys", jax.random.wrap_key_data(jnp.zeros((3, 4), np.uint32), impl="rbg")),
         ("keys", jnp.zeros((3, 2), jnp.uint32)),
         ("dense", {"kernel": TREE["keys"], "bias": ocp.PLACEHOLDER}),
         ("step", TREE["key"]),
@@ -326,15 +327,15 @@ def test_restore_args_give_type_and_dtype(saved: Path) -> None:
 
 
 def test_mesh_and_axes_give_the_sharding(saved: Path) -> None:
-    args = ocp.ArrayRestoreArgs(mesh=SHARDED.mesh, mesh_axes=SHARDED.spec, sharding=OTHER_DEVICE)
+    args = ocp.ArrayRestoreArgs(mesh=MESH, mesh_axes=SHARDED.spec, sharding=OTHER_DEVICE)
     loaded = pytree_restore(saved, restore_args={"dense": {"kernel": args}})
     assert_same_leaf(loaded["dense"]["kernel"], jax.device_put(GRID, SHARDED))
 
 
 def test_sharding_may_be_given_as_recorded(saved: Path, tmp_path: Path) -> None:
     ocp.save(tmp_path / "other", {"w": jax.device_put(GRID, SHARDED)})
-    recorded = ocp.metadata(tmp_path / "other").tree["w"].sharding
-    args = ocp.ArrayRestoreArgs(sharding=recorded)
+    recorded: Any = ocp.metadata(tmp_path / "other").tree
+    args = ocp.ArrayRestoreArgs(sharding=recorded["w"].sharding)
     loaded = pytree_restore(saved, restore_args={"dense": {"kernel": args}})
     assert loaded["dense"]["kernel"].sharding == SHARDED
 
@@ -569,7 +570,7 @@ def test_restore_holds_no_more_than_its_limit_and_reads_an_oversize_array_alone(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_save_within_a_limit_below_one_array_writes_everything(
-    layout: dict[str, bool], tmp_path: Path
+    layout: dict[str, Any], tmp_path: Path
 ) -> None:
     tree = {"a": np.arange(60_000.0).reshape(300, 200), "b": [GRID] * 9, "c": put(GRID, "x", x=8)}
     save_args = {"a": ocp.SaveArgs(chunk_byte_size=20_000)}
@@ -578,7 +579,7 @@ def test_save_within_a_limit_below_one_array_writes_everything(
     assert_same_tree(ocp.load(tmp_path / "c"), tree)
 
 
-@pytest.mark.parametrize("name", ["save_concurrent_gb", "restore_concurrent_gb"])
-def test_limit_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be positive, found 0"):
-        ocp.PyTreeHandler(**{name: 0})
+@pytest.mark.parametrize("limit", [{"save_concurrent_gb": 0}, {"restore_concurrent_gb": -1}])
+def test_limit_must_be_positive(limit: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"(save|restore)_concurrent_gb must be positive"):
+        ocp.PyTreeHandler(**limit)

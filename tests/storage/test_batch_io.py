@@ -29,7 +29,12 @@ class Store:
     """Writes arrays into a directory in one layout, and reads them."""
 
     def __init__(
-        self, directory: Path, *, use_ocdbt: bool = True, zarr_format: int = 3, compress: bool = False
+        self,
+        directory: Path,
+        *,
+        use_ocdbt: bool = True,
+        zarr_format: int = 3,
+        compress: bool = False,
     ) -> None:
         self.directory = directory
         self.use_ocdbt = use_ocdbt
@@ -231,10 +236,10 @@ def test_a_chunk_that_was_never_written_is_an_error_or_zeros(
 def test_a_missing_array_says_what_there_is_of_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "x", use_ocdbt=False)
     store.write({"w": np.ones(3)})
-    with pytest.raises(CorruptionError, match="v: the array's metadata.*copied completely"):
+    with pytest.raises(CorruptionError, match=r"v: the array's metadata.*copied completely"):
         store.read("v")
     (tmp_path / "x" / "w" / "zarr.json").unlink()
-    with pytest.raises(CorruptionError, match="w: the array's metadata.*there is only w/c/0"):
+    with pytest.raises(CorruptionError, match=r"w: the array's metadata.*there is only w/c/0"):
         store.read("w")
 
 

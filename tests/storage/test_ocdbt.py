@@ -14,7 +14,8 @@ from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import OcdbtStore, open_store, read_value
 from orbit_ckpt.storage.ocdbt import Extent, read_index, write_spec
 
-ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "x" * 3000, "\n\0~%:", "."]
+ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "\n\0~%:", "."]
+LONG_KEY = "x" * 3000
 
 
 def open_database(
@@ -53,7 +54,7 @@ def test_index_of_a_tree_of_many_levels(
         compression=compression,
     )
     rng = random.Random(1)  # noqa: S311 - not cryptography
-    names = [f"layer_{rng.randrange(50)}/w{i}" for i in range(300)] + ODD_KEYS
+    names = [f"layer_{rng.randrange(50)}/w{i}" for i in range(300)] + [*ODD_KEYS, LONG_KEY]
     write_all(store, {name: rng.randbytes(rng.randrange(40)) for name in names})
     assert_index_is_complete(tmp_path, store)
     sizes = {len(v) for v in read_index(tmp_path).values() if isinstance(v, bytes)}
@@ -98,7 +99,8 @@ def test_values_merged_from_databases_below_are_found(tmp_path: Path) -> None:
         with ts.Transaction(atomic=True) as transaction:
             child.experimental_copy_range_to(parent.with_transaction(transaction)).result()
     assert_index_is_complete(tmp_path, parent)
-    files = {Path(v.file).parents[1].name for v in read_index(tmp_path).values() if isinstance(v, Extent)}
+    values = read_index(tmp_path).values()
+    files = {Path(v.file).parents[1].name for v in values if isinstance(v, Extent)}
     assert files == {"ocdbt.process_0", "ocdbt.process_1"}
 
 
@@ -133,8 +135,6 @@ def test_a_damaged_index_names_the_database(file: str, tmp_path: Path) -> None:
     damaged.unlink()
     with pytest.raises(CorruptionError, match="missing or damaged"):
         OcdbtStore(CheckedDirectory(tmp_path))
-        assert file == "manifest.ocdbt"
-        open_store(CheckedDirectory(tmp_path))
 
 
 def test_both_kinds_of_store_find_keys_and_list_those_of_a_leaf(tmp_path: Path) -> None:

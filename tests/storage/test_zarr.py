@@ -58,10 +58,13 @@ ORBAX_ZARR3 = ZARR3 | {
         }
     ]
 }
+TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
 ZSTD3 = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
-def document(shape: tuple[int, ...], dtype: Any, *, zarr_format: int, compress: bool = False) -> Any:
+def document(
+    shape: tuple[int, ...], dtype: Any, *, zarr_format: int, compress: bool = False
+) -> Any:
     """Return the document of an array in blocks of at most two rows."""
     chunks = tuple(max(1, min(n, 2) if axis == 0 else n) for axis, n in enumerate(shape))
     described = describe_array(
@@ -114,13 +117,13 @@ def test_small_arrays_are_not_compressed() -> None:
     ids=str,
 )
 def test_dtypes_have_these_names(
-    dtype: object, name2: str, name3: str, fill: object, zarr_format: int, tmp_path: Path
+    dtype: Any, name2: str, name3: str, fill: object, zarr_format: int, tmp_path: Path
 ) -> None:
     fields = document((4, 3), dtype, zarr_format=zarr_format)
     assert fields["dtype" if zarr_format == 2 else "data_type"] == (name2, name3)[zarr_format - 2]
     assert fields["fill_value"] == (None, fill)[zarr_format - 2]
     array = open_with_tensorstore(fields, zarr_format, tmp_path)
-    assert array.dtype.numpy_dtype == np.dtype(dtype)  # pyright: ignore[reportArgumentType] - any of them
+    assert array.dtype.numpy_dtype == np.dtype(dtype)
     assert array.shape == (4, 3)
     assert array.chunk_layout.write_chunk.shape == (2, 3)
 
@@ -191,7 +194,15 @@ def test_documents_of_orbax_are_understood() -> None:
         (2, {"filters": [{"id": "delta"}]}),
         (2, {"compressor": {"id": "blosc"}}),
         (3, {"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]}),
-        (3, {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, *ZARR3["codecs"]]}),
+        (
+            3,
+            {
+                "codecs": [
+                    {"name": "transpose", "configuration": {"order": [1, 0]}},
+                    *ZARR3["codecs"],
+                ]
+            },
+        ),
         (3, {"codecs": [ZARR3["codecs"][0], {"name": "gzip", "configuration": {"level": 1}}]}),
         (3, {"chunk_key_encoding": {"name": "v2"}}),
         (3, {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}}}),

@@ -1,0 +1,1 @@
+"""What the package uses of etils, whose path types need its own checker plug-in."""

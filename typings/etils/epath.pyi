@@ -1,0 +1,3 @@
+from pathlib import Path as _Path
+
+class Path(_Path): ...
