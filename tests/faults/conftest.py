@@ -10,7 +10,13 @@ from tests.faults.support import Saver
 
 
 @pytest.fixture(scope="session")
-def saver() -> Iterator[Saver]:
+def saving_process() -> Iterator[Saver]:
     process = Saver()
     yield process
     process.close()
+
+
+@pytest.fixture
+def saver(saving_process: Saver) -> Iterator[Saver]:
+    yield saving_process
+    saving_process.end_child()

@@ -7,6 +7,7 @@ import collections
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -210,9 +211,11 @@ class Saver:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.saver"],
             cwd=Path(__file__).parents[2],
+            bufsize=0,  # what is buffered, `select` does not see
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self._child: int | None = None
         assert self.report() == {"ready": True}
 
     def order(self, **order: object) -> int:
@@ -220,23 +223,39 @@ class Saver:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        return self.report()["child"]
+        self._child = self.report()["child"]
+        assert self._child is not None
+        return self._child
 
     def report(self) -> dict[str, Any]:
         """Return the next line that the process prints."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the saving process died"
-        return json.loads(line)
+        (report,) = self.reports_within(60, most=1)
+        return report
 
-    def reports_within(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the lines printed before a moment."""
+    def reports_within(self, seconds: float, *, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines printed before a moment, or the first ones."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         reports: list[dict[str, Any]] = []
-        while select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-            reports.append(self.report())
+        while len(reports) != most:
+            remaining = max(0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], remaining)[0]:
+                break
+            line = self._process.stdout.readline()
+            assert line, "the saving process died"
+            reports.append(json.loads(line))
+            if "exit" in reports[-1]:
+                self._child = None
         return reports
 
+    def end_child(self) -> None:
+        """Kill a child that a failed test left behind."""
+        if self._child is not None:
+            os.kill(self._child, signal.SIGKILL)
+            while self._child is not None:
+                self.report()
+
     def close(self) -> None:
+        """End the process."""
+        self.end_child()
         self._process.communicate()

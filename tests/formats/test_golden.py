@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import orbit_ckpt as ocp
@@ -56,11 +57,11 @@ def test_metadata_of_a_released_orbax_has_the_shapes_and_dtypes_that_load_gives(
 ) -> None:
     directory = unpack(archive)
     path = directory / variants(directory)["pytree-ocdbt-zarr2"]["path"]
-    metadata = ocp.metadata(path).tree
+    metadata: Any = ocp.metadata(path).tree
     with jax.enable_x64(True):
         loaded = ocp.load(path)
     for name, leaf in loaded.items():
-        if hasattr(leaf, "shape") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             assert (metadata[name].shape, metadata[name].dtype) == (leaf.shape, leaf.dtype)
 
 

@@ -59,10 +59,10 @@ class Comparison:
                 if type(found) is not type(EMPTY[kind]) or found != EMPTY[kind]:
                     yield f"{where}: expected {EMPTY[kind]!r}, found {found!r}"
             case {"py": value, "type": kind}:
-                value = complex(*value) if kind == "complex" else value
-                value = base64.b64decode(value) if kind == "bytes" else value
-                if type(found).__name__ != kind or found != value:
-                    yield f"{where}: expected {kind} {value!r}, found {found!r}"
+                decode = {"complex": lambda pair: complex(*pair), "bytes": base64.b64decode}
+                wanted = decode[kind](value) if kind in decode else value
+                if type(found).__name__ != kind or found != wanted:
+                    yield f"{where}: expected {kind} {wanted!r}, found {found!r}"
             case {"prng": impl, "data": data}:
                 if not isinstance(found, jax.Array) or str(jax.random.key_impl(found)) != impl:
                     yield f"{where}: expected {impl} keys, found {found!r}"
@@ -105,7 +105,7 @@ def variants(directory: Path) -> Mapping[str, Mapping[str, Any]]:
     return json.loads((directory / "expected.json").read_text())["variants"]
 
 
-def _as_dict(value: object, rich_types: bool) -> Mapping[str, object] | None:
+def _as_dict(value: Any, rich_types: bool) -> Mapping[str, object] | None:
     if isinstance(value, dict):
         return {str(key): child for key, child in value.items()}
     if rich_types and hasattr(value, "_asdict"):
@@ -113,7 +113,7 @@ def _as_dict(value: object, rich_types: bool) -> Mapping[str, object] | None:
     return {} if rich_types and value == () else None
 
 
-def _as_list(value: object, rich_types: bool) -> Mapping[str, object] | None:
+def _as_list(value: Any, rich_types: bool) -> Mapping[str, object] | None:
     is_list = isinstance(value, list) or (rich_types and isinstance(value, tuple))
     return {str(i): child for i, child in enumerate(value)} if is_list else None
 

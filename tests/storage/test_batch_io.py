@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from orbit_ckpt.arrays.slices import Region, Shape, whole
 from orbit_ckpt.arrays.transfer import Shard
 from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
 from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -172,10 +173,15 @@ def test_reads_are_grouped_under_the_byte_limit_and_an_oversize_one_is_alone(
         ArrayRead(str(i), str(i), layout := reader.layout(str(i), str(i)), [whole(layout.shape)])
         for i in range(len(sizes))
     ]
-    groups = [[read.nbytes for read in window] for window in reader.windows(reads)]
-    assert groups == [[10, 20, 30], [500], [10, 90], [100], [5]]
-    assert [len(group) for group in store.reader().windows(reads)] == [len(sizes)]
-    assert list(reader.windows([])) == []
+
+    async def groups(reader: BatchReader, reads: list[ArrayRead]) -> list[list[int]]:
+        windows = [window async for window in reader.read_in_windows(reads)]
+        return [[values.nbytes for (values,) in window] for window in windows]
+
+    found = run_sync(groups(reader, reads))
+    assert found == [[10, 20, 30], [500], [10, 90], [100], [5]]
+    assert len(run_sync(groups(store.reader(), reads))) == 1
+    assert run_sync(groups(reader, [])) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-class UnpackException(Exception): ...
+class UnpackException(Exception): ...  # noqa: N818 - its name
 
 def unpackb(
     packed: bytes,
