@@ -17,7 +17,7 @@ from orbit_ckpt.pytree.plan import plan_save
 from orbit_ckpt.pytree.restore import (
     RestoreRequest,
     read_metadata,
-    rebuild_structure,
+    rebuild,
     restore_tree,
 )
 from orbit_ckpt.pytree.save import TreeSaveOptions, finalize_tree, stage_tree
@@ -193,7 +193,7 @@ class PyTreeHandler:
         async def read() -> object:
             batch: LoadBatch = source.load_batch()
             found = await read_metadata(source, batch, self._registry)
-            return rebuild_structure(source, found, rich_types=self._rich_types)
+            return rebuild(source, found, rich_types=self._rich_types)
 
         with _reading(directory):
             source = _open(directory, allow_unstructured=False)

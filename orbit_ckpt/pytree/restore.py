@@ -101,10 +101,10 @@ async def restore_tree(
         await _check_leaves(source, batch, registry, needed, leaves, request)
     values = await _read(source, batch, registry, needed, args)
     if target is None:
-        return _rebuild(source, values, rich_types=request.rich_types)
+        return rebuild(source, values, rich_types=request.rich_types)
     return target.unflatten(
         [
-            value if value is PLACEHOLDER or is_empty_node(value) else values.get(names, value)
+            value if value is PLACEHOLDER or is_empty_node(value) else values[names]
             for names, value in zip(map(name_path, target.paths), target.values, strict=True)
         ]
     )
@@ -130,13 +130,6 @@ async def read_metadata(
         for record, value in zip(records, await handler.metadata(infos), strict=True):
             found[record.names] = value
     return found
-
-
-def rebuild_structure(
-    source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool
-) -> object:
-    """Return values in the recorded structure; those of empty containers are added."""
-    return _rebuild(source, values, rich_types=rich_types)
 
 
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
@@ -348,7 +341,17 @@ def _convert_inline(
     return value
 
 
-def _rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:
+def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:
+    """Return values in the recorded structure.
+
+    Args:
+        source: What records it.
+        values: A value for every leaf and empty container, by names.
+        rich_types: Whether tuples and namedtuples are rebuilt where recorded.
+
+    Raises:
+        FormatError: The recorded structure is not a tree.
+    """
     leaves = source.document.leaves
     text = source.document.rich_types
     where = str(source.directory.path)

@@ -11,7 +11,13 @@ import ast
 from collections.abc import Mapping
 from enum import StrEnum
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+import jax
+from jax.tree_util import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+)
 
 KeyPath = tuple[object, ...]
 NamePath = tuple[str, ...]
@@ -99,7 +105,8 @@ def make_key(name: str, *, is_sequence: bool, kind: KeyKind | None = None) -> ob
     """
     match kind:
         case KeyKind.LITERAL:
-            return DictKey(_parse_literal(name))
+            value = _parse_literal(name)
+            return DictKey(value) if value is not None else _none_key()
         case KeyKind.ATTRIBUTE:
             return GetAttrKey(name)
         case KeyKind.FLAT:
@@ -126,6 +133,12 @@ def _is_literal(value: object) -> bool:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
     return type(parsed) is type(value) and bool(parsed == value)
+
+
+def _none_key() -> object:
+    # DictKey(None) is a TypeError before JAX 0.10.1; flattening makes one in every version
+    leaves_with_path = getattr(jax.tree_util, "tree_leaves_with_path")  # noqa: B009 - loosely typed
+    return leaves_with_path({None: 0})[0][0][0]
 
 
 def _parse_literal(text: str) -> object:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from orbit_ckpt.arrays.slices import Region, Shape, whole
 from orbit_ckpt.arrays.transfer import Shard
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
 from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -168,20 +167,44 @@ def test_reads_are_grouped_under_the_byte_limit_and_an_oversize_one_is_alone(
     store = Store(tmp_path / "x")
     sizes = [10, 20, 30, 500, 10, 90, 100, 5]
     store.write({str(i): np.zeros(n, np.uint8) for i, n in enumerate(sizes)})
-    reader = store.reader(max_bytes=100)
-    reads = [
-        ArrayRead(str(i), str(i), layout := reader.layout(str(i), str(i)), [whole(layout.shape)])
-        for i in range(len(sizes))
-    ]
 
-    async def groups(reader: BatchReader, reads: list[ArrayRead]) -> list[list[int]]:
+    async def sizes_read(max_bytes: int | None) -> list[list[int]]:
+        reader = store.reader(max_bytes=max_bytes)
+        layouts = [reader.layout(str(i), str(i)) for i in range(len(sizes))]
+        reads = [
+            ArrayRead(str(i), str(i), layout, [whole(layout.shape)])
+            for i, layout in enumerate(layouts)
+        ]
         windows = [window async for window in reader.read_in_windows(reads)]
-        return [[values.nbytes for (values,) in window] for window in windows]
+        return [[array.nbytes for (array,) in window] for window in windows]
 
-    found = run_sync(groups(reader, reads))
-    assert found == [[10, 20, 30], [500], [10, 90], [100], [5]]
-    assert len(run_sync(groups(store.reader(), reads))) == 1
-    assert run_sync(groups(reader, [])) == []
+    assert asyncio.run(sizes_read(100)) == [[10, 20, 30], [500], [10, 90], [100], [5]]
+    assert asyncio.run(sizes_read(None)) == [sizes]
+
+
+def test_readers_in_parallel_share_the_byte_limit(tmp_path: Path) -> None:
+    store = Store(tmp_path / "x")
+    store.write({str(i): np.zeros(60, np.uint8) for i in range(6)})
+    held: list[int] = []
+
+    async def read_all() -> None:
+        reader = store.reader(max_bytes=100)
+
+        async def read(names: Sequence[str]) -> None:
+            reads = [
+                ArrayRead(name, name, layout, [whole(layout.shape)])
+                for name in names
+                for layout in [reader.layout(name, name)]
+            ]
+            async for window in reader.read_in_windows(reads):
+                held.append(sum(array.nbytes for (array,) in window))
+                await asyncio.sleep(0)
+                assert sum(held) <= 100
+                held.pop()
+
+        await asyncio.gather(read("012"), read("345"))
+
+    asyncio.run(read_all())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
