@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
@@ -104,9 +105,11 @@ class ArrayHandler:
         targets = [_target(info, arg) for info, arg in zip(infos, args, strict=True)]
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
-        async for window in reader.read_in_windows([target.read for target in targets]):
-            part = targets[len(arrays) : len(arrays) + len(window)]
-            arrays += _place(part, window)
+        reads = [target.read for target in targets]
+        async with aclosing(reader.read_in_windows(reads)) as windows:
+            async for window in windows:
+                part = targets[len(arrays) : len(arrays) + len(window)]
+                arrays += _place(part, window)
         return arrays
 
     def finalize(self, directory: Path) -> None:

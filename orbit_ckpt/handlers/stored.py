@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import numpy as np
 
@@ -98,8 +99,9 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
         for info, layout in zip(infos, layouts, strict=True)
     ]
     hosts: list[HostArray] = []
-    async for window in reader.read_in_windows(reads):
-        hosts += [values for (values,) in window]
+    async with aclosing(reader.read_in_windows(reads)) as windows:
+        async for window in windows:
+            hosts += [values for (values,) in window]
     return [
         host.view(logical_dtype(info, host.dtype)) for info, host in zip(infos, hosts, strict=True)
     ]

@@ -13,7 +13,12 @@ from orbit_ckpt.handlers.base import SaveArgs, TypeHandler, ValueChecker
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import class_name
 from orbit_ckpt.metadata.schema import LeafDetail
-from orbit_ckpt.storage.layout import RESERVED, is_process_directory
+from orbit_ckpt.storage.layout import (
+    RESERVED,
+    ZARR2_DOCUMENT,
+    ZARR3_DOCUMENT,
+    is_process_directory,
+)
 from orbit_ckpt.tree.flatten import (
     PLACEHOLDER,
     FlatTree,
@@ -33,6 +38,8 @@ from orbit_ckpt.tree.keypath import (
 )
 
 _MAX_FILE_NAME = 255
+_MAX_DEPTH = 200
+"""Rebuilding containers recurses; JSON decoders do too."""
 _EMPTY_TYPESTRS: Mapping[type, str] = {dict: "Dict", list: "List", tuple: "Tuple"}
 
 
@@ -108,6 +115,7 @@ def plan_save(
     """
     flat = flatten(tree)
     names = [name_path(path) for path in flat.paths]
+    _check_depth(names)
     handlers = _find_handlers(flat, registry)
     _check_names(flat, names, handlers, as_files=not use_ocdbt)
     args = _align_save_args(save_args, names)
@@ -161,6 +169,17 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
     return handlers
 
 
+def _check_depth(names: Sequence[NamePath]) -> None:
+    deepest = max(names, key=len, default=())
+    if len(deepest) > _MAX_DEPTH:
+        where = format_path(deepest[:8])
+        raise UnsupportedLeafError(
+            f"{where}...: a leaf lies {len(deepest)} levels deep; at most {_MAX_DEPTH} can be "
+            "rebuilt without a target. Flatten the tree there.",
+            paths=[format_path(deepest)],
+        )
+
+
 def _check_names(
     flat: FlatTree,
     names: Sequence[NamePath],
@@ -177,8 +196,11 @@ def _check_names(
             f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",
             paths=[format_path(path) for pair in pairs for path in pair],
         )
+    # a leaf called "" has its chunks in the directory of all leaves
+    has_bare = any(not storage_name(path) for path in names)
     for path, handler in zip(names, handlers, strict=True):
-        reason = _bad_name(storage_name(path), as_files=as_files and handler is not None)
+        is_directory = as_files and handler is not None
+        reason = _bad_name(storage_name(path), as_files=is_directory, has_bare=has_bare)
         if reason:
             raise NameCollisionError(
                 f"{format_path(path)}: cannot be stored under its name: {reason}. Rename the key"
@@ -187,7 +209,7 @@ def _check_names(
             )
 
 
-def _bad_name(name: str, *, as_files: bool) -> str | None:
+def _bad_name(name: str, *, as_files: bool, has_bare: bool) -> str | None:
     """Return why a storage name cannot be used, None if it can."""
     try:
         encoded = name.encode()
@@ -208,7 +230,8 @@ def _bad_name(name: str, *, as_files: bool) -> str | None:
             any(len(part.encode()) > _MAX_FILE_NAME for part in parts)
         ),
         "it could be taken for a chunk of another leaf": any(
-            part == "c" or part.replace(".", "").isdigit() for part in parts[1:]
+            part in ("c", ZARR2_DOCUMENT, ZARR3_DOCUMENT) or part.replace(".", "").isdigit()
+            for part in parts[0 if has_bare else 1 :]
         ),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

@@ -53,6 +53,8 @@ def restore_args_of(
     if isinstance(leaf, Metadata):
         own = leaf.sharding if isinstance(leaf, ArrayMetadata) else None
         return _metadata_args(leaf, sharding or own)
+    if isinstance(leaf, np.character):
+        return RestoreArgs()  # text of numpy, whose dtype is its length
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
 
 

@@ -56,13 +56,13 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             code = 0
+            print(json.dumps({"child": os.getpid()}), flush=True)
             try:
                 (save_forever if order.get("forever") else save_once)(order)
             except Exception as error:  # noqa: BLE001 - its type is what the test asks for
                 print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
                 code = 1
             os._exit(code)
-        print(json.dumps({"child": child}), flush=True)
         status = os.waitpid(child, os.WUNTRACED)[1]
         if os.WIFSTOPPED(status):
             print(json.dumps({"stopped": True}), flush=True)

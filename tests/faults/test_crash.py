@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.errors import CheckpointError
 from tests.faults.support import EFFORT, LAYOUTS, Layout, Saver, numbered_tree
 from tests.support import assert_same_tree
 
@@ -135,3 +136,21 @@ def test_of_two_processes_that_save_to_a_new_path_one_gets_an_error(
     assert saver.report() == {"exit": 1}
     assert load_number(path) == 2
     assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [OCDBT, FILES], ids=["ocdbt", "files"])
+def test_a_load_while_another_process_overwrites_gives_one_of_both_or_an_error(
+    saver: Saver, layout: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "latest"
+    LAYOUTS[layout].save(path, numbered_tree(0))
+    saver.order(path=str(tmp_path), layout=layout, number=1, forever=True)
+    numbers: list[int] = []
+    for _ in range(40 * EFFORT):
+        try:
+            numbers.append(load_number(path))
+        except CheckpointError:
+            continue
+    assert numbers == sorted(numbers)
+    assert numbers

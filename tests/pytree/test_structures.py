@@ -22,7 +22,7 @@ from flax.training.train_state import TrainState
 from jax.tree_util import DictKey, GetAttrKey
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import NameCollisionError
+from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
 from orbit_ckpt.tree.flatten import is_empty_node
 from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
@@ -311,11 +311,21 @@ def test_wide_tree_comes_back(tmp_path: Path) -> None:
     assert_same_tree(ocp.load(tmp_path / "c"), tree)
 
 
-@pytest.mark.parametrize("depth", [100, 400])
-def test_tree_that_can_be_saved_can_be_loaded_however_deep(depth: int, tmp_path: Path) -> None:
+def nested(depth: int) -> Any:
     tree: Any = A
     for level in range(depth):
         tree = {"d": tree} if level % 2 else [tree]
+    return tree
+
+
+def test_deep_tree_comes_back(tmp_path: Path) -> None:
+    tree = nested(200)
     ocp.save(tmp_path / "c", tree)
     assert_same_tree(ocp.load(tmp_path / "c", like=tree), tree)
     assert_same_tree(ocp.load(tmp_path / "c"), tree)
+
+
+def test_tree_too_deep_to_be_rebuilt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedLeafError, match="400 levels deep; at most 200"):
+        ocp.save(tmp_path / "c", nested(400))
+    assert not list(tmp_path.iterdir())
