@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.formats.orbax import StoredTree, find_tree, open_tree
-from orbit_ckpt.handlers.base import LoadBatch
+from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.formats.orbax import find_tree, open_tree
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
 from orbit_ckpt.metadata.values import TreeMetadata
@@ -25,7 +26,10 @@ from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 
+T = TypeVar("T")
+
 _GB = 10**9
+_MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -174,13 +178,12 @@ class PyTreeHandler:
     ) -> object:
         """Read a tree as a request says; see `restore_tree`."""
 
-        async def read() -> object:
+        async def read(path: Path) -> object:
+            source = open_tree(find_tree(path), allow_unstructured=request.has_target)
             batch = source.load_batch(max_bytes=self._read_bytes, resolver=resolver)
             return await restore_tree(source, batch, self._registry, request)
 
-        with _reading(directory):
-            source = _open(directory, allow_unstructured=request.has_target)
-            return run_sync(read())
+        return _read_unchanged(resolve_path(directory), read)
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
         """Return what is known of a tree without reading it; touches no device.
@@ -190,26 +193,50 @@ class PyTreeHandler:
             CorruptionError: Stored data is missing or damaged.
         """
 
-        async def read() -> object:
-            batch: LoadBatch = source.load_batch()
-            found = await read_metadata(source, batch, self._registry)
-            return rebuild(source, found, rich_types=self._rich_types)
+        async def read(path: Path) -> TreeMetadata:
+            source = open_tree(find_tree(path))
+            found = await read_metadata(source, source.load_batch(), self._registry)
+            tree = rebuild(source, found, rich_types=self._rich_types)
+            return TreeMetadata(tree, source.document.custom_metadata)
 
-        with _reading(directory):
-            source = _open(directory, allow_unstructured=False)
-            return TreeMetadata(run_sync(read()), source.document.custom_metadata)
+        return _read_unchanged(resolve_path(directory), read)
 
     def close(self) -> None:
         """Give up resources; there are none."""
 
 
-def _reading(directory: str | os.PathLike[str]) -> AbstractContextManager[None]:
+def _read_unchanged(path: Path, read: Callable[[Path], Coroutine[object, object, T]]) -> T:
+    """Read from a directory; again, if another process replaced it meanwhile.
+
+    A reader opens many files one after the other and would otherwise mix two checkpoints.
+
+    Raises:
+        StorageError: The storage failed, or the directory is replaced faster than it can be read.
+    """
     advice = "Check that the checkpoint is complete and readable."
-    return storage_errors(resolve_path(directory), "reading", advice)
+    for _ in range(_MAX_ATTEMPTS):
+        before = _identity(path)
+        try:
+            with storage_errors(path, "reading", advice):
+                result = run_sync(read(path))
+        except CheckpointError:
+            if before == _identity(path):
+                raise
+        else:
+            if before == _identity(path):
+                return result
+    raise StorageError(
+        f"{path}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was being "
+        "read. Read a checkpoint that is not being overwritten."
+    )
 
 
-def _open(directory: str | os.PathLike[str], *, allow_unstructured: bool) -> StoredTree:
-    return open_tree(find_tree(resolve_path(directory)), allow_unstructured=allow_unstructured)
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @register_with_handler(PyTreeHandler, for_save=True)
