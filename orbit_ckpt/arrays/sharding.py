@@ -150,7 +150,7 @@ def decode_sharding(text: str) -> ShardingMetadata | None:
             return SingleDeviceShardingMetadata(str(fields["device_str"]))
         if kind == "NamedSharding":
             return _decode_named(fields)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{kind}: field {error} is missing or of a wrong type") from error
     if isinstance(kind, str):
         return None

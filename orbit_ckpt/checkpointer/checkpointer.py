@@ -60,7 +60,7 @@ class Checkpointer:
             directory: Where to save; must not exist unless `force` is set.
             *args: A `CheckpointArgs` of the handler, or the fields of one.
             force: Whether to replace an existing checkpoint, which stays until the new one is
-                complete.
+                complete; in marker mode, which writes in place, it is removed first.
             custom_metadata: A JSON object to keep with the checkpoint.
             **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
 

@@ -15,7 +15,6 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import tensorstore as ts
-from etils import epath
 from jax.sharding import Mesh, PartitionSpec
 
 from orbit_ckpt.arrays.dtypes import DType, parse_dtype, stored_dtype
@@ -167,8 +166,8 @@ class ParamInfo:
     """
 
     name: str
-    parent_dir: epath.Path
-    path: epath.Path | None = None
+    parent_dir: Path
+    path: Path | None = None
     keypath: KeyPath | None = None
     skip_deserialize: bool | None = None
     byte_limiter: ByteLimiter | None = None

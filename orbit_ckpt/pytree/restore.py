@@ -8,7 +8,6 @@ from typing import cast
 
 import jax
 import numpy as np
-from etils import epath
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
@@ -30,6 +29,7 @@ from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.tree.diff import TreeDifference, compare_names, nearest_names
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath, format_path, name_path
@@ -274,7 +274,7 @@ def _make_info(
 ) -> ParamInfo:
     return ParamInfo(
         name=record.name,
-        parent_dir=epath.Path(source.directory.path),
+        parent_dir=as_epath(source.directory.path),
         keypath=record.path,
         skip_deserialize=record.is_empty,
         byte_limiter=limiter,

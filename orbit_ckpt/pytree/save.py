@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etils import epath
-
 from orbit_ckpt.handlers.base import Future, ParamInfo, SaveBatch
 from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.rich_types import encode_rich_types
@@ -19,6 +17,7 @@ from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
+from orbit_ckpt.storage.path import as_epath
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
     limiter = ByteLimiter(options.max_bytes)
-    parent = epath.Path(directory)
+    parent = as_epath(directory)
     return {
         leaf.name: ParamInfo(
             name=leaf.name,

@@ -7,6 +7,7 @@ as a checkpoint once it holds the commit marker and no longer the in-progress fi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -112,7 +113,7 @@ class AtomicDirectory:
         if self._lock is None:
             return
         self._unlock()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_marked(self.path, ignore_errors=True)
 
     def commit(self) -> None:
         """Make the directory durable and visible under its final name.
@@ -158,7 +159,7 @@ class AtomicDirectory:
     def _check_free(self) -> None:
         if not self.final.exists():
             return
-        if self._in_place and is_in_progress(self.final):
+        if self._in_place and (is_in_progress(self.final) or _is_empty(self.final)):
             return
         if not self._overwrite:
             raise _exists(self.final)
@@ -252,8 +253,19 @@ def _remove_in_place(final: Path) -> None:
     if not is_in_progress(final):
         # whoever finds the directory half removed must not take it for a checkpoint
         write_file(final / IN_PROGRESS, b"")
-    shutil.rmtree(final)
+    _remove_marked(final)
     os.close(lock)
+
+
+def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a directory, what marks it as unfinished last: it never looks like a checkpoint."""
+    with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
+        for entry in list(os.scandir(path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=ignore_errors)
+            elif entry.name != IN_PROGRESS:
+                os.unlink(entry.path)
+    shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def _try_lock(directory: Path) -> int | None:

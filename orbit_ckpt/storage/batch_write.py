@@ -142,7 +142,7 @@ class _Transaction:
         except BaseException:
             if self._handle is not None:
                 self._handle.abort()
-            await asyncio.to_thread(_errors_of, pending)
+            _errors_of(pending)  # not in a thread: what failed may be that there is none left
             raise
         await asyncio.to_thread(_wait_for_all, pending)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -25,6 +26,14 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
             f"{text}: checkpoints on {scheme}:// are not supported; give a local directory."
         )
     return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
+
+
+@functools.lru_cache(maxsize=8)
+def as_epath(path: Path) -> Path:
+    """Return a path of the class that type handlers written for Orbax expect."""
+    from etils import epath  # noqa: PLC0415 - its import costs more than the rest of ours
+
+    return epath.Path(path)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,10 @@ def save_once(order: dict[str, Any]) -> None:
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     with before_every_write(act, deletions=True):
         layout.save(
-            Path(order["path"]), numbered_tree(order["number"]), overwrite=order["overwrite"]
+            Path(order["path"]),
+            numbered_tree(order["number"]),
+            overwrite=order["overwrite"],
+            in_place=order.get("in_place", False),
         )
 
 

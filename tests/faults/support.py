@@ -53,7 +53,13 @@ class Layout:
         return "-".join(names)
 
     def save(
-        self, path: Path, tree: object, *, save_args: object = None, overwrite: bool = False
+        self,
+        path: Path,
+        tree: object,
+        *,
+        save_args: object = None,
+        overwrite: bool = False,
+        in_place: bool = False,
     ) -> None:
         """Save a tree in this layout, with all that `load` needs to give it back exactly."""
         handler = ocp.PyTreeHandler(
@@ -62,10 +68,11 @@ class Layout:
             use_compression=self.use_compression,
             pytree_metadata_options=ocp.PyTreeMetadataOptions(support_rich_types=True),
         )
-        args = ocp.args.PyTreeSave(
-            tree, save_args, ocdbt_target_data_file_size=self.data_file_bytes
+        mode = ocp.AtomicityMode.COMMIT_FILE if in_place else ocp.AtomicityMode.AUTO
+        args = ocp.args.PyTreeSave(tree, save_args, self.data_file_bytes)
+        ocp.Checkpointer(handler, atomicity_options=ocp.AtomicityOptions(mode=mode)).save(
+            path, args=args, force=overwrite
         )
-        ocp.Checkpointer(handler).save(path, args=args, force=overwrite)
 
 
 LAYOUTS = [

@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointError
+from orbit_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+)
 from tests.faults.support import EFFORT, LAYOUTS, Layout, Saver, numbered_tree
 from tests.support import assert_same_tree
 
@@ -76,6 +80,41 @@ def test_death_before_any_write_makes_no_half_checkpoint(
         assert os.listdir(path.parent) == ["checkpoint"], "the dead save left something behind"
     assert found == sorted(found)
     assert set(found) == {False, True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_death_in_marker_mode_leaves_what_is_refused_and_can_be_replaced(
+    saver: Saver, overwrite: bool, tmp_path: Path
+) -> None:
+    found: list[int | None] = []
+    for nth in range(1, LAST):
+        path = tmp_path / str(nth) / "checkpoint"
+        if overwrite:
+            ocp.save(path, numbered_tree(1))
+        saver.order(
+            path=str(path),
+            layout=OCDBT,
+            in_place=True,
+            overwrite=overwrite,
+            number=2,
+            nth=nth,
+            signal=KILL,
+        )
+        ended = saver.report()
+        try:
+            found.append(load_number(path))
+        except (IncompleteCheckpointError, CheckpointNotFoundError):
+            found.append(None)
+        if ended == {"exit": 0}:
+            break
+        Layout().save(path, numbered_tree(3), overwrite=found[-1] is not None, in_place=True)
+        assert load_number(path) == 3
+        assert os.listdir(path.parent) == ["checkpoint"]
+    before: set[int | None] = {1, None} if overwrite else {None}
+    assert found[-1] == 2
+    assert set(found) == {*before, 2}
+    assert found == sorted(found, key=[1, None, 2].index)
 
 
 @pytest.mark.slow
