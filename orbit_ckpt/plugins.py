@@ -12,13 +12,6 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 TYPE_HANDLERS = "orbit_ckpt.type_handlers"
-ITEMS = "orbit_ckpt.items"
-FORMATS = "orbit_ckpt.formats"
-
-
-def plugin_names(group: str) -> tuple[str, ...]:
-    """Return the names registered in a group, without importing anything."""
-    return tuple(sorted({entry.name for entry in importlib.metadata.entry_points(group=group)}))
 
 
 def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[str, T]]:

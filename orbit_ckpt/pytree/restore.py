@@ -69,12 +69,10 @@ class PlannedRead:
     Attributes:
         info: Where it is.
         args: As what it is restored.
-        handler: Who reads it.
     """
 
     info: ParamInfo
     args: RestoreArgs
-    handler: TypeHandler
 
 
 async def restore_tree(
@@ -229,14 +227,16 @@ async def _check_leaves(
         for record in needed
         if not record.is_empty
         and record.name not in source.inline
-        and (change := _change(wanted[record.names], stored[record.names], request))
+        and (
+            change := describe_change(
+                wanted[record.names],
+                cast(Metadata, stored[record.names]),
+                strict=request.strict,
+            )
+        )
     }
     if changed:
         raise _mismatch(TreeDifference([], [], changed))
-
-
-def _change(wanted: object, stored: object, request: RestoreRequest) -> str | None:
-    return describe_change(wanted, cast(Metadata, stored), strict=request.strict)
 
 
 async def _read(
@@ -258,7 +258,7 @@ async def _read(
             values[record.names] = _empty_value(source, record)
         else:
             handler = _handler_of(record, arg, registry)
-            read = PlannedRead(_make_info(source, batch, record, limiter), arg, handler)
+            read = PlannedRead(_make_info(source, batch, record, limiter), arg)
             groups.setdefault(id(handler), (handler, []))[1].append((record.names, read))
     results = await run_all(
         handler.deserialize([r.info for _, r in reads], [r.args for _, r in reads])
