@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray
-from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
+from orbit_ckpt.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +46,64 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     ]
 
 
-def start_transfers(shards: Sequence[Shard]) -> None:
-    """Begin copying device data to the host, so that later `to_host` calls need not wait."""
-    for shard in shards:
-        if isinstance(shard.data, jax.Array):
-            shard.data.copy_to_host_async()
+def is_on_host(data: np.ndarray | jax.Array) -> bool:
+    """Whether data can be read where it is, without copying it from a device."""
+    if isinstance(data, np.ndarray):
+        return True
+    return all(device.platform == "cpu" for device in data.devices())
 
 
-def to_host(data: np.ndarray | jax.Array, *, copy: bool) -> HostArray:
-    """Return data in host memory.
+def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+    """Begin to copy data to the host, so that a later `np.asarray` of the result need not wait.
 
-    Args:
-        data: Values, possibly on a device.
-        copy: Whether the result must stay valid if the caller then donates, deletes or overwrites
-            the source. Without it, numpy arrays and arrays of the CPU backend are not copied.
+    What is returned must be dropped to free the copy: JAX keeps the host copy of an array as long
+    as the array, therefore this is another array of the same device memory.
     """
-    host = np.asarray(data)
-    if copy and (isinstance(data, np.ndarray) or not host.flags.owndata):
-        return host.copy()
-    return host
+    if is_on_host(data):
+        return data
+    array = cast(jax.Array, data)
+    handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - jax's own types
+    return handle
 
 
 def owned_copy(shards: Sequence[Shard]) -> list[Shard]:
     """Return the same parts in host memory that nobody else can change."""
-    start_transfers(shards)
-    return [Shard(shard.region, to_host(shard.data, copy=True)) for shard in shards]
+    handles = [begin_transfer(shard.data) for shard in shards]
+    return [
+        Shard(shard.region, _owned(shard.data, np.asarray(handle)))
+        for shard, handle in zip(shards, handles, strict=True)
+    ]
+
+
+def host_blocks(
+    data: np.ndarray | jax.Array, region: Region, max_bytes: int
+) -> Iterator[HostArray]:
+    """Yield a box of an array in host memory, in blocks that follow one another in C order.
+
+    Of data on a device no more than about `max_bytes` are copied at a time.
+    """
+    if isinstance(data, np.ndarray) or is_on_host(data):
+        yield np.asarray(data)[region.slices]
+        return
+    elements = max_bytes // data.dtype.itemsize
+    for block in split_by_rows(region, (1,) * data.ndim, elements):
+        yield np.asarray(_slice(data, block))
+
+
+def byte_view(array: HostArray) -> memoryview:
+    """Return the memory of an array in C order."""
+    return memoryview(cast(bytearray, array.reshape(-1).view(np.uint8)))
+
+
+def _owned(data: np.ndarray | jax.Array, host: HostArray) -> HostArray:
+    return host if host.flags.owndata and not isinstance(data, np.ndarray) else host.copy()
+
+
+def _slice(data: jax.Array, region: Region) -> jax.Array:
+    # with the offset as an argument there is one compilation for all blocks, not one for each
+    dynamic_slice = cast(Callable[..., jax.Array], getattr(jax.lax, "dynamic_slice"))  # noqa: B009 - untyped
+    return dynamic_slice(data, region.start, region.shape)
 
 
 def local_regions(sharding: jax.sharding.Sharding, shape: Shape) -> dict[jax.Device, Region]:

@@ -26,7 +26,7 @@ from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
-from orbit_ckpt.storage.ocdbt import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 

@@ -79,7 +79,7 @@ def add_array(
         batch.details[info.name] = detail
     parts = owned_copy(shards) if batch.copy else shards
     native = logical.newbyteorder("<") if logical_name(logical) else stored
-    batch.writer.add(ArrayWrite(info.label, info.name, layout, document, parts, native))
+    batch.writer.add(ArrayWrite(info.name, layout, document, parts, native))
     return layout
 
 

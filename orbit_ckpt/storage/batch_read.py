@@ -21,12 +21,14 @@ from crc32c import crc32c
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
+from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt import Extent, Json, Value
+from orbit_ckpt.storage.ocdbt import Json
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 
 _ALIGNMENT = 64
@@ -341,11 +343,6 @@ def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
     offset = -buffer.ctypes.data % _ALIGNMENT
     return buffer[offset : offset + nbytes].view(dtype).reshape(shape)
-
-
-def byte_view(array: HostArray) -> memoryview:
-    """Return a contiguous array's memory."""
-    return memoryview(cast(bytearray, array.reshape(-1).view(np.uint8)))
 
 
 def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:

@@ -1,44 +1,39 @@
 """Write many arrays at once.
 
-A batch collects what a save will write and commits it in as few transactions as the byte budget
-allows. Small uncompressed chunks go to the key-value store as they are, next to their metadata
-documents; large or compressed arrays go through TensorStore's zarr drivers in the same
-transaction, which encode on many threads.
+A batch collects what a save will write. Threads take arrays, or parts of large ones, from it, bring
+them to host memory, encode their chunks and hand those to the store; a byte budget bounds what
+they hold.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import tensorstore as ts
-from crc32c import crc32c
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
-from orbit_ckpt.arrays.slices import Shape, chunk_indices, chunk_region, split_by_rows
-from orbit_ckpt.arrays.transfer import Shard, start_transfers, to_host
+from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt.arrays.transfer import Shard, begin_transfer, byte_view, host_blocks, is_on_host
 from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage import ocdbt
-from orbit_ckpt.storage.kvstore import open_array
+from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt import Json
+from orbit_ckpt.storage.ocdbt_encode import MAX_INLINE_BYTES
+from orbit_ckpt.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt.storage.zarr import ZarrArray
 
-_DIRECT_CHUNK_BYTES = 1 << 20
-"""Uncompressed chunks up to this size are handed to the key-value store; for larger ones
-TensorStore's encoding threads save more than opening the array costs."""
+_MAX_BYTES = 1 << 31
+"""Most bytes held at once if the caller sets no limit."""
 
-_TRANSACTION_BYTES = 1 << 31
-"""A transaction holds what it writes in memory until it commits."""
-
-
-_WriteFuture = ts.Future[ts.KvStore.TimestampedStorageGeneration]
+_TASK_BYTES = 1 << 25
+_THREADS = max(2, min(16, os.cpu_count() or 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,6 @@ class ArrayWrite:
     """One array to write.
 
     Attributes:
-        path: The leaf, for messages.
         name: Storage name.
         layout: How it is stored.
         document: Its metadata document.
@@ -54,7 +48,6 @@ class ArrayWrite:
         dtype: Logical dtype that the shards are cast to before they are stored.
     """
 
-    path: str
     name: str
     layout: ZarrArray
     document: bytes
@@ -71,12 +64,14 @@ class WriteOptions:
         use_ocdbt: Whether to write one database or a directory per array.
         data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
         max_bytes: Most bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
     """
 
     directory: Path
     use_ocdbt: bool = True
     data_file_bytes: int | None = None
     max_bytes: int | None = None
+    max_transfer_bytes: int | None = None
 
 
 class BatchWriter:
@@ -96,155 +91,153 @@ class BatchWriter:
         Raises:
             StorageError: The storage refused a write.
         """
-        options = self._options
-        context = ts.Context()
-        spec = (
-            ocdbt.write_spec(options.directory, data_file_bytes=options.data_file_bytes)
-            if options.use_ocdbt
-            else {"driver": "file", "path": f"{options.directory}/"}
-        )
+        options, writes = self._options, self._writes
+        self._writes = []
         try:
-            store = await ts.KvStore.open(spec, context=context)
-            for window in _windows(self._writes, options.max_bytes or _TRANSACTION_BYTES):
-                await _Transaction(spec, store, context, atomic=options.use_ocdbt).run(window)
-            if not self._writes and options.use_ocdbt:
-                await store.write(b"", None)
-        except (ValueError, OSError, NotImplementedError) as error:
+            writer = (
+                DatabaseWriter(options.directory, data_file_bytes=options.data_file_bytes)
+                if options.use_ocdbt
+                else FilesWriter(options.directory)
+            )
+            await _write(writes, writer, options)
+        except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise StorageError(
                 f"{options.directory}: writing failed: {error}. Nothing was committed; check the "
                 "free space and permissions there and save again."
             ) from error
-        finally:
-            self._writes = []
 
 
-class _Transaction:
-    """Writes some arrays, or parts of them, together."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Chunks of one array that one thread writes.
 
-    def __init__(self, spec: Json, store: ts.KvStore, context: ts.Context, *, atomic: bool) -> None:
-        self._spec = spec
-        self._context = context
-        self._handle = ts.Transaction(atomic=True) if atomic else None
-        self._store = store.with_transaction(self._handle) if self._handle else store
+    Attributes:
+        write: The array.
+        shard: Where their data is.
+        region: The chunks, in coordinates of the array.
+        is_first: Whether the metadata document is written with them.
+    """
 
-    async def run(self, writes: Sequence[ArrayWrite]) -> None:
-        """Write arrays; when this returns or raises no write is under way any more."""
-        start_transfers([shard for write in writes for shard in write.shards])
-        small = [write for write in writes if _is_direct(write.layout)]
-        large = [write for write in writes if not _is_direct(write.layout)]
-        pending = [future for write in small for future in self._put_chunks(write)]
-        try:
-            await run_all(self._write_array(write) for write in large)
-            if self._handle is not None:
-                await self._handle.commit_async()
-        except BaseException:
-            if self._handle is not None:
-                self._handle.abort()
-            _errors_of(pending)  # not in a thread: what failed may be that there is none left
-            raise
-        await asyncio.to_thread(_wait_for_all, pending)
+    write: ArrayWrite
+    shard: Shard
+    region: Region
+    is_first: bool
 
-    def _put_chunks(self, write: ArrayWrite) -> Iterator[_WriteFuture]:
-        layout = write.layout
-        yield self._store.write(join_key(write.name, layout.document_name), write.document)
-        for shard in write.shards:
-            host = _stored_form(shard, write)
-            for index in chunk_indices(shard.region, layout.chunk_shape):
-                chunk = chunk_region(index, layout.chunk_shape)
-                part = host if chunk == shard.region else host[chunk.within(shard.region).slices]
-                data = _full_chunk(part, layout.chunk_shape).tobytes()
-                if layout.checksum:
-                    data += crc32c(data).to_bytes(4, "little")
-                yield self._store.write(layout.chunk_key(write.name, index), data)
-
-    async def _write_array(self, write: ArrayWrite) -> None:
-        prefix = f"{write.name}/" if write.name else ""
-        kvstore = self._spec | {"path": self._spec.get("path", "") + prefix}
-        array = await open_array(
-            {
-                "driver": write.layout.driver,
-                "kvstore": kvstore,
-                "metadata": json.loads(write.document),
-                "store_data_equal_to_fill_value": True,
-            },
-            create=True,
-            open=True,
-            context=self._context,
-            transaction=self._handle,
-        )
-        futures: list[Awaitable[None]] = []
-        for shard in write.shards:
-            host = await asyncio.to_thread(_stored_form, shard, write)
-            target: Any = array[shard.region.slices]
-            done = target.write(host, can_reference_source_data_indefinitely=True)
-            # inside a transaction the write itself completes only when that commits
-            futures.append(done if self._handle is None else done.copy)
-        await run_all(futures)
+    @property
+    def nbytes(self) -> int:
+        return self.region.size * self.shard.data.dtype.itemsize
 
 
-def _full_chunk(part: HostArray, chunk_shape: Shape) -> HostArray:
-    """Return a chunk's elements; where it reaches beyond the array they are zero."""
-    if part.shape == chunk_shape:
-        return part
-    chunk = np.zeros(chunk_shape, part.dtype)
-    chunk[tuple(map(slice, part.shape))] = part
-    return chunk
+async def _write(writes: Sequence[ArrayWrite], writer: ValueWriter, options: WriteOptions) -> None:
+    limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
+    transfers = ByteLimiter(options.max_transfer_bytes)
+    limits = (limiter.max_bytes, transfers.max_bytes, _TASK_BYTES)
+    task_bytes = min(limit for limit in limits if limit is not None)
+    loop = asyncio.get_running_loop()
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="orbit_ckpt-write")
+
+    async def run(parts: Sequence[_Part], nbytes: int) -> None:
+        remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))
+        async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
+            try:
+                await loop.run_in_executor(pool, _write_parts, parts, writer, task_bytes, stopped)
+            except BaseException:
+                stopped.set()
+                raise
+
+    try:
+        await run_all(run(*task) for task in _tasks(writes, task_bytes))
+        await loop.run_in_executor(pool, writer.close)
+    except BaseException:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
+        writer.abort()
+        raise
+    finally:
+        pool.shutdown()
 
 
-def _errors_of(futures: Sequence[_WriteFuture]) -> list[BaseException]:
-    """Wait for all writes; return the errors of those that failed."""
-    return [error for future in futures if (error := future.exception()) is not None]
-
-
-def _wait_for_all(futures: Sequence[_WriteFuture]) -> None:
-    for error in _errors_of(futures):
-        raise error
-
-
-def _is_direct(layout: ZarrArray) -> bool:
-    return layout.is_plain and layout.chunk_nbytes <= _DIRECT_CHUNK_BYTES
-
-
-def _stored_form(shard: Shard, write: ArrayWrite) -> HostArray:
-    """Return a shard's elements on the host, of the stored dtype."""
-    host = to_host(shard.data, copy=False)
-    if host.dtype != write.dtype:
-        host = host.astype(write.dtype)
-    return host if host.dtype == write.layout.dtype else host.view(write.layout.dtype)
-
-
-def _windows(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[list[ArrayWrite]]:
-    """Yield groups of writes that hold at most `max_bytes`, cutting arrays between chunks."""
-    window: list[ArrayWrite] = []
+def _tasks(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[tuple[list[_Part], int]]:
+    """Yield groups of parts and the bytes each holds, at most `max_bytes`."""
+    task: list[_Part] = []
     held = 0
-    for write in _split(writes, max_bytes):
-        nbytes = sum(shard.nbytes for shard in write.shards)
-        if window and held + nbytes > max_bytes:
-            yield window
-            window, held = [], 0
-        window.append(write)
+    for part in _parts(writes, max_bytes):
+        nbytes = min(part.nbytes, max_bytes)  # of a larger chunk no more is held
+        if task and held + nbytes > max_bytes:
+            yield task, held
+            task, held = [], 0
+        task.append(part)
         held += nbytes
-    if window:
-        yield window
+    if task:
+        yield task, held
 
 
-def _split(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[ArrayWrite]:
+def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
+    """Yield the parts of arrays, those of large ones cut between chunks."""
     for write in writes:
-        if sum(shard.nbytes for shard in write.shards) <= max_bytes:
-            yield write
-            continue
+        is_first = True
         for shard in write.shards:
-            for part in _split_shard(shard, write.layout, max_bytes):
-                yield replace(write, shards=[part])
+            elements = max_bytes // shard.data.dtype.itemsize
+            for region in split_by_rows(shard.region, write.layout.chunk_shape, elements):
+                yield _Part(write, shard, region, is_first)
+                is_first = False
 
 
-def _split_shard(shard: Shard, layout: ZarrArray, max_bytes: int) -> Iterator[Shard]:
-    if shard.nbytes <= max_bytes:
-        yield shard
+def _write_parts(
+    parts: Sequence[_Part], writer: ValueWriter, max_bytes: int, stopped: threading.Event
+) -> None:
+    sources = [_source(part, max_bytes) for part in parts]
+    for part, source in zip(parts, sources, strict=True):
+        if stopped.is_set():
+            return
+        write, layout = part.write, part.write.layout
+        if part.is_first:
+            writer.put(join_key(write.name, layout.document_name), write.document)
+        for index in chunk_indices(part.region, layout.chunk_shape):
+            chunk = chunk_region(index, layout.chunk_shape)
+            pieces = _pieces(source, chunk, write, max_bytes)
+            encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
+            key = layout.chunk_key(write.name, index)
+            if layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES:
+                writer.put(key, b"".join(encoded))
+            else:
+                writer.append(key, encoded, layout.chunk_nbytes)
+
+
+def _source(part: _Part, max_bytes: int) -> Shard:
+    """Return where a part's data is; begin to copy it from its device, unless it is too large."""
+    shard = part.shard
+    if part.region != shard.region and not is_on_host(shard.data):
+        return shard
+    if part.nbytes > max_bytes and not is_on_host(shard.data):
+        return shard
+    return Shard(shard.region, begin_transfer(shard.data))
+
+
+def _pieces(
+    source: Shard, chunk: Region, write: ArrayWrite, max_bytes: int
+) -> Iterator[memoryview]:
+    """Yield the bytes of a chunk's elements in C order; beyond the array they are zero."""
+    inside = chunk.intersect(source.region)
+    if inside == chunk:
+        for block in host_blocks(source.data, chunk.within(source.region), max_bytes):
+            yield from _stored_bytes(block, write)
+    elif inside is not None:
+        padded = np.zeros(chunk.shape, write.dtype)
+        (block,) = host_blocks(source.data, inside.within(source.region), padded.nbytes)
+        padded[inside.within(chunk).slices] = block
+        yield from _stored_bytes(padded, write)
+
+
+def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
+    """Yield elements of the stored dtype as bytes, without a copy if they are that already."""
+    if block.dtype == write.dtype and block.flags.c_contiguous:
+        yield from split(byte_view(block))
         return
-    host = to_host(shard.data, copy=False)
-    elements = max_bytes // host.dtype.itemsize
-    for region in split_by_rows(shard.region, layout.chunk_shape, elements):
-        yield Shard(region, host[region.within(shard.region).slices])
+    for rows in split_by_rows(
+        whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize
+    ):
+        yield byte_view(np.ascontiguousarray(block[rows.slices], write.dtype))

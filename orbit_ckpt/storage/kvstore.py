@@ -10,7 +10,8 @@ import tensorstore as ts
 
 from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.ocdbt import Extent, Json, Value
+from orbit_ckpt.storage.ocdbt import Json
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 
 open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))  # noqa: B009 - loosely typed
 """`tensorstore.open`."""

@@ -1,14 +1,13 @@
-"""OCDBT databases: how we open them, and an index of what one holds.
+"""An index of what an OCDBT database of any writer holds.
 
-The specifications are Orbax's, so that its readers find what they expect. Reading many small
-values through the driver costs more than reading its B-tree once (`tensorstore.ocdbt.dump`), which
-gives small values at once and the place of all others.
+Reading many small values through TensorStore's driver costs more than reading its B+tree once,
+which gives small values at once and the place of all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -17,31 +16,16 @@ import tensorstore as ts
 
 from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.storage.layout import OCDBT_MANIFEST
-
-DEFAULT_DATA_FILE_BYTES = 2**31
-_MAX_INLINE_BYTES = 1024
-_MAX_NODE_BYTES = 100_000_000
+from orbit_ckpt.storage.ocdbt_decode import (
+    Child,
+    DecodeError,
+    UnsupportedError,
+    decode_manifest,
+    decode_node,
+)
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Where the bytes of a value are.
-
-    Attributes:
-        file: Path of the file.
-        offset: Position of the first byte.
-        length: Number of bytes.
-    """
-
-    file: str
-    offset: int
-    length: int
-
-
-Value = bytes | Extent
-"""A stored value: its bytes if it is small enough to be in the index, else where it is."""
 
 
 def is_ocdbt(directory: Path) -> bool:
@@ -50,36 +34,8 @@ def is_ocdbt(directory: Path) -> bool:
 
 
 def read_spec(directory: Path) -> Json:
-    """Return the key-value store specification to read a database of any writer."""
+    """Return TensorStore's specification to read a database of any writer."""
     return {"driver": "ocdbt", "base": _file_spec(directory)}
-
-
-def write_spec(directory: Path, *, data_file_bytes: int | None) -> Json:
-    """Return the specification to write a database as its only writer.
-
-    Args:
-        directory: Root of the database.
-        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
-
-    Raises:
-        ValueError: `data_file_bytes` is negative.
-    """
-    size = DEFAULT_DATA_FILE_BYTES if data_file_bytes is None else data_file_bytes
-    if size < 0:
-        raise ValueError(
-            f"OCDBT target_data_file_size must be >= 0, where 0 means no limit; got {size}"
-        )
-    return {
-        "driver": "ocdbt",
-        "base": _file_spec(directory),
-        "target_data_file_size": size,
-        "assume_config": True,
-        "config": {
-            "max_inline_value_bytes": _MAX_INLINE_BYTES,
-            "max_decoded_node_bytes": _MAX_NODE_BYTES,
-            "manifest_kind": "single",
-        },
-    }
 
 
 def read_index(directory: Path) -> dict[str, Value]:
@@ -89,57 +45,55 @@ def read_index(directory: Path) -> dict[str, Value]:
         CorruptionError: A file of the database is missing or damaged.
         FormatError: The database has a form that is not known here.
     """
-    base = ts.KvStore.open(_file_spec(directory)).result()
-    manifest = cast(Json, _dump(base, None, directory))
-    root = _newest_root(manifest, directory)
-    index: dict[str, Value] = {}
-    pending = [(root, b"")] if root else []
-    while pending:
-        location, prefix = pending.pop()
-        node = cast(Json, _dump(base, location, directory))
-        for entry in cast(Sequence[Json], node["entries"]):
-            key = prefix + cast(bytes, entry["key"])
-            if "location" in entry:
-                below = prefix + cast(bytes, entry["subtree_common_prefix"])
-                pending.append((cast(str, entry["location"]), below))
-            else:
-                index[key.decode("utf-8", "surrogateescape")] = _value(entry, directory)
+    file = directory / OCDBT_MANIFEST
+    try:
+        root = _root(directory)
+        index: dict[str, Value] = {}
+        pending = [root] if root else []
+        while pending:
+            child = pending.pop()
+            file = Path(child.place.file)
+            node = decode_node(_read(child.place), child)
+            pending += node.children
+            prefix = child.prefix.decode("utf-8", "surrogateescape")
+            for key, value in zip(node.keys, node.values, strict=True):
+                index[prefix + key.decode("utf-8", "surrogateescape")] = value
+    except UnsupportedError as error:
+        raise FormatError(f"{file}: an OCDBT database with {error}") from error
+    except (DecodeError, OSError, ValueError) as error:
+        raise CorruptionError(
+            f"{directory}: the OCDBT database cannot be read, part of it is missing or damaged: "
+            f"{file}: {error}. Restore an earlier checkpoint or another copy.",
+            file=str(file),
+        ) from error
     return index
 
 
-def _dump(base: ts.KvStore, location: str | None, directory: Path) -> object:
+def _root(directory: Path) -> Child | None:
+    manifest = decode_manifest((directory / OCDBT_MANIFEST).read_bytes(), f"{directory}/")
+    return manifest.root if manifest.is_single else _numbered_root(directory)
+
+
+def _numbered_root(directory: Path) -> Child | None:
+    """Return the root where each version has a manifest of its own, which TensorStore finds."""
+    base = ts.KvStore.open(_file_spec(directory)).result()
+    manifest = cast(Json, ts.ocdbt.dump(base, None).result())
+    versions = cast(Sequence[Json], manifest["versions"])
+    location = cast(str | None, versions[-1]["root"].get("location")) if versions else None
+    if location is None:
+        return None
+    # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded
+    _, above, path, offset, length = location.split(":")
+    root = f"{directory}/{unquote(above)}"
+    return Child(Extent(root + unquote(path), int(offset), int(length)), root, b"")
+
+
+def _read(place: Extent) -> bytes:
+    descriptor = os.open(place.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return ts.ocdbt.dump(base, location).result()
-    except (ValueError, OSError, NotImplementedError) as error:
-        raise CorruptionError(
-            f"{directory}: the OCDBT database cannot be read, part of it is missing or damaged: "
-            f"{error}. Restore an earlier checkpoint or another copy.",
-            file=str(directory / OCDBT_MANIFEST),
-        ) from error
-
-
-def _newest_root(manifest: Json, directory: Path) -> str | None:
-    versions = list(cast(Sequence[Json], manifest.get("versions", [])))
-    if not versions:
-        nodes = cast(Sequence[Json], manifest.get("version_tree_nodes", []))
-        if nodes:
-            raise FormatError(f"{directory}: version tree without inline versions")
-        return None
-    root = cast(Json, versions[-1]["root"])
-    if not root["statistics"]["num_keys"]:
-        return None
-    return cast(str, root["location"])
-
-
-def _value(entry: Mapping[str, Any], directory: Path) -> Value:
-    if "inline_value" in entry:
-        return cast(bytes, entry["inline_value"])
-    # value:<base>:<path>:<offset>:<length>, the texts percent-encoded
-    parts = cast(str, entry["indirect_value"]).split(":")
-    if len(parts) != 5 or parts[0] != "value":
-        raise FormatError(f"{directory}: unknown OCDBT reference {entry['indirect_value']!r}")
-    path = directory / unquote(parts[1]) / unquote(parts[2])
-    return Extent(str(path), int(parts[3]), int(parts[4]))
+        return os.pread(descriptor, place.length, place.offset)
+    finally:
+        os.close(descriptor)
 
 
 def _file_spec(directory: Path) -> Json:

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orbit_ckpt.arrays.slices import Region, whole
-from orbit_ckpt.arrays.transfer import local_regions, owned_copy, shards_of, to_host
+from orbit_ckpt.arrays.transfer import host_blocks, local_regions, owned_copy, shards_of
 from tests.support import make_mesh, put
 
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -57,8 +57,12 @@ def test_owned_copy_outlives_its_source(on_device: bool) -> None:
         assert np.array_equal(copy.data, VALUES[copy.region.slices])
 
 
-def test_host_data_is_not_copied_needlessly() -> None:
-    assert to_host(VALUES, copy=False) is VALUES
+@pytest.mark.parametrize("on_device", [False, True])
+def test_host_data_is_not_copied_needlessly(on_device: bool) -> None:
+    source = put(VALUES) if on_device else VALUES
+    (block,) = host_blocks(source, Region((2, 0), (3, 8)), 1)
+    assert np.shares_memory(block, np.asarray(source))
+    assert np.array_equal(block, VALUES[2:5])
 
 
 def test_every_device_has_its_region() -> None:

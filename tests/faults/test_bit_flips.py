@@ -17,7 +17,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CorruptionError
-from orbit_ckpt.storage.ocdbt import Extent, read_index
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.faults.support import (
     EFFORT,
     LAYOUTS,

@@ -60,7 +60,7 @@ class Store:
                 compress=self.compress,
             )
             shards = [Shard(whole(value.shape), value)]
-            writer.add(ArrayWrite(name, name, layout, document, shards, value.dtype))
+            writer.add(ArrayWrite(name, layout, document, shards, value.dtype))
         asyncio.run(writer.commit())
 
     def write_with_tensorstore(self, name: str, value: np.ndarray, *, chunks: Shape) -> None:

@@ -12,7 +12,9 @@ import tensorstore as ts
 from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import OcdbtStore, open_store, read_value
-from orbit_ckpt.storage.ocdbt import Extent, read_index, write_spec
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt.storage.value_write import DatabaseWriter
 
 ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "\n\0~%:", "."]
 LONG_KEY = "x" * 3000
@@ -29,6 +31,15 @@ def write_all(store: ts.KvStore, values: Mapping[str, bytes]) -> None:
     with ts.Transaction(atomic=True) as transaction:
         for key, value in values.items():
             store.with_transaction(transaction).write(key, value)
+
+
+def write_database(
+    directory: Path, values: Mapping[str, bytes], *, data_file_bytes: int | None = None
+) -> None:
+    writer = DatabaseWriter(directory, data_file_bytes=data_file_bytes)
+    for key, value in values.items():
+        writer.put(key, value)
+    writer.close()
 
 
 def assert_index_is_complete(directory: Path, store: ts.KvStore) -> None:
@@ -81,7 +92,7 @@ def test_index_of_keys_that_are_not_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("emptied", [False, True])
 def test_index_of_an_empty_database(emptied: bool, tmp_path: Path) -> None:
-    store = ts.KvStore.open(write_spec(tmp_path, data_file_bytes=None)).result()
+    store = open_database(tmp_path)
     if emptied:
         store.write("a", b"1").result()
     store.delete_range(ts.KvStore.KeyRange()).result()
@@ -106,21 +117,20 @@ def test_values_merged_from_databases_below_are_found(tmp_path: Path) -> None:
 
 def test_directories_with_odd_names_can_hold_a_database(tmp_path: Path) -> None:
     directory = tmp_path / "a b%20ä:#?"
-    store = ts.KvStore.open(write_spec(directory, data_file_bytes=None)).result()
-    write_all(store, {"k": b"v" * 5000, "l": b""})
+    directory.mkdir()
+    write_database(directory, {"k": b"v" * 5000, "l": b""})
     index = read_index(directory)
     assert read_value(index["k"]) == b"v" * 5000
     assert index["l"] == b""
 
 
 def test_data_files_have_the_size_asked_for(tmp_path: Path) -> None:
-    store = ts.KvStore.open(write_spec(tmp_path, data_file_bytes=10_000)).result()
-    write_all(store, {str(i): b"v" * 4000 for i in range(10)})
+    write_database(tmp_path, {str(i): b"v" * 4000 for i in range(10)}, data_file_bytes=10_000)
     sizes = [file.stat().st_size for file in (tmp_path / "d").iterdir()]
-    assert len(sizes) > 3
-    assert max(sizes) < 20_000
+    assert len(sizes) == 5
+    assert max(sizes) < 10_000
     with pytest.raises(ValueError, match="must be >= 0, where 0 means no limit; got -1"):
-        write_spec(tmp_path, data_file_bytes=-1)
+        DatabaseWriter(tmp_path, data_file_bytes=-1)
 
 
 @pytest.mark.parametrize("file", ["manifest.ocdbt", "d"])

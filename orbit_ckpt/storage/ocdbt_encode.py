@@ -1,0 +1,243 @@
+"""The binary form of OCDBT: B+tree nodes and the manifest; pure.
+
+Follows the storage format of TensorStore's `ocdbt` driver
+(https://google.github.io/tensorstore/kvstore/ocdbt/index.html). A node is a header, columns of
+variable-length integers and a crc32c; columns rather than rows, because they compress better.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import zstandard
+from crc32c import crc32c
+
+MAX_INLINE_BYTES = 1024
+"""Values up to this size are kept in the node itself; Orbax's setting."""
+
+MAX_NODE_BYTES = 100_000_000
+"""Size before compression at which a node is split; Orbax's setting."""
+
+MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
+_VERSION_TREE_ARITY_LOG2 = 4
+_NO_ROOT = b"\xff" * 9 + b"\x01"
+"""Offset and length of a root that does not exist: 2**64 - 1 as a variable-length integer."""
+
+_ZSTD_LEVEL = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the bytes of a value are.
+
+    Attributes:
+        file: Path of the data file; in a database, relative to its root.
+        offset: Position of the first byte.
+        length: Number of bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+Value = bytes | Extent
+"""A stored value: its bytes if it is small enough to be in a node, else where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReference:
+    """A node that has been written, and what lies below it.
+
+    Attributes:
+        place: Where it is.
+        height: 0 for a leaf node.
+        first_key: The least key below it.
+        num_keys: Number of keys below it.
+        tree_bytes: Encoded size of it and the nodes below it.
+        indirect_bytes: Size of the values in data files below it.
+    """
+
+    place: Extent
+    height: int
+    first_key: bytes
+    num_keys: int
+    tree_bytes: int
+    indirect_bytes: int
+
+
+Entry = tuple[bytes, Value]
+"""A key and its value."""
+
+
+def split_entries(
+    values: Mapping[bytes, Value], *, max_bytes: int = MAX_NODE_BYTES
+) -> list[list[Entry]]:
+    """Return the entries of every leaf node, in the order of their keys."""
+    nodes: list[list[Entry]] = [[]]
+    held = 0
+    for key in sorted(values):
+        value = values[key]
+        nbytes = len(key) + (len(value) if isinstance(value, bytes) else 24)
+        if nodes[-1] and held + nbytes > max_bytes:
+            nodes.append([])
+            held = 0
+        nodes[-1].append((key, value))
+        held += nbytes
+    return nodes
+
+
+def encode_leaf(entries: Sequence[Entry]) -> bytes:
+    """Return a leaf node of entries sorted by key."""
+    inline = [value for _, value in entries if isinstance(value, bytes)]
+    indirect = [value for _, value in entries if not isinstance(value, bytes)]
+    table, ids = _file_table(indirect)
+    body = [
+        table,
+        _varint(len(entries)),
+        *_key_columns([key for key, _ in entries]),
+        _varints(len(v) if isinstance(v, bytes) else v.length for _, v in entries),
+        bytes(not isinstance(value, bytes) for _, value in entries),
+        _varints(ids),
+        _varints(value.offset for value in indirect),
+        *inline,
+    ]
+    return _frame_node(0, body)
+
+
+def encode_interior(children: Sequence[NodeReference]) -> bytes:
+    """Return the node above some nodes of equal height, sorted by key."""
+    table, ids = _file_table([child.place for child in children])
+    lengths, suffixes = _key_columns([child.first_key for child in children])
+    body = [
+        table,
+        _varint(len(children)),
+        lengths,
+        bytes(len(children)),  # children repeat their keys in full: no common prefix is left out
+        suffixes,
+        _varints(ids),
+        _varints(child.place.offset for child in children),
+        _varints(child.place.length for child in children),
+        _varints(child.num_keys for child in children),
+        _varints(child.tree_bytes for child in children),
+        _varints(child.indirect_bytes for child in children),
+    ]
+    return _frame_node(children[0].height + 1, body)
+
+
+def leaf_reference(entries: Sequence[Entry], place: Extent) -> NodeReference:
+    """Return the reference to a leaf node that has been written."""
+    indirect = sum(v.length for _, v in entries if not isinstance(v, bytes))
+    return NodeReference(place, 0, entries[0][0], len(entries), place.length, indirect)
+
+
+def interior_reference(children: Sequence[NodeReference], place: Extent) -> NodeReference:
+    """Return the reference to an interior node that has been written."""
+    return NodeReference(
+        place,
+        children[0].height + 1,
+        children[0].first_key,
+        sum(child.num_keys for child in children),
+        sum(child.tree_bytes for child in children) + place.length,
+        sum(child.indirect_bytes for child in children),
+    )
+
+
+def encode_manifest(root: NodeReference | None, *, uuid: bytes, commit_time_ns: int) -> bytes:
+    """Return the manifest of a database with one version.
+
+    Args:
+        root: Its root node, None if it is empty.
+        uuid: 16 bytes that identify the database.
+        commit_time_ns: When the version was made, in ns since the epoch.
+    """
+    table, _ = _file_table([root.place] if root else [Extent("", 0, 0)])
+    statistics = (root.num_keys, root.tree_bytes, root.indirect_bytes) if root else (0, 0, 0)
+    place = _varints([root.place.offset, root.place.length]) if root else _NO_ROOT * 2
+    body = [
+        uuid,
+        _varints([0, MAX_INLINE_BYTES, MAX_NODE_BYTES]),  # 0: a single manifest
+        bytes([_VERSION_TREE_ARITY_LOG2]),
+        _varint(1) + _ZSTD_LEVEL.to_bytes(4, "little"),
+        table,
+        _varints([1, 1]),  # one version, generation 1
+        bytes([root.height if root else 0, 0]),
+        place,
+        _varints(statistics),
+        commit_time_ns.to_bytes(8, "little"),
+        _varint(0),  # no versions in other files
+    ]
+    return _frame(MANIFEST_MAGIC, b"".join(body))
+
+
+def _frame_node(height: int, body: Iterable[bytes]) -> bytes:
+    return _frame(NODE_MAGIC, bytes([height]) + b"".join(body))
+
+
+def _frame(magic: int, body: bytes) -> bytes:
+    """Return a body compressed, with the header and the checksum around it."""
+    compressed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
+    length = 4 + 8 + 2 + len(compressed) + 4
+    version, compression = 0, 1
+    framed = struct.pack(">I", magic) + struct.pack("<QBB", length, version, compression)
+    framed += compressed
+    return framed + crc32c(framed).to_bytes(4, "little")
+
+
+def _file_table(places: Sequence[Extent]) -> tuple[bytes, list[int]]:
+    """Return the table of the files of some values, and the number of each value's file in it."""
+    files = sorted({place.file for place in places})
+    paths = [file.encode() for file in files]
+    prefixes, suffixes = _shared_prefixes(paths)
+    table = [
+        _varint(len(paths)),
+        _varints(prefixes[1:]),
+        _varints(map(len, suffixes)),
+        bytes(len(paths)),  # no part of a path applies to the nodes below
+        *suffixes,
+    ]
+    numbers = {file: number for number, file in enumerate(files)}
+    return b"".join(table), [numbers[place.file] for place in places]
+
+
+def _key_columns(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Return the columns of lengths, and that of what each key does not share with the last."""
+    prefixes, suffixes = _shared_prefixes(keys)
+    return _varints(prefixes[1:]) + _varints(map(len, suffixes)), b"".join(suffixes)
+
+
+def _shared_prefixes(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+    """Return how many bytes each key shares with the one before it, and the rest of each."""
+    prefixes: list[int] = []
+    suffixes: list[bytes] = []
+    last = b""
+    for key in keys:
+        shared = min(len(key), len(last))
+        # the highest bit in which two numbers differ is in the first byte that differs
+        differing = int.from_bytes(key[:shared]) ^ int.from_bytes(last[:shared])
+        shared -= (differing.bit_length() + 7) // 8
+        prefixes.append(shared)
+        suffixes.append(key[shared:])
+        last = key
+    return prefixes, suffixes
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_varint, numbers))
+
+
+def _varint(number: int) -> bytes:
+    """Return a number in groups of 7 bits, the lowest first, all but the last marked."""
+    if number < 0x80:
+        return _SMALL[number]
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+_SMALL = [bytes([number]) for number in range(0x80)]

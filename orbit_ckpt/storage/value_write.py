@@ -1,0 +1,226 @@
+"""Write values by key: into an OCDBT database, or as one file each.
+
+Values are taken from many threads at once. Those of a database are appended to data files, one
+for each thread at work, because file systems let only one thread at a time write to a file; the
+B+tree that says where each value lies is written last. Nothing is copied on the way to the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import Buffer
+
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
+from orbit_ckpt.storage.ocdbt_encode import (
+    MAX_INLINE_BYTES,
+    Extent,
+    NodeReference,
+    encode_interior,
+    encode_leaf,
+    encode_manifest,
+    interior_reference,
+    leaf_reference,
+    split_entries,
+)
+
+DEFAULT_DATA_FILE_BYTES = 2**31
+_GATHER_BYTES = 1 << 20
+_GATHER_BUFFERS = 512
+"""The system takes at most 1024 buffers at once."""
+
+_CHILDREN = 256
+"""Children of an interior node; there is one for every 100 MB of keys and small values."""
+
+
+class ValueWriter(Protocol):
+    """Takes values from any thread."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a small value."""
+        ...
+
+    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:
+        """Write a value of parts, which must stay as they are until `close`.
+
+        Args:
+            key: Its key.
+            parts: Its bytes.
+            nbytes: How many there are, about.
+        """
+        ...
+
+    def close(self) -> None:
+        """Make all values durable; none may be added any more."""
+        ...
+
+    def abort(self) -> None:
+        """Give up."""
+        ...
+
+
+class DatabaseWriter:
+    """Writes a new OCDBT database as its only writer."""
+
+    def __init__(self, directory: Path, *, data_file_bytes: int | None) -> None:
+        """Create a database.
+
+        Args:
+            directory: Its root.
+            data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+
+        Raises:
+            ValueError: `data_file_bytes` is negative.
+        """
+        size = DEFAULT_DATA_FILE_BYTES if data_file_bytes is None else data_file_bytes
+        if size < 0:
+            raise ValueError(
+                f"OCDBT target_data_file_size must be >= 0, where 0 means no limit; got {size}"
+            )
+        self._root = directory
+        self._max_file_bytes = size
+        self._values: dict[bytes, bytes | Extent] = {}
+        self._files: list[_DataFile] = []
+        self._free: list[_DataFile] = []
+        self._lock = threading.Lock()
+
+    def put(self, key: str, value: bytes) -> None:
+        """See `ValueWriter`."""
+        if len(value) <= MAX_INLINE_BYTES:
+            self._values[key.encode()] = value
+        else:
+            self.append(key, [value], len(value))
+
+    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:
+        """See `ValueWriter`."""
+        file = self._take(nbytes)
+        self._values[key.encode()] = file.append(parts)
+        with self._lock:
+            self._free.append(file)
+
+    def close(self) -> None:
+        """See `ValueWriter`."""
+        root = self._write_tree() if self._values else None
+        for file in self._files:
+            file.close()
+        manifest = encode_manifest(
+            root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
+        )
+        write_file(self._root / OCDBT_MANIFEST, manifest)
+
+    def abort(self) -> None:
+        """See `ValueWriter`."""
+        for file in self._files:
+            file.abort()
+
+    def _take(self, nbytes: int) -> _DataFile:
+        """Return a data file with room for a value that no other thread is writing to."""
+        with self._lock:
+            for i, file in enumerate(self._free):
+                if not self._max_file_bytes or file.nbytes + nbytes <= self._max_file_bytes:
+                    return self._free.pop(i)
+            if not self._files:
+                (self._root / OCDBT_DATA).mkdir(exist_ok=True)
+            file = _DataFile(self._root, f"{OCDBT_DATA}/{secrets.token_hex(16)}")
+            self._files.append(file)
+            return file
+
+    def _write_tree(self) -> NodeReference:
+        file = self._take(0)
+        nodes = [
+            leaf_reference(entries, file.append([encode_leaf(entries)]))
+            for entries in split_entries(self._values)
+        ]
+        while len(nodes) > 1:
+            groups = [nodes[i : i + _CHILDREN] for i in range(0, len(nodes), _CHILDREN)]
+            nodes = [
+                interior_reference(group, file.append([encode_interior(group)])) for group in groups
+            ]
+        return nodes[0]
+
+
+class _DataFile:
+    """A file that values are appended to; buffers are gathered until writing them pays."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self.nbytes = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(root / name, flags, 0o666)
+        self._gathered: list[memoryview] = []
+        self._gathered_bytes = 0
+
+    def append(self, parts: Iterable[Buffer]) -> Extent:
+        offset = self.nbytes
+        for part in parts:
+            view = memoryview(part)
+            self._gathered.append(view)
+            self._gathered_bytes += view.nbytes
+            self.nbytes += view.nbytes
+            if self._gathered_bytes >= _GATHER_BYTES or len(self._gathered) >= _GATHER_BUFFERS:
+                self._flush()
+        return Extent(self.name, offset, self.nbytes - offset)
+
+    def close(self) -> None:
+        self._flush()
+        os.fsync(self._descriptor)
+        self.abort()
+
+    def abort(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _flush(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        write_all(self._descriptor, gathered)
+
+
+class FilesWriter:
+    """Writes a file for every value, below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self._made: set[str] = set()
+
+    def put(self, key: str, value: bytes) -> None:
+        """See `ValueWriter`."""
+        self.append(key, [value], len(value))
+
+    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:  # noqa: ARG002 - the interface has it
+        """See `ValueWriter`."""
+        folder = key.rpartition("/")[0]
+        if folder not in self._made:
+            (self._root / folder).mkdir(parents=True, exist_ok=True)
+            self._made.add(folder)
+        with open(self._root / key, "xb", buffering=0) as file:
+            for part in parts:
+                write_all(file.fileno(), [memoryview(part)])
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """See `ValueWriter`."""
+
+    def abort(self) -> None:
+        """See `ValueWriter`."""
+
+
+def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    """Write buffers one after the other."""
+    pending = [view.cast("B") for view in buffers if view.nbytes]
+    while pending:
+        written = os.writev(descriptor, pending)
+        done = 0
+        while done < len(pending) and written >= pending[done].nbytes:
+            written -= pending[done].nbytes
+            done += 1
+        del pending[:done]
+        if written:
+            pending[0] = pending[0][written:]
