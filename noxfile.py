@@ -92,7 +92,6 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Run every benchmark, or those named as arguments."""
-    session.install(".[examples]", *group("bench"))
-    for benchmark in session.posargs or sorted(Path("benchmarks").glob("*.py")):
-        session.run("python", benchmark)
+    """Compare with other libraries; arguments go to `python -m benchmarks`."""
+    session.install(".[examples,safetensors]", *group("bench"))
+    session.run("python", "-m", "benchmarks", *session.posargs)

@@ -1,6 +1,6 @@
 """Print what `import orbit_ckpt` costs on top of `import jax`, in milliseconds of processor time.
 
-Usage: python benchmarks/import_time.py [module ...]
+Usage: python -m benchmarks.import_time [module ...]
 """
 
 from __future__ import annotations

@@ -1,0 +1,82 @@
+"""What is compared: one class for every way to store a tree.
+
+A contender is made with the tree and the `Settings`, and has a method for every operation that it
+is able to do, named as in `OPERATIONS`; it is never asked for the others. All take the path of the
+checkpoint. It raises `UnsupportedTree` when it is made if it cannot represent the tree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+OPERATIONS = {
+    "save": "save",
+    "load_jax": "load to jax",
+    "load_numpy": "load to numpy",
+    "metadata": "metadata",
+    "save_async": "blocked by async save",
+}
+"""Operations and what reports call them.
+
+`save` writes to a path that does not exist, and returns when the checkpoint is durable. `load_jax`
+and `load_numpy` return a tree like the saved one, with JAX arrays on the same shardings or numpy
+arrays, and what is no array as it was. `metadata` returns what is known without reading arrays.
+`save_async` returns a function that waits for the save; only what comes before is timed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is the same for all contenders.
+
+    Attributes:
+        compression: Whether to compress; those that never do ignore it.
+        memory_limit_gb: Most GB to hold at once; those without such a limit ignore it.
+    """
+
+    compression: bool = True
+    memory_limit_gb: float | None = None
+
+
+class UnsupportedTree(Exception):  # noqa: N818 - an answer, not a mistake
+    """A contender cannot represent a tree; says why."""
+
+
+class Contender(Protocol):
+    """Stores one tree; the other operations of `OPERATIONS` are optional."""
+
+    def save(self, path: Path) -> None:
+        """Save the tree."""
+        ...
+
+
+BUILT_IN = {
+    "orbit_ckpt": ("benchmarks.contenders.orbit:OrbitCkpt", "orbit_ckpt"),
+    "orbax": ("benchmarks.contenders.orbax:Orbax", "orbax.checkpoint"),
+    "safetensors": ("benchmarks.contenders.safetensors_file:Safetensors", "safetensors"),
+    "torch": ("benchmarks.contenders.torch_dcp:TorchDcp", "torch"),
+    "bare": ("benchmarks.contenders.bare:Bare", "numpy"),
+}
+"""Contenders by name: the class, and the package that it needs."""
+
+
+def find_contender(name: str) -> Callable[[object, Settings], Contender]:
+    """Return the class of a contender, by its name or as `module:class`."""
+    location = BUILT_IN[name][0] if name in BUILT_IN else name
+    module, _, attribute = location.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def missing_package(name: str) -> str | None:
+    """Return the package that a contender needs and that is not installed, if any."""
+    if name not in BUILT_IN:
+        return None
+    package = BUILT_IN[name][1]
+    root = package.partition(".")[0]  # looking for `a.b` imports `a`
+    found = importlib.util.find_spec(root) and importlib.util.find_spec(package)
+    return None if found else package

@@ -1,0 +1,37 @@
+"""Trees for contenders that know arrays of one device only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from benchmarks.contenders import UnsupportedTree
+
+
+def flatten_named(tree: object) -> dict[str, Any]:
+    """Return the leaves by the names of their keys, joined by dots."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def require_arrays(tree: object) -> None:
+    """Refuse trees that hold anything but arrays.
+
+    Raises:
+        UnsupportedTree: There is something else.
+    """
+    others = {type(x).__name__ for x in jax.tree.leaves(tree) if not isinstance(x, jax.Array)}
+    if others:
+        raise UnsupportedTree(f"stores arrays only, no {' and no '.join(sorted(others))}")
+
+
+def require_one_device(tree: object) -> None:
+    """Refuse arrays that are spread over devices.
+
+    Raises:
+        UnsupportedTree: There is one.
+    """
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    if any(len(array.devices()) > 1 for array in arrays):
+        raise UnsupportedTree("knows no arrays that are spread over devices")

@@ -1,0 +1,53 @@
+"""orbit_ckpt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import orbit_ckpt as ocp
+from benchmarks.contenders import Settings
+
+
+class OrbitCkpt:
+    """Saves through a checkpointer, which takes the settings, and loads with one call."""
+
+    def __init__(self, tree: object, settings: Settings) -> None:
+        limit = settings.memory_limit_gb
+        self._tree = tree
+        self._has_limit = limit is not None
+        self._checkpointer = ocp.Checkpointer(
+            ocp.PyTreeHandler(
+                use_compression=settings.compression,
+                save_concurrent_gb=limit,
+                restore_concurrent_gb=limit,
+            )
+        )
+        self._to_jax = ocp.checkpoint_utils.construct_restore_args(tree)
+        self._to_numpy = jax.tree.map(
+            lambda leaf: ocp.RestoreArgs(np.ndarray if isinstance(leaf, jax.Array) else None), tree
+        )
+
+    def save(self, path: Path) -> None:
+        """Save the tree."""
+        self._checkpointer.save(path, args=ocp.args.PyTreeSave(self._tree))
+
+    def load_jax(self, path: Path) -> object:
+        """Load it onto its shardings."""
+        if self._has_limit:  # `load` has no such argument
+            return self._restore(path, self._to_jax)
+        return ocp.load(path, like=self._tree)
+
+    def load_numpy(self, path: Path) -> object:
+        """Load it into the host's memory."""
+        return self._restore(path, self._to_numpy)
+
+    def metadata(self, path: Path) -> object:
+        """Describe it."""
+        return ocp.metadata(path)
+
+    def _restore(self, path: Path, restore_args: object) -> object:
+        args = ocp.args.PyTreeRestore(self._tree, restore_args)
+        return self._checkpointer.restore(path, args=args)

@@ -1,0 +1,130 @@
+"""What a run found, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What a checkpoint takes.
+
+    Attributes:
+        files: How many files.
+        nbytes: Their size.
+    """
+
+    files: int
+    nbytes: int
+
+    @classmethod
+    def measure(cls, path: Path) -> Disk:
+        """Return what is at a path, a file or a directory."""
+        sizes = [p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()]
+        return cls(len(sizes), sum(sizes))
+
+
+@dataclass(slots=True)
+class Row:
+    """One operation of one contender on one tree.
+
+    Attributes:
+        operation: Which one, by its name in `OPERATIONS`.
+        contender: Which one.
+        seconds: How long it took, in each round that counts.
+        peak_bytes: Memory it took beyond what there was, likewise, where the system tells.
+        disk: What was saved, for the operation that saves.
+        unsupported: Why the contender cannot do it.
+        error: Why it failed.
+    """
+
+    operation: str
+    contender: str
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    disk: Disk | None = None
+    unsupported: str | None = None
+    error: str | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        """The median time, if the operation was done."""
+        return median(self.seconds) if self.seconds and not self.error else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there is no point in trying again."""
+        return self.unsupported is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class Group:
+    """All that was done with one tree on one storage.
+
+    Attributes:
+        tree: Name of the tree.
+        storage: Label of the storage.
+        compression: Whether contenders were told to compress.
+        leaves: How many leaves the tree has.
+        nbytes: Size of their data.
+        rows: One for each operation and contender.
+    """
+
+    tree: str
+    storage: str
+    compression: bool
+    leaves: int = 0
+    nbytes: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+    def row(self, operation: str, contender: str) -> Row | None:
+        """Return one row, if there is one."""
+        wanted = (operation, contender)
+        return next((row for row in self.rows if (row.operation, row.contender) == wanted), None)
+
+
+@dataclass(slots=True)
+class Results:
+    """A run.
+
+    Attributes:
+        machine: Where it ran, with which versions.
+        options: The command line's options.
+        left_out: Contenders that could not take part, and why.
+        groups: What was found.
+    """
+
+    machine: dict[str, str]
+    options: dict[str, Any]
+    left_out: dict[str, str] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+
+    @property
+    def errors(self) -> Iterable[tuple[Group, Row]]:
+        """What failed."""
+        return ((group, row) for group in self.groups for row in group.rows if row.error)
+
+    def write(self, path: Path) -> None:
+        """Write JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Read what `write` wrote."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        groups = [_group(**group) for group in document.pop("groups")]
+        return cls(**document, groups=groups)
+
+
+def _group(*, rows: list[dict[str, Any]], **rest: Any) -> Group:
+    return Group(**rest, rows=[_row(**row) for row in rows])
+
+
+def _row(*, disk: dict[str, int] | None, **rest: Any) -> Row:
+    return Row(**rest, disk=Disk(**disk) if disk else None)

@@ -1,0 +1,67 @@
+"""Where checkpoints are written, and what kind of storage that is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_IN_MEMORY = {"ramfs", "tmpfs"}
+_CANDIDATES = ("/dev/shm", tempfile.gettempdir(), "/var/tmp")  # noqa: S108 - asked for by kind
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A place for checkpoints.
+
+    Attributes:
+        label: What reports call it.
+        in_memory: Whether what is written there takes memory.
+        directory: Where it is.
+    """
+
+    label: str
+    in_memory: bool
+    directory: Path
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Make a directory for one run."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=self.directory) as scratch:
+            yield Path(scratch).resolve()
+
+
+def usual_storages() -> list[Storage]:
+    """Return one place in memory and one on a disk, those that there are."""
+    candidates = [
+        path for path in map(Path, _CANDIDATES) if path.is_dir() and os.access(path, os.W_OK)
+    ]
+    first = {_is_in_memory(path): path for path in reversed(candidates)}
+    return label_storages([first[kind] for kind in (True, False) if kind in first])
+
+
+def label_storages(directories: Sequence[Path]) -> list[Storage]:
+    """Return storages labelled by their kind, and by their directory where that is not enough."""
+    in_memory = [_is_in_memory(directory) for directory in directories]
+    labels = ["memory" if kind else "disk" for kind in in_memory]
+    return [
+        Storage(label if labels.count(label) == 1 else f"{label} {directory}", kind, directory)
+        for label, kind, directory in zip(labels, in_memory, directories, strict=True)
+    ]
+
+
+def _is_in_memory(directory: Path) -> bool:
+    """Tell by the file system and not by the name of the directory."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    # A later mount hides an earlier one at the same place, hence the dictionary.
+    types = {Path(point): kind for _, point, kind, *_ in map(str.split, lines)}
+    path = directory.resolve()
+    mount = next(parent for parent in (path, *path.parents) if parent in types)
+    return types[mount] in _IN_MEMORY

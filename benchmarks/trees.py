@@ -1,0 +1,171 @@
+"""The trees that are saved: made of random numbers from a seed, so every process has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.random import Generator
+
+MB = 2**20
+
+Branch = dict[str, Any]  # a pytree: its leaves are of any type
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """How to make a tree.
+
+    Attributes:
+        make: Makes it.
+        make_small: Makes one like it, of a few kilobytes.
+        gigabytes: Its size, if it is large.
+        devices: CPU devices that it is laid out over.
+        compression: Whether it is compressed if the command line leaves that open.
+    """
+
+    make: Callable[[Generator], Branch]
+    make_small: Callable[[Generator], Branch]
+    gigabytes: int = 0
+    devices: int = 1
+    compression: bool = True
+
+
+def make_tree(name: str, *, seed: int, small: bool) -> Branch:
+    """Return the tree of that name."""
+    tree = TREES[name]
+    make = tree.make_small if small else tree.make
+    return make(np.random.default_rng(seed))
+
+
+def tree_nbytes(tree: object) -> int:
+    """Return the size of a tree's data: arrays, text in UTF-8, and eight bytes for any number."""
+    return sum(map(_leaf_nbytes, jax.tree.leaves(tree)))
+
+
+def _leaf_nbytes(leaf: object) -> int:
+    if isinstance(leaf, jax.Array):
+        return leaf.nbytes
+    return len(leaf.encode()) if isinstance(leaf, str) else 8
+
+
+def _normal(rng: Generator, *shape: int, dtype: Any = np.float32) -> jax.Array:
+    values = rng.standard_normal(shape, np.float32).astype(dtype)
+    # A copy: no contender should find its arrays in memory of another kind than a model's.
+    return jax.device_put(values, may_alias=False)
+
+
+def _small_leaves(rng: Generator, *, count: int) -> Branch:
+    """Return leaves of 4 KB and of 128 bytes in equal number, four to a layer."""
+
+    def dense() -> Branch:
+        return {"kernel": _normal(rng, 32, 32), "bias": _normal(rng, 32)}
+
+    return {f"layer_{i:05}": {"attention": dense(), "mlp": dense()} for i in range(count // 4)}
+
+
+def _transformer(rng: Generator, *, layers: int, width: int, words: int, positions: int) -> Branch:
+    """Return a GPT-2-like model in bfloat16 with its Adam moments in float32."""
+
+    def dense(inputs: int, outputs: int) -> Branch:
+        return {"kernel": (inputs, outputs), "bias": (outputs,)}
+
+    norm = {"scale": (width,), "bias": (width,)}
+    block = {
+        "norm_1": norm,
+        "attention": {"qkv": dense(width, 3 * width), "out": dense(width, width)},
+        "norm_2": norm,
+        "mlp": {"up": dense(width, 4 * width), "down": dense(4 * width, width)},
+    }
+    shapes = {
+        "embedding": {"words": (words, width), "positions": (positions, width)},
+        "blocks": {f"{i:02}": block for i in range(layers)},
+        "norm": norm,
+    }
+
+    def fill(dtype: Any) -> Branch:
+        return jax.tree.map(
+            lambda shape: _normal(rng, *shape, dtype=dtype),
+            shapes,
+            is_leaf=lambda node: isinstance(node, tuple),
+        )
+
+    return {
+        "params": fill(jnp.bfloat16),
+        "opt_state": {"mu": fill(np.float32), "nu": fill(np.float32), "count": jnp.int32(1000)},
+        "step": jnp.int32(1000),
+    }
+
+
+def _blocks(rng: Generator, *, count: int, nbytes: int) -> Branch:
+    """Return equal arrays, twice as wide as high or square."""
+    height = 1 << ((nbytes // 4).bit_length() - 1) // 2
+    return {f"block_{i:02}": _normal(rng, height, nbytes // 4 // height) for i in range(count)}
+
+
+def _scalars(rng: Generator, *, count: int) -> Branch:
+    """Return Python numbers and text."""
+    return {
+        f"run_{i:04}": {
+            "step": int(rng.integers(2**31)),
+            "loss": float(rng.standard_normal()),
+            "name": f"experiment {rng.integers(2**31)}",
+        }
+        for i in range(count // 3)
+    }
+
+
+def _sharded(rng: Generator, *, layers: int, width: int) -> Branch:
+    """Return arrays cut along two axes, along one and copied to the rest, and copied everywhere."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+
+    def put(value: jax.Array, *axes: str | None) -> jax.Array:
+        return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    return {
+        f"layer_{i:02}": {
+            "kernel": put(_normal(rng, 2 * width, width), "data", "model"),
+            "out": put(_normal(rng, width, width), None, "model"),
+            "bias": put(_normal(rng, width)),
+        }
+        for i in range(layers)
+    }
+
+
+def _many(count: int) -> Tree:
+    return Tree(partial(_small_leaves, count=count), partial(_small_leaves, count=count // 250))
+
+
+def _large(count: int, nbytes: int) -> Tree:
+    return Tree(
+        partial(_blocks, count=count, nbytes=nbytes),
+        partial(_blocks, count=min(count, 4), nbytes=nbytes // 2**12),
+        gigabytes=count * nbytes // 2**30,
+        compression=False,
+    )
+
+
+TREES = {
+    **{f"small-{count}": _many(count) for count in (1000, 5000, 20_000, 50_000)},
+    "transformer": Tree(
+        partial(_transformer, layers=12, width=384, words=50_257, positions=1024),
+        partial(_transformer, layers=1, width=8, words=50, positions=16),
+    ),
+    "16x64MB": _large(16, 64 * MB),
+    "1x2GB": _large(1, 2048 * MB),
+    "4GB": _large(64, 64 * MB),
+    "scalars": Tree(partial(_scalars, count=3000), partial(_scalars, count=9)),
+    "sharded-8": Tree(
+        partial(_sharded, layers=16, width=1024), partial(_sharded, layers=1, width=16), devices=8
+    ),
+}
+"""Every tree by its name on the command line."""
+
+USUAL = ["small-1000", "small-5000", "transformer", "16x64MB", "scalars", "sharded-8"]
+"""The trees of a run that names none: those that take seconds."""

@@ -1,0 +1,66 @@
+"""Whether a loaded tree is the saved one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class WrongValueError(Exception):
+    """A loaded tree differs from the saved one; says where and how."""
+
+
+def verify(loaded: object, saved: object, *, array_type: type) -> None:
+    """Compare structure, types, dtypes, shapes, shardings and bits.
+
+    Args:
+        loaded: What a contender returned.
+        saved: What it saved.
+        array_type: Of what type the arrays have to be, `jax.Array` or `np.ndarray`.
+
+    Raises:
+        WrongValueError: They differ.
+    """
+    if jax.tree.structure(loaded) != jax.tree.structure(saved):
+        raise WrongValueError(
+            f"the loaded tree has the structure {jax.tree.structure(loaded)}, "
+            f"expected {jax.tree.structure(saved)}"
+        )
+    leaves, _ = jax.tree_util.tree_flatten_with_path(saved)
+    for (path, expected), found in zip(leaves, jax.tree.leaves(loaded), strict=True):
+        difference = _difference(found, expected, array_type)
+        if difference:
+            where = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise WrongValueError(f"{where}: {difference}")
+
+
+def _difference(found: Any, expected: Any, array_type: type) -> str | None:
+    if not isinstance(expected, jax.Array):
+        same = type(found) is type(expected) and found == expected
+        return None if same else f"found {found!r}, expected {expected!r}"
+    if not isinstance(found, array_type):
+        return f"found a {type(found).__name__}, expected a {array_type.__name__}"
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"found {found.dtype}{found.shape}, expected {expected.dtype}{expected.shape}"
+    if isinstance(found, jax.Array) and not found.sharding.is_equivalent_to(
+        expected.sharding, expected.ndim
+    ):
+        return f"found it on {found.sharding}, expected {expected.sharding}"
+    # By shards: the whole of a sharded array would be assembled, and kept, on the host.
+    for shard in expected.addressable_shards:
+        part = _part(found, shard)
+        if not np.array_equal(_bits(part), _bits(shard.data)):
+            return "found other values than were saved"
+    return None
+
+
+def _part(array: Any, shard: jax.Shard) -> Any:
+    if isinstance(array, jax.Array):
+        return next(s.data for s in array.addressable_shards if s.device == shard.device)
+    return array[shard.index]
+
+
+def _bits(array: Any) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
