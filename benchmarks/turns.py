@@ -158,7 +158,7 @@ class _Team:
             row.error = str(error)
             if isinstance(error, WorkerDiedError) or row.operation == "save":
                 others = [other for other in self.group.rows if other.contender == row.contender]
-                self._close(others, error=f"Not done, because {row.operation} failed.")
+                self._close(others, error=f"Not finished, because {row.operation} failed.")
             return
         if number > 0 or self._plan.small:
             row.seconds.append(measured.seconds)

@@ -159,7 +159,7 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
             )
         document = TreeDocument([], stores_fill_values=False)
     try:
-        leaves = [details.apply(leaf) for leaf in document.leaves]
+        leaves = list(map(details.apply, document.leaves)) if details else document.leaves
     except ValueError as error:
         raise FormatError(f"{directory / TREE_DETAILS}: {error}") from error
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
-from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype, storable
+from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype, storable
+from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
-from orbit_ckpt.arrays.slices import Region, Shape, whole
+from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
 from orbit_ckpt.arrays.transfer import local_regions, shards_of
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
@@ -38,7 +39,7 @@ from orbit_ckpt.handlers.stored import (
 )
 from orbit_ckpt.metadata.schema import ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
-from orbit_ckpt.storage.batch_read import ArrayRead, aligned_empty
+from orbit_ckpt.storage.batch_read import ArrayRead
 
 
 class ArrayHandler:
@@ -135,20 +136,17 @@ class _Target:
         self.regions = regions
         self.read = read
 
-    def device_shardings(self) -> list[jax.sharding.Sharding]:
-        """Return the sharding of every device's part."""
-        if isinstance(self.sharding, SingleDeviceSharding):
-            return [self.sharding]
-        kind = self.sharding.memory_kind
-        return [SingleDeviceSharding(device, memory_kind=kind) for device in self.regions]
+    def place(self, values: Sequence[np.ndarray]) -> jax.Array:
+        """Return the array on its devices, from the values of the regions that were read.
 
-    def assemble(self, parts: list[jax.Array]) -> jax.Array:
-        """Return the array of the parts, which are on their devices."""
-        if isinstance(self.sharding, SingleDeviceSharding):
-            return parts[0]
-        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts)
+        Nobody else has these values, so the CPU backend keeps them instead of copying.
+        """
+        parts = self.parts(values)
+        return jax.make_array_from_callback(
+            self.shape, self.sharding, lambda index: parts[from_index(index or (), self.shape)]
+        )
 
-    def parts(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def parts(self, values: Sequence[np.ndarray]) -> dict[Region, np.ndarray]:
         """Return the part of every device, from the values of the regions that were read."""
         stored = self.read.layout
         by_region: dict[Region, np.ndarray] = {}
@@ -166,7 +164,7 @@ class _Target:
                 host = padded
             host = host.view(logical_dtype(self.info, host.dtype)).reshape(region.shape)
             by_region[region] = cast_host(host, self.dtype, self.info.label)
-        return [by_region[region] for region in self.regions.values()]
+        return by_region
 
 
 def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
@@ -230,23 +228,11 @@ def check_width(label: str, dtype: object) -> None:
         )
 
 
-def _device_put(hosts: list[HostArray], shardings: list[jax.sharding.Sharding]) -> list[jax.Array]:
-    # nobody else has these buffers, so the CPU backend may keep them instead of copying
-    put = cast(Callable[..., list[jax.Array]], getattr(jax, "device_put"))  # noqa: B009 - untyped
-    return put(hosts, shardings, may_alias=True)
-
-
 def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -> list[jax.Array]:
-    """Copy host values to devices, all in one transfer, and make arrays of them."""
-    hosts: list[np.ndarray] = []
-    devices: list[jax.sharding.Sharding] = []
-    for target, parts in zip(targets, values, strict=True):
-        hosts += target.parts(parts)
-        devices += target.device_shardings()
-    buffers = iter(_device_put(hosts, devices))
+    """Make arrays on devices of host values."""
     arrays: list[jax.Array] = []
-    for target in targets:
-        array = target.assemble([next(buffers) for _ in target.regions])
+    for target, parts in zip(targets, values, strict=True):
+        array = target.place(parts)
         record = load_batch_of(target.info).arrays.get(target.info.name)
         arrays.append(wrap_keys(array, record.random_key_impl if record else None))
     return arrays

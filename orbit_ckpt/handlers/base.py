@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import jax
 import tensorstore as ts
@@ -139,6 +139,19 @@ class LoadBatch:
     resolver: ShardingResolver
 
 
+class _JoinedPath:
+    """The attribute `ParamInfo.path`; joined when asked for, it takes longer than all the rest."""
+
+    def __get__(self, info: ParamInfo | None, owner: type | None = None) -> Path | None:
+        if info is None:
+            return None  # the default of the constructor's argument
+        given = cast(Path | None, vars(info).get("_path"))
+        return info.parent_dir / info.name if given is None else given
+
+    def __set__(self, info: ParamInfo, path: Path | None) -> None:
+        vars(info)["_path"] = path
+
+
 @dataclass(kw_only=True)
 class ParamInfo:
     """Where one leaf is stored, and how; computed by the library, not given by users.
@@ -167,7 +180,7 @@ class ParamInfo:
 
     name: str
     parent_dir: Path
-    path: Path | None = None
+    path: _JoinedPath = _JoinedPath()
     keypath: KeyPath | None = None
     skip_deserialize: bool | None = None
     byte_limiter: ByteLimiter | None = None
@@ -184,10 +197,6 @@ class ParamInfo:
     is_prioritized_key_fn: object = None
     save_batch: SaveBatch | None = None
     load_batch: LoadBatch | None = None
-
-    def __post_init__(self) -> None:
-        if self.path is None:
-            self.path = self.parent_dir / self.name
 
     def replace(self, **changes: object) -> ParamInfo:
         """Return a copy with some attributes changed."""

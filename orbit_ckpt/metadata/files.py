@@ -56,9 +56,10 @@ def write_arrays(
     (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
     document = {"array_metadatas": [record.to_json() for record in records]}
     write_json(directory / ARRAY_METADATAS / f"process_{process}", document)
+    texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
     write_json(
         directory / SHARDINGS,
-        {_encode_name(name): encode_sharding(sharding) for name, sharding in shardings.items()},
+        {_encode_name(name): texts[sharding] for name, sharding in shardings.items()},
     )
 
 
@@ -122,7 +123,7 @@ def read_arrays(directory: CheckedDirectory) -> dict[str, ArrayRecord]:
         return {}
     where = str(directory.path / name)
     rows = expect_list(expect_object(document, where).get("array_metadatas"), where)
-    records = [ArrayRecord.from_json(row, f"{where}[{i}]") for i, row in enumerate(rows)]
+    records = [ArrayRecord.from_json(row, where, str(i)) for i, row in enumerate(rows)]
     return {record.name: record for record in records}
 
 
@@ -138,9 +139,13 @@ def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
         return {}
     where = str(directory.path / SHARDINGS)
     shardings: dict[str, ShardingMetadata] = {}
-    for key, text in expect_object(document, where).items():
+    decoded: dict[str, ShardingMetadata | None] = {}  # most leaves share one
+    for key, value in expect_object(document, where).items():
         try:
-            sharding = decode_sharding(expect(text, str, where))
+            text = expect(value, str, where)
+            if text not in decoded:
+                decoded[text] = decode_sharding(text)
+            sharding = decoded[text]
             if sharding is not None:
                 shardings[_decode_name(key)] = sharding
         except ValueError as error:

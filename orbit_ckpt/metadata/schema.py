@@ -114,8 +114,7 @@ class TreeDocument:
         rich_types = fields.get("value_metadata_tree")
         return cls(
             leaves=[
-                _decode_leaf(entry, f"{where}: tree_metadata[{key!r}]")
-                for key, entry in records.items()
+                _decode_leaf(entry, where, "tree_metadata", key) for key, entry in records.items()
             ],
             use_ocdbt=None if use_ocdbt is None else expect(use_ocdbt, bool, f"{where}: use_ocdbt"),
             use_zarr3=expect(fields.get("use_zarr3", False), bool, f"{where}: use_zarr3"),
@@ -242,25 +241,23 @@ class ArrayRecord:
         }
 
     @classmethod
-    def from_json(cls, document: object, where: str) -> ArrayRecord:
+    def from_json(cls, document: object, *where: str) -> ArrayRecord:
         """Decode the JSON form.
 
         Raises:
             FormatError: A field is missing or of a wrong type.
         """
-        entry = expect_object(document, where)
-        fields = expect_object(entry.get("array_metadata"), f"{where}: array_metadata")
+        entry = expect_object(document, *where)
+        fields = expect_object(entry.get("array_metadata"), *where, "array_metadata")
         extra = fields.get("ext_metadata")
         impl = None
         if extra is not None:
-            impl = expect_object(extra, f"{where}: ext_metadata").get("random_key_impl")
+            impl = expect_object(extra, *where, "ext_metadata").get("random_key_impl")
         return cls(
-            name=expect(fields.get("param_name"), str, f"{where}: param_name"),
-            write_shape=expect_shape(fields.get("write_shape"), f"{where}: write_shape"),
-            chunk_shape=expect_shape(fields.get("chunk_shape"), f"{where}: chunk_shape"),
-            random_key_impl=None
-            if impl is None
-            else expect(impl, str, f"{where}: random_key_impl"),
+            name=expect(fields.get("param_name"), str, *where, "param_name"),
+            write_shape=expect_shape(fields.get("write_shape"), *where, "write_shape"),
+            chunk_shape=expect_shape(fields.get("chunk_shape"), *where, "chunk_shape"),
+            random_key_impl=None if impl is None else expect(impl, str, *where, "random_key_impl"),
         )
 
 
@@ -344,43 +341,51 @@ def parse_json(data: bytes, where: str) -> object:
         ) from error
 
 
-def expect(value: object, kind: type[T], where: str) -> T:
+def expect(value: object, kind: type[T], *where: str) -> T:
     """Return a decoded JSON value of a type.
+
+    Args:
+        value: The value.
+        kind: Its type.
+        *where: The file and the fields that lead to the value; put together for an error only.
 
     Raises:
         FormatError: It is missing or of another type.
     """
     if type(value) is not kind:
         found = "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
-        raise FormatError(f"{where}: expected {kind.__name__}, found {found}")
+        raise FormatError(f"{': '.join(where)}: expected {kind.__name__}, found {found}")
     return value
 
 
-def expect_object(value: object, where: str) -> dict[str, object]:
+def expect_object(value: object, *where: str) -> dict[str, object]:
     """Return a decoded JSON object.
 
     Raises:
         FormatError: It is missing or something else.
     """
-    return cast(dict[str, object], expect(value, dict, where))
+    return cast(dict[str, object], expect(value, dict, *where))
 
 
-def expect_list(value: object, where: str) -> list[object]:
+def expect_list(value: object, *where: str) -> list[object]:
     """Return a decoded JSON list.
 
     Raises:
         FormatError: It is missing or something else.
     """
-    return cast(list[object], expect(value, list, where))
+    return cast(list[object], expect(value, list, *where))
 
 
-def expect_shape(value: object, where: str) -> Shape:
+def expect_shape(value: object, *where: str) -> Shape:
     """Return a decoded list of lengths.
 
     Raises:
         FormatError: It is missing or something else.
     """
-    return tuple(expect(n, int, where) for n in expect_list(value, where))
+    lengths = expect_list(value, *where)
+    for length in lengths:
+        expect(length, int, *where)
+    return tuple(cast(list[int], lengths))
 
 
 def _encode_leaf(leaf: LeafRecord) -> dict[str, object]:
@@ -401,27 +406,27 @@ def encode_value(leaf: LeafRecord) -> dict[str, object]:
     return value
 
 
-def _decode_leaf(entry: object, where: str) -> LeafRecord:
-    fields = expect_object(entry, where)
-    value = expect_object(fields.get("value_metadata"), f"{where}: value_metadata")
+def _decode_leaf(entry: object, *where: str) -> LeafRecord:
+    fields = expect_object(entry, *where)
+    value = expect_object(fields.get("value_metadata"), *where, "value_metadata")
     write_shape = value.get("write_shape")
     path: list[object] = []
-    for key in expect_list(fields.get("key_metadata"), f"{where}: key_metadata"):
-        pair = expect_object(key, f"{where}: key_metadata")
-        name = expect(pair.get("key"), str, f"{where}: key")
-        kind = expect(pair.get("key_type"), int, f"{where}: key_type")
+    for key in expect_list(fields.get("key_metadata"), *where, "key_metadata"):
+        pair = expect_object(key, *where, "key_metadata")
+        name = expect(pair.get("key"), str, *where, "key")
+        kind = expect(pair.get("key_type"), int, *where, "key_type")
         if kind not in (_SEQUENCE, _DICT):
-            raise FormatError(f"{where}: key_type must be 1 or 2, found {kind}")
+            raise FormatError(f"{': '.join(where)}: key_type must be 1 or 2, found {kind}")
         try:
             path.append(make_key(name, is_sequence=kind == _SEQUENCE))
         except ValueError as error:
-            raise FormatError(f"{where}: {name!r} is not a position") from error
+            raise FormatError(f"{': '.join(where)}: {name!r} is not a position") from error
     return LeafRecord(
         path=tuple(path),
         names=name_path(tuple(path)),
-        typestr=expect(value.get("value_type"), str, f"{where}: value_type"),
-        is_empty=expect(value.get("skip_deserialize", False), bool, f"{where}: skip_deserialize"),
+        typestr=expect(value.get("value_type"), str, *where, "value_type"),
+        is_empty=expect(value.get("skip_deserialize", False), bool, *where, "skip_deserialize"),
         write_shape=None
         if write_shape is None
-        else expect_shape(write_shape, f"{where}: write_shape"),
+        else expect_shape(write_shape, *where, "write_shape"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import threading
 from collections.abc import Awaitable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, wait
@@ -15,6 +16,7 @@ import jax
 T = TypeVar("T")
 
 _ERRORS_TOLD = 10
+_MAX_PAUSE_S = 1.0
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -93,7 +95,28 @@ class _Runner(Generic[T]):
     async def _main(self) -> T:
         self._task = asyncio.create_task(self._coroutine)
         self._started.set()
-        return await self._task
+        with _collector_paused():
+            return await self._task
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Generator[None]:
+    """Keep Python's cycle collector from running for the next second.
+
+    Planning and rebuilding a tree makes many objects, none of them garbage. The collector takes
+    their number for a reason to go through all objects of the process, which in one that has JAX
+    takes longer than the work itself. It is paused for all threads, hence the limit.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    resume = asyncio.get_running_loop().call_later(_MAX_PAUSE_S, gc.enable)
+    try:
+        yield
+    finally:
+        resume.cancel()
+        gc.enable()
 
 
 def _jax_settings() -> contextlib.AbstractContextManager[None]:

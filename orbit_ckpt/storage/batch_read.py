@@ -1,8 +1,8 @@
 """Read parts of many arrays at once.
 
-Uncompressed chunks on a local disk are read by a few threads straight into aligned buffers and
-compared with their checksums there; a part that is one chunk is returned without another copy.
-Everything else is decoded by TensorStore.
+Chunks on a local disk are read by a few threads straight into aligned buffers, or decompressed into
+them, and compared with their checksums; a part that is one chunk is returned without another copy.
+Codecs other than zstd are left to TensorStore.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ import numpy as np
 import tensorstore as ts
 from crc32c import crc32c
 
-from orbit_ckpt.arrays.dtypes import DType, HostArray
+from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.memory import Arena, aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.codec import CHECKSUM_BYTES, decode_chunk
 from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 
-_ALIGNMENT = 64
-"""What JAX's CPU backend needs to take a buffer over without copying it."""
-
 _THREADS = max(2, min(8, os.cpu_count() or 2))
-_CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +145,10 @@ class BatchReader:
         others = [i for i, read in enumerate(reads) if not self._is_direct(read)]
 
         def read_directly(positions: Sequence[int]) -> None:
-            with _Files() as files:
+            with _Reading(sum(reads[i].nbytes for i in positions)) as reading:
                 for i in positions:
-                    results[i] = [self._read_plain(reads[i], r, files) for r in reads[i].regions]
+                    read = reads[i]
+                    results[i] = [self._read_direct(read, r, reading) for r in read.regions]
 
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decode(reads[i], r) for r in reads[i].regions)
@@ -164,43 +163,41 @@ class BatchReader:
         return results
 
     def _is_direct(self, read: ArrayRead) -> bool:
-        return read.layout.is_plain and not self._fill_missing
+        return read.layout.is_direct and not self._fill_missing
 
-    def _read_plain(self, read: ArrayRead, region: Region, files: _Files) -> HostArray:
+    def _read_direct(self, read: ArrayRead, region: Region, reading: _Reading) -> HostArray:
         layout = read.layout
-        result: np.ndarray | None = None
+        result = reading.arena.empty(region.shape, layout.dtype)
         for index in chunk_indices(region, layout.chunk_shape):
             chunk = chunk_region(index, layout.chunk_shape)
-            values = self._read_chunk(read, index, files)
             if chunk == region:
-                return values
-            if result is None:
-                result = aligned_empty(region.shape, layout.dtype)
+                self._read_chunk(read, index, byte_view(result), reading)
+                break
+            values = aligned_empty(chunk.shape, layout.dtype)
+            self._read_chunk(read, index, byte_view(values), reading)
             common = region.intersect(chunk)
             if common is not None:
                 result[common.within(region).slices] = values[common.within(chunk).slices]
-        return aligned_empty(region.shape, layout.dtype) if result is None else result
+        return result
 
-    def _read_chunk(self, read: ArrayRead, index: Shape, files: _Files) -> HostArray:
+    def _read_chunk(
+        self, read: ArrayRead, index: Shape, chunk: memoryview, reading: _Reading
+    ) -> None:
+        """Read a chunk into a buffer of its size."""
         layout = read.layout
         key = layout.chunk_key(read.name, index)
         value = self._find(read.path, key)
         if value is None:
             raise self._missing(read, key)
-        values = aligned_empty(layout.chunk_shape, layout.dtype)
-        data = byte_view(values)
-        tail = bytearray(_CHECKSUM_BYTES if layout.checksum else 0)
-        expected = len(data) + len(tail)
-        length = len(value) if isinstance(value, bytes) else value.length
         try:
-            complete = length == expected and files.read(value, data, tail) == expected
+            if layout.compression is None and isinstance(value, Extent):
+                problem = _read_plain(layout, value, chunk, reading)
+            else:
+                problem = _read_encoded(layout, value, chunk, reading)
         except FileNotFoundError:
-            raise _damaged(read, key, value, "the file is missing") from None
-        if not complete:
-            raise _damaged(read, key, value, f"it does not have {expected} bytes")
-        if tail and crc32c(data) != int.from_bytes(tail, "little"):
-            raise _damaged(read, key, value, "its checksum does not match")
-        return values
+            problem = "the file is missing"
+        if problem is not None:
+            raise _damaged(read, key, value, problem)
 
     async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
         self._check_chunks(read, region)
@@ -294,34 +291,44 @@ class BatchReader:
         )
 
 
-class _Files:
-    """Open files of one reading thread."""
+class _Reading:
+    """What one reading thread uses: open files and memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int) -> None:
+        self.arena = Arena(nbytes)
         self._descriptors: dict[str, int] = {}
+        self._scratch = bytearray()
         self._stack = ExitStack()
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> _Reading:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, value: Value, data: memoryview, tail: bytearray) -> int:
-        """Fill two buffers with consecutive bytes of a value; return how many there were."""
+    def read(self, value: Value) -> memoryview:
+        """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
         if isinstance(value, bytes):
-            data[:] = value[: len(data)]
-            tail[:] = value[len(data) :]
-            return len(data) + len(tail)
+            return memoryview(value)
+        if len(self._scratch) < value.length:
+            self._scratch = bytearray(value.length)
+        buffer = memoryview(self._scratch)[: value.length]
+        return buffer[: self.read_into(value, [buffer])]
+
+    def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers with the bytes of a value; return how many there were."""
         descriptor = self._open(value.file)
-        done = os.preadv(descriptor, [data, tail], value.offset)
-        total = len(data) + len(tail)
-        while 0 < done < total:
-            rest = [data[done:], tail] if done < len(data) else [tail_view(tail, done - len(data))]
-            count = os.preadv(descriptor, rest, value.offset + done)
+        pending = list(buffers)
+        done = 0
+        while pending:
+            count = os.preadv(descriptor, pending, value.offset + done)
             if count == 0:
                 break
             done += count
+            while pending and count >= pending[0].nbytes:
+                count -= pending.pop(0).nbytes
+            if count:
+                pending[0] = pending[0][count:]
         return done
 
     def _open(self, file: str) -> int:
@@ -332,17 +339,28 @@ class _Files:
         return descriptor
 
 
-def tail_view(tail: bytearray, offset: int) -> memoryview:
-    """Return the rest of a buffer without copying it."""
-    return memoryview(tail)[offset:]
+def _read_plain(
+    layout: ZarrArray, value: Extent, chunk: memoryview, reading: _Reading
+) -> str | None:
+    """Read an uncompressed chunk to where it is wanted; return what is wrong with it."""
+    stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
+    expected = chunk.nbytes + stored.nbytes
+    if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:
+        return f"it does not have {expected} bytes"
+    if stored and crc32c(chunk) != int.from_bytes(stored, "little"):
+        return "its checksum does not match"
+    return None
 
 
-def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
-    """Return an uninitialised array whose data is aligned for JAX."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[offset : offset + nbytes].view(dtype).reshape(shape)
+def _read_encoded(
+    layout: ZarrArray, value: Value, chunk: memoryview, reading: _Reading
+) -> str | None:
+    """Read a chunk and decode it; return what is wrong with it."""
+    encoded = reading.read(value)
+    length = len(value) if isinstance(value, bytes) else value.length
+    if encoded.nbytes != length:
+        return f"it does not have {length} bytes"
+    return decode_chunk(layout, encoded, chunk)
 
 
 def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:

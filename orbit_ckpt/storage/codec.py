@@ -52,13 +52,28 @@ def split(data: memoryview) -> Iterator[memoryview]:
         yield data[start : start + PIECE_BYTES]
 
 
-def decode_zstd(encoded: bytes | bytearray | memoryview, chunk: memoryview) -> bool:
-    """Decompress one zstd frame into a buffer; False if it is not one that fills it exactly."""
+def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> str | None:
+    """Decode the stored form of a chunk into a buffer of its size; return what is wrong with it.
+
+    The form must be one that `ZarrArray.is_direct` says can be decoded here.
+    """
+    if layout.checksum:
+        encoded, stored = encoded[:-CHECKSUM_BYTES], encoded[-CHECKSUM_BYTES:]
+        if crc32c(encoded) != int.from_bytes(stored, "little"):
+            return "its checksum does not match"
+    if layout.compression is None:
+        if encoded.nbytes != chunk.nbytes:
+            return f"it does not have {chunk.nbytes} bytes"
+        chunk[:] = encoded
+        return None
     try:
-        reader = cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(encoded))
-        return reader.readinto(chunk) == chunk.nbytes and not reader.read(1)
-    except zstandard.ZstdError:
-        return False
+        decompressor = zstandard.ZstdDecompressor()
+        reader = cast(io.RawIOBase, decompressor.stream_reader(encoded, read_across_frames=True))
+        if reader.readinto(chunk) != chunk.nbytes or reader.read(1):
+            return f"it does not decompress to {chunk.nbytes} bytes"
+    except zstandard.ZstdError as error:
+        return f"it cannot be decompressed: {error}"
+    return None
 
 
 def _compress(pieces: Iterable[memoryview], nbytes: int) -> Iterator[bytes]:

@@ -38,8 +38,8 @@ class ZarrArray:
         dtype: The stored dtype.
         compression: Name of the compressor, None if the bytes are stored as they are.
         checksum: Whether every chunk ends in its crc32c.
-        is_plain: Whether a chunk is its elements in C order, little-endian, with at most a
-            checksum behind them, so that it can be read without TensorStore.
+        is_direct: Whether a chunk is its elements in C order, little-endian, if anything compressed
+            with zstd and with a checksum behind them, so that it is read without TensorStore.
         separator: What stands between the indices in a zarr2 chunk key.
     """
 
@@ -49,7 +49,7 @@ class ZarrArray:
     dtype: DType
     compression: str | None
     checksum: bool
-    is_plain: bool
+    is_direct: bool
     separator: str = "."
 
     @property
@@ -101,7 +101,7 @@ def describe_array(
         dtype=dtype,
         compression="zstd" if zstd else None,
         checksum=zarr_format == 3,
-        is_plain=not zstd,
+        is_direct=True,
     )
     build = _zarr2_document if zarr_format == 2 else _zarr3_document
     return array, json.dumps(build(array), separators=(",", ":")).encode()
@@ -178,8 +178,8 @@ def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
         dtype=parse_dtype(dtype_name).newbyteorder("<"),  # TensorStore swaps big-endian bytes
         compression=str(compressor["id"]) if compressor else None,
         checksum=False,
-        is_plain=(
-            not compressor
+        is_direct=(
+            (not compressor or compressor["id"] == "zstd")
             and not fields.get("filters")
             and fields.get("order", "C") == "C"
             and not dtype_name.startswith(">")
@@ -206,8 +206,9 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
         dtype=parse_dtype(str(fields["data_type"])),
         compression=next((n for n in (*names, *inner) if n in _COMPRESSORS), None),
         checksum=names[-1] == "crc32c",
-        is_plain=(
-            names in (["bytes"], ["bytes", "crc32c"])
+        is_direct=(
+            names[0] == "bytes"
+            and names[1:] in ([], ["crc32c"], ["zstd"], ["zstd", "crc32c"])
             and endian == "little"
             and encoding == {"name": "default"}
         ),

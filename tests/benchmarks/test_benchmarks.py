@@ -61,9 +61,9 @@ def test_faults_are_reported_by_contender_tree_and_operation(
     assert liar["save"].error is None
     assert "mlp.kernel: found other values" in (liar["load_numpy"].error or "")
     assert "exit status -9" in (dying["load_jax"].error or "")
-    assert dying["load_numpy"].error == "Not done, because load_jax failed."
+    assert dying["load_numpy"].error == "Not finished, because load_jax failed."
     assert "OSError: nowhere to put" in (raising["save"].error or "")
-    assert raising["load_jax"].error == "Not done, because save failed."
+    assert raising["load_jax"].error == "Not finished, because save failed."
     report = capsys.readouterr().out
     assert f"FAILED: {FAULTY[0]}, load to numpy, small-1000 on" in report
 

@@ -90,7 +90,7 @@ def test_unknown_fields_are_ignored_and_those_of_a_step_survive() -> None:
         (TREE | {"use_zarr3": 1}, "x: use_zarr3: expected bool, found int '1'"),
         (TREE | {"use_ocdbt": "yes"}, "x: use_ocdbt: expected bool, found str 'yes'"),
         (TREE | {"value_metadata_tree": {}}, "x: value_metadata_tree: expected str"),
-        (TREE | {"tree_metadata": {"k": 3}}, r"tree_metadata\['k'\]: expected dict, found int"),
+        (TREE | {"tree_metadata": {"k": 3}}, "tree_metadata: k: expected dict, found int"),
         (TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": None}}}, "key_metadata: expected"),
         (
             TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": [{"key": 1, "key_type": 2}]}}},

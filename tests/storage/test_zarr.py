@@ -91,11 +91,11 @@ def test_small_arrays_are_not_compressed() -> None:
         array, _ = describe_array(
             (64, 64), (64, 64), np.dtype("<u2"), zarr_format=zarr_format, compress=True
         )
-        assert (array.compression, array.is_plain) == (None, True)
+        assert (array.compression, array.is_direct) == (None, True)
         array, _ = describe_array(
             (64, 128), (64, 64), np.dtype("<u2"), zarr_format=zarr_format, compress=True
         )
-        assert (array.compression, array.is_plain) == ("zstd", False)
+        assert (array.compression, array.is_direct) == ("zstd", True)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -180,7 +180,7 @@ def test_chunk_keys_are_where_tensorstore_writes(
 def test_documents_of_orbax_are_understood() -> None:
     array = parse_array(json.dumps(ORBAX_ZARR3).encode(), zarr_format=3, where="x")
     assert (array.shape, array.chunk_shape, array.dtype) == ((4, 3), (2, 3), FLOAT32)
-    assert (array.compression, array.is_plain) == ("zstd", False)
+    assert (array.compression, array.is_direct) == ("zstd", False)
     zarr2 = ZARR2 | {"compressor": {"id": "zstd", "level": 1}, "dtype": "bfloat16"}
     array = parse_array(json.dumps(zarr2).encode(), zarr_format=2, where="x")
     assert (array.compression, array.dtype) == ("zstd", np.dtype(ml_dtypes.bfloat16))
@@ -213,7 +213,9 @@ def test_what_needs_decoding_is_left_to_tensorstore(
     zarr_format: int, change: dict[str, object]
 ) -> None:
     fields = (ZARR2 if zarr_format == 2 else ZARR3) | change
-    assert not parse_array(json.dumps(fields).encode(), zarr_format=zarr_format, where="x").is_plain
+    assert not parse_array(
+        json.dumps(fields).encode(), zarr_format=zarr_format, where="x"
+    ).is_direct
 
 
 @pytest.mark.parametrize(
