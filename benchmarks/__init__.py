@@ -14,9 +14,9 @@ How it measures:
 
 - Every contender lives in a process of its own, which makes the same tree from the same seed. The
   processes take turns: one works, the others wait. The order rotates from round to round, so that
-  a busy moment of the machine does not hit the same contender every time. Trees of a gigabyte
-  and more are the exception: there a contender does all its operations in one turn, because the
-  checkpoints of all contenders at once may not fit.
+  a busy moment of the machine does not hit the same contender every time. Trees of more
+  than a gigabyte are the exception: there a contender does all its operations in one turn, because
+  the checkpoints of all contenders at once may not fit.
 - The first round warms up and is not counted. Every value loaded in it is compared, bit for bit,
   with what was saved. A figure is the median of the other rounds, a ratio one of medians.
 - Timed is what a training program waits for. Making checkpointers and restore arguments,

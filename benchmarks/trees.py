@@ -104,7 +104,7 @@ def _transformer(rng: Generator, *, layers: int, width: int, words: int, positio
 
 
 def _blocks(rng: Generator, *, count: int, nbytes: int) -> Branch:
-    """Return equal arrays, twice as wide as high or square."""
+    """Return equal arrays, square or twice as wide as high."""
     height = 1 << ((nbytes // 4).bit_length() - 1) // 2
     return {f"block_{i:02}": _normal(rng, height, nbytes // 4 // height) for i in range(count)}
 

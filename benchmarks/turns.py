@@ -92,7 +92,7 @@ class _Team:
     def __init__(self, plan: Plan, tree: str, storage: Storage, workers: _Workers) -> None:
         self._plan = plan
         self._tree = TREES[tree]
-        self._is_large = self._tree.gigabytes > 0 and not plan.small
+        self._is_large = self._tree.gigabytes > 1 and not plan.small
         self._storage = storage
         self._workers = workers
         self._rows = {(o, c): Row(o, c) for o, c in product(plan.operations, plan.contenders)}

@@ -84,11 +84,11 @@ def test_ratios_are_those_of_medians() -> None:
         Row("save", "safetensors", error="Traceback"),
     )
     text = table(results.groups[0])
-    lines = [line.split() for line in text.splitlines()]
-    assert lines[2] == "save orbit_ckpt 200 ms 100 ms - 9,000 ms 1.00 0.40 0 kB 0.50".split()  # noqa: SIM905
-    assert lines[3] == "orbax 500 ms 100 ms - 500 ms 2.50 1.00".split()  # noqa: SIM905
-    assert lines[4] == ["bare", "-"]
-    assert lines[5] == ["safetensors", "FAILED"]
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[2] == "save orbit_ckpt 200 ms 100 ms - 9,000 ms 1.00 0.40 0 kB 0.50"
+    assert lines[3] == "orbax 500 ms 100 ms - 500 ms 2.50 1.00"
+    assert lines[4] == "bare -"
+    assert lines[5] == "safetensors FAILED"
     assert "orbax: 3 files, 0 kB, 50 bytes per leaf beyond the data" in text
 
 
