@@ -112,6 +112,8 @@ def local_regions(sharding: jax.sharding.Sharding, shape: Shape) -> dict[jax.Dev
     Raises:
         ValueError: The sharding does not divide the shape evenly.
     """
+    if sharding.is_fully_replicated:
+        return dict.fromkeys(sharding.addressable_devices, whole(shape))
     indices = sharding.addressable_devices_indices_map(shape)
     return {
         device: from_index(index if index is not None else (), shape)

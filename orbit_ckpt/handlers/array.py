@@ -142,6 +142,9 @@ class _Target:
         Nobody else has these values, so the CPU backend keeps them instead of copying.
         """
         parts = self.parts(values)
+        if len(parts) == 1:
+            (part,) = parts.values()
+            return jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
         return jax.make_array_from_callback(
             self.shape, self.sharding, lambda index: parts[from_index(index or (), self.shape)]
         )

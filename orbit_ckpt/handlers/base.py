@@ -8,6 +8,7 @@ A handler written for Orbax registers unchanged: it sees the same methods, argum
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +202,7 @@ class ParamInfo:
     def replace(self, **changes: object) -> ParamInfo:
         """Return a copy with some attributes changed."""
         other = copy.copy(self)
+        vars(other).pop("label", None)
         for name, value in changes.items():
             setattr(other, name, value)
         return other
@@ -208,7 +210,7 @@ class ParamInfo:
     async def await_path_creation(self) -> None:
         """Return when `parent_dir` exists; here it always does."""
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """The leaf's path as text, for messages."""
         return self.name if self.keypath is None else format_path(self.keypath)

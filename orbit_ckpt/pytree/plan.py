@@ -140,12 +140,16 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
     """Return every leaf's handler, None for empty containers; raise for all leaves without one."""
     handlers: list[TypeHandler | None] = []
     problems: dict[str, str] = {}
+    known: dict[type, tuple[TypeHandler | None, ValueChecker | None]] = {}
     for path, value in zip(flat.paths, flat.values, strict=True):
         if is_empty_node(value):
             handlers.append(None)
             continue
         kind = type(value)
-        handler = registry.get(kind) if registry.has(kind) else None
+        if kind not in known:
+            found = registry.get(kind) if registry.has(kind) else None
+            known[kind] = found, found if isinstance(found, ValueChecker) else None
+        handler, checker = known[kind]
         handlers.append(handler)
         if value is PLACEHOLDER:
             problems[format_path(path)] = "a PLACEHOLDER stands for no value; it can only restore"
@@ -155,14 +159,14 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
             problems[format_path(path)] = (
                 f"no type handler accepts {kind.__module__}.{kind.__qualname__}"
             )
-        elif isinstance(handler, ValueChecker) and (reason := handler.check(value)):
+        elif checker is not None and (reason := checker.check(value)):
             problems[format_path(path)] = reason
     if problems:
-        known = ", ".join(t.__name__ for t in registry.supported_types())
+        types = ", ".join(t.__name__ for t in registry.supported_types())
         lines = "\n".join(f"  {path}: {reason}" for path, reason in problems.items())
         raise UnsupportedLeafError(
             f"{len(problems)} of {len(flat.values)} leaves cannot be saved; nothing was written:\n"
-            f"{lines}\nRegistered are {known}. Convert the leaves, leave them out, or register a "
+            f"{lines}\nRegistered are {types}. Convert the leaves, leave them out, or register a "
             "handler with register_type_handler.",
             paths=list(problems),
         )
