@@ -123,7 +123,7 @@ def describe_sharding(sharding: jax.sharding.Sharding) -> ShardingMetadata | Non
 
 def encode_sharding(metadata: ShardingMetadata) -> str:
     """Return the text that stands for a sharding in the `_sharding` file."""
-    return json.dumps(metadata.to_json())
+    return json.dumps(metadata.to_json(), separators=(",", ":"))
 
 
 def decode_sharding(text: str) -> ShardingMetadata | None:

@@ -16,7 +16,7 @@ from orbit_ckpt.formats.orbax_legacy import (
 )
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
-from orbit_ckpt.metadata.schema import TreeDetails, TreeDocument
+from orbit_ckpt.metadata.schema import JAX_ARRAY, TreeDetails, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -62,6 +62,10 @@ class StoredTree:
             CorruptionError: The database or a document is damaged.
             FormatError: A document is not understood.
         """
+        has_shapes = all(
+            leaf.write_shape is not None or leaf.typestr != JAX_ARRAY
+            for leaf in self.document.leaves
+        )
         reader = BatchReader(
             open_store(self.directory, use_ocdbt=self.document.use_ocdbt),
             zarr_format=3 if self.document.use_zarr3 else 2,
@@ -70,7 +74,7 @@ class StoredTree:
         )
         return LoadBatch(
             reader=reader,
-            arrays=files.read_arrays(self.directory),
+            arrays=files.read_arrays(self.directory, keys_only=has_shapes),
             shardings=files.read_shardings(self.directory),
             details=self.details.leaves,
             strings=files.read_strings(self.directory),
@@ -163,7 +167,7 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
     except ValueError as error:
         raise FormatError(f"{directory / TREE_DETAILS}: {error}") from error
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
-        leaves = [replace(leaves[0], path=(), names=(), stored_as=leaves[0].name)]
+        leaves = [leaves[0]._replace(path=(), names=())]
     applied = replace(document, leaves=leaves)
     return StoredTree(checked, applied, details, legacy.inline if legacy else {})
 

@@ -16,7 +16,7 @@ from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import KeyPath, make_key, name_path
+from orbit_ckpt.tree.keypath import make_key
 
 UNKNOWN_TYPE = "Unknown"
 """Type of a leaf that nothing records; restored as `np.ndarray` unless asked otherwise."""
@@ -70,11 +70,11 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     inline: dict[str, object] = {}
     for path, value in zip(flat.paths, flat.values, strict=True):
         if isinstance(value, str) and value.startswith(_STORED_ELSEWHERE):
-            leaves.append(_record(path, UNKNOWN_TYPE))
+            leaves.append(LeafRecord.at(path, UNKNOWN_TYPE))
         elif is_empty_node(value):
-            leaves.append(_record(path, _empty_typestr(value), is_empty=True))
+            leaves.append(LeafRecord.at(path, _empty_typestr(value), is_empty=True))
         else:
-            record = _record(path, UNKNOWN_TYPE)
+            record = LeafRecord.at(path, UNKNOWN_TYPE)
             leaves.append(record)
             inline[record.name] = value
     return LegacyTree(leaves, inline)
@@ -94,7 +94,7 @@ def infer_structure(directory: Path) -> LegacyTree | None:
     paths = [
         tuple(make_key(key, is_sequence=False) for key in name.split(".") if name) for name in names
     ]
-    return LegacyTree([_record(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
+    return LegacyTree([LeafRecord.at(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
 
 
 def _find_documents(directory: Path) -> list[tuple[str, str]]:
@@ -113,10 +113,6 @@ def _find_documents(directory: Path) -> list[tuple[str, str]]:
 def _empty_typestr(value: object) -> str:
     kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
     return kinds.pop() if kinds else "None"
-
-
-def _record(path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecord:
-    return LeafRecord(path, name_path(path), typestr, is_empty)
 
 
 def _decode_extension(code: int, data: bytes) -> object:

@@ -37,7 +37,7 @@ from orbit_ckpt.handlers.stored import (
     key_type_of,
     layout_of,
 )
-from orbit_ckpt.metadata.schema import ArrayRecord
+from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.storage.batch_read import ArrayRead
 
@@ -47,7 +47,7 @@ class ArrayHandler:
 
     def typestr(self) -> str:
         """See `TypeHandler`."""
-        return "jax.Array"
+        return JAX_ARRAY
 
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
@@ -83,7 +83,8 @@ class ArrayHandler:
         shards = shards_of(array)
         info.write_shape = shards[0].region.shape if shards else array.shape
         layout = add_array(array.shape, array.dtype, shards, info, arg)
-        batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
+        if impl is not None:  # of other arrays the record says nothing that is not elsewhere
+            batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
         sharding = describe_sharding(array.sharding)
         if sharding is not None:
             batch.shardings[info.name] = sharding
@@ -196,7 +197,7 @@ def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
         raise ValueError(f"{info.label}: {error}") from error
     inside = [region.intersect(whole(layout.shape)) for region in regions.values()]
     unique = list(dict.fromkeys(region for region in inside if region is not None))
-    read = ArrayRead(info.label, info.name, layout, unique)
+    read = ArrayRead(info.location, info.name, layout, unique)
     return _Target(info, shape, dtype, sharding, regions, read)
 
 

@@ -7,8 +7,6 @@ A handler written for Orbax registers unchanged: it sees the same methods, argum
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +103,7 @@ class SaveBatch:
     Attributes:
         writer: Collects arrays; written when all handlers have returned.
         copy: Whether the caller may change its leaves before that.
-        arrays: Records of JAX arrays.
+        arrays: Records of JAX arrays, of those that hold typed PRNG keys.
         shardings: Their shardings by storage name.
         details: What Orbax's documents lose of a leaf, by storage name.
         strings: String leaves by storage name.
@@ -125,7 +123,7 @@ class LoadBatch:
 
     Attributes:
         reader: Reads arrays.
-        arrays: Records of JAX arrays by storage name.
+        arrays: Records of JAX arrays by storage name, where they say more than the rest.
         shardings: Their recorded shardings.
         details: What Orbax's documents lose of a leaf.
         strings: Contents of the strings file.
@@ -201,19 +199,25 @@ class ParamInfo:
 
     def replace(self, **changes: object) -> ParamInfo:
         """Return a copy with some attributes changed."""
-        other = copy.copy(self)
-        vars(other).pop("label", None)
-        for name, value in changes.items():
-            setattr(other, name, value)
+        other = object.__new__(ParamInfo)
+        vars(other).update(vars(self))
+        if "path" in changes:
+            changes["_path"] = changes.pop("path")
+        vars(other).update(changes)
         return other
 
     async def await_path_creation(self) -> None:
         """Return when `parent_dir` exists; here it always does."""
 
-    @functools.cached_property
+    @property
+    def location(self) -> KeyPath:
+        """Where the leaf sits, known or not."""
+        return (self.name,) if self.keypath is None else self.keypath
+
+    @property
     def label(self) -> str:
         """The leaf's path as text, for messages."""
-        return self.name if self.keypath is None else format_path(self.keypath)
+        return format_path(self.location)
 
     @property
     def data_file_bytes(self) -> int:

@@ -85,7 +85,7 @@ def add_array(
 
 def layout_of(info: ParamInfo) -> ZarrArray:
     """Return how a stored array is stored."""
-    return load_batch_of(info).reader.layout(info.label, info.name)
+    return load_batch_of(info).reader.layout(info.location, info.name)
 
 
 async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
@@ -95,7 +95,7 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
     reader = load_batch_of(infos[0]).reader
     layouts = [layout_of(info) for info in infos]
     reads = [
-        ArrayRead(info.label, info.name, layout, [whole(layout.shape)])
+        ArrayRead(info.location, info.name, layout, [whole(layout.shape)])
         for info, layout in zip(infos, layouts, strict=True)
     ]
     hosts: list[HostArray] = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ from typing import cast
 from orbit_ckpt.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import (
+    RANDOM_KEY_IMPL,
     ArrayRecord,
     StepDocument,
     TreeDetails,
@@ -34,7 +35,7 @@ from orbit_ckpt.storage.layout import (
 
 def write_json(path: Path, document: object) -> None:
     """Write a JSON document and wait until it is on the disk."""
-    write_file(path, json.dumps(document).encode())
+    write_file(path, json.dumps(document, separators=(",", ":")).encode())
 
 
 def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
@@ -50,17 +51,17 @@ def write_arrays(
     records: Sequence[ArrayRecord],
     shardings: Mapping[str, ShardingMetadata],
 ) -> None:
-    """Write what is known of JAX arrays, if there are any."""
-    if not records:
-        return
-    (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
-    document = {"array_metadatas": [record.to_json() for record in records]}
-    write_json(directory / ARRAY_METADATAS / f"process_{process}", document)
-    texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
-    write_json(
-        directory / SHARDINGS,
-        {_encode_name(name): texts[sharding] for name, sharding in shardings.items()},
-    )
+    """Write what is known of JAX arrays; no file that would be empty."""
+    if records:
+        (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
+        document = {"array_metadatas": [record.to_json() for record in records]}
+        write_json(directory / ARRAY_METADATAS / f"process_{process}", document)
+    if shardings:
+        texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
+        write_json(
+            directory / SHARDINGS,
+            {_encode_name(name): texts[sharding] for name, sharding in shardings.items()},
+        )
 
 
 def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
@@ -110,21 +111,32 @@ def read_details(directory: CheckedDirectory) -> TreeDetails:
     return TreeDetails() if document is None else TreeDetails.from_json(document, where)
 
 
-def read_arrays(directory: CheckedDirectory) -> dict[str, ArrayRecord]:
+def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict[str, ArrayRecord]:
     """Return what the first process recorded of JAX arrays, by storage name.
+
+    Args:
+        directory: Where the document is.
+        keys_only: Whether only typed PRNG keys matter; most documents list none and are then not
+            decoded.
 
     Raises:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
     name = f"{ARRAY_METADATAS}/process_0"
-    document = _read(directory, name)
-    if document is None:
+    data = directory.read_bytes(name)
+    if data is None or (keys_only and _is_without_keys(data)):
         return {}
     where = str(directory.path / name)
+    document = parse_json(data, where)
     rows = expect_list(expect_object(document, where).get("array_metadatas"), where)
     records = [ArrayRecord.from_json(row, where, str(i)) for i, row in enumerate(rows)]
     return {record.name: record for record in records}
+
+
+def _is_without_keys(data: bytes) -> bool:
+    is_whole = data.startswith(b'{"array_metadatas"') and data.endswith(b"]}")
+    return is_whole and RANDOM_KEY_IMPL.encode() not in data
 
 
 def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
@@ -205,8 +217,9 @@ def _read(directory: CheckedDirectory, name: str) -> object:
 
 
 def _encode_name(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode()
+    text = b2a_base64(name.encode(), newline=False).decode()
+    return text.replace("+", "-").replace("/", "_")
 
 
 def _decode_name(key: str) -> str:
-    return base64.urlsafe_b64decode(key.encode()).decode()
+    return a2b_base64(key.replace("-", "+").replace("_", "/")).decode()

@@ -29,7 +29,7 @@ def encode_rich_types(tree: object, values: Mapping[NamePath, object]) -> str:
         tree: The tree being saved; only its containers matter.
         values: JSON form of every leaf, by path.
     """
-    return json.dumps(_encode(tree, (), values))
+    return json.dumps(_encode(tree, (), values), separators=(",", ":"))
 
 
 def decode_rich_types(

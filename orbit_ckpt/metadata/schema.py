@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar, cast
 
 from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.arrays.slices import Shape
@@ -19,6 +19,7 @@ from orbit_ckpt.tree.keypath import (
     KeyPath,
     NamePath,
     is_sequence_key,
+    key_name,
     make_key,
     name_path,
     storage_name,
@@ -33,38 +34,40 @@ EMPTY_TYPES: Mapping[str, object] = {"None": None, "Dict": {}, "List": [], "Tupl
 DETAILS_VERSION = 1
 """Version of the form of `orbit_tree.json`."""
 
+JAX_ARRAY = "jax.Array"
+"""Value type of JAX arrays."""
+
+RANDOM_KEY_IMPL = "random_key_impl"
+
 _SEQUENCE, _DICT = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class LeafRecord:
+class LeafRecord(NamedTuple):
     """One leaf of a tree as `_METADATA` records it.
+
+    A tuple, because there are as many as leaves and tuples are made fastest.
 
     Attributes:
         path: Where it sits.
         names: The names of the path's keys.
+        name: Storage name.
         typestr: Which type handler wrote it, or the kind of an empty container.
         is_empty: Whether it is an empty container, with nothing stored.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
-        stored_as: Storage name if it is not that of the path.
     """
 
     path: KeyPath
     names: NamePath
+    name: str
     typestr: str
     is_empty: bool = False
     write_shape: Shape | None = None
-    stored_as: str | None = None
 
-    @property
-    def id(self) -> str:
-        """The key of the leaf's entry in Orbax's documents."""
-        return str(self.names)
-
-    @property
-    def name(self) -> str:
-        """Storage name."""
-        return storage_name(self.names) if self.stored_as is None else self.stored_as
+    @classmethod
+    def at(cls, path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecord:
+        """Return the record of a leaf that is stored under the name of its path."""
+        names = name_path(path)
+        return cls(path, names, storage_name(names), typestr, is_empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class TreeDocument:
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         document: dict[str, object] = {
-            "tree_metadata": {leaf.id: _encode_leaf(leaf) for leaf in self.leaves},
+            "tree_metadata": {str(leaf.names): _encode_leaf(leaf) for leaf in self.leaves},
             "use_ocdbt": self.use_ocdbt,
             "use_zarr3": self.use_zarr3,
             "store_array_data_equal_to_fill_value": self.stores_fill_values,
@@ -113,9 +116,7 @@ class TreeDocument:
         use_ocdbt = fields.get("use_ocdbt")
         rich_types = fields.get("value_metadata_tree")
         return cls(
-            leaves=[
-                _decode_leaf(entry, where, "tree_metadata", key) for key, entry in records.items()
-            ],
+            leaves=_decode_leaves(records, f"{where}: tree_metadata"),
             use_ocdbt=None if use_ocdbt is None else expect(use_ocdbt, bool, f"{where}: use_ocdbt"),
             use_zarr3=expect(fields.get("use_zarr3", False), bool, f"{where}: use_zarr3"),
             stores_fill_values=expect(
@@ -209,7 +210,7 @@ class TreeDetails:
             key if kind is None else make_key(name, is_sequence=is_sequence_key(key), kind=kind)
             for key, name, kind in zip(leaf.path, leaf.names, kinds, strict=True)
         )
-        return replace(leaf, path=path)
+        return leaf._replace(path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ class ArrayRecord:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        extra = {"random_key_impl": self.random_key_impl} if self.random_key_impl else None
+        extra = {RANDOM_KEY_IMPL: self.random_key_impl} if self.random_key_impl else None
         return {
             "array_metadata": {
                 "param_name": self.name,
@@ -252,12 +253,12 @@ class ArrayRecord:
         extra = fields.get("ext_metadata")
         impl = None
         if extra is not None:
-            impl = expect_object(extra, *where, "ext_metadata").get("random_key_impl")
+            impl = expect_object(extra, *where, "ext_metadata").get(RANDOM_KEY_IMPL)
         return cls(
             name=expect(fields.get("param_name"), str, *where, "param_name"),
             write_shape=expect_shape(fields.get("write_shape"), *where, "write_shape"),
             chunk_shape=expect_shape(fields.get("chunk_shape"), *where, "chunk_shape"),
-            random_key_impl=None if impl is None else expect(impl, str, *where, "random_key_impl"),
+            random_key_impl=None if impl is None else expect(impl, str, *where, RANDOM_KEY_IMPL),
         )
 
 
@@ -384,7 +385,8 @@ def expect_shape(value: object, *where: str) -> Shape:
     """
     lengths = expect_list(value, *where)
     for length in lengths:
-        expect(length, int, *where)
+        if type(length) is not int:
+            expect(length, int, *where)
     return tuple(cast(list[int], lengths))
 
 
@@ -406,27 +408,69 @@ def encode_value(leaf: LeafRecord) -> dict[str, object]:
     return value
 
 
-def _decode_leaf(entry: object, *where: str) -> LeafRecord:
+def _decode_leaves(entries: Mapping[str, object], where: str) -> list[LeafRecord]:
+    known: dict[object, tuple[object, str]] = {}
+    leaves: list[LeafRecord] = []
+    for id_, entry in entries.items():
+        try:
+            leaves.append(_decode_leaf(cast(Any, entry), known))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _check_leaf(entry, where, id_)
+            raise FormatError(f"{where}: {id_}: {error}") from error
+    return leaves
+
+
+def _decode_leaf(entry: Any, known: dict[object, tuple[object, str]]) -> LeafRecord:
+    """Decode one entry of `tree_metadata`.
+
+    There is one for every leaf, so fields are taken for what they should be; what is wrong with
+    one that is not, `_check_leaf` says.
+
+    Args:
+        entry: Decoded JSON.
+        known: Keys and their names by what is recorded of them; most occur many times.
+    """
+    value = entry["value_metadata"]
+    keys: list[tuple[object, str]] = []
+    for pair in entry["key_metadata"]:
+        recorded = pair["key"], pair["key_type"]
+        if recorded not in known:
+            known[recorded] = _decode_key(*recorded)
+        keys.append(known[recorded])
+    names = tuple([name for _, name in keys])
+    leaf = LeafRecord(
+        tuple([key for key, _ in keys]),
+        names,
+        storage_name(names),
+        value["value_type"],
+        value.get("skip_deserialize", False),
+        shape if (shape := value.get("write_shape")) is None else tuple(shape),
+    )
+    if type(leaf.typestr) is not str or type(leaf.is_empty) is not bool:
+        raise TypeError("a field of its value is of a wrong type")
+    if leaf.write_shape and {*map(type, leaf.write_shape)} != {int}:
+        raise TypeError("write_shape is not a list of lengths")
+    return leaf
+
+
+def _decode_key(name: str, kind: int) -> tuple[object, str]:
+    if type(name) is not str or kind not in (_SEQUENCE, _DICT):
+        raise ValueError(f"key_type must be 1 or 2, found {kind}")
+    try:
+        key = make_key(name, is_sequence=kind == _SEQUENCE)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is not a position") from error
+    return key, key_name(key)
+
+
+def _check_leaf(entry: object, *where: str) -> None:
+    """Raise an error that says which field of an entry is of a wrong type."""
     fields = expect_object(entry, *where)
-    value = expect_object(fields.get("value_metadata"), *where, "value_metadata")
-    write_shape = value.get("write_shape")
-    path: list[object] = []
     for key in expect_list(fields.get("key_metadata"), *where, "key_metadata"):
         pair = expect_object(key, *where, "key_metadata")
-        name = expect(pair.get("key"), str, *where, "key")
-        kind = expect(pair.get("key_type"), int, *where, "key_type")
-        if kind not in (_SEQUENCE, _DICT):
-            raise FormatError(f"{': '.join(where)}: key_type must be 1 or 2, found {kind}")
-        try:
-            path.append(make_key(name, is_sequence=kind == _SEQUENCE))
-        except ValueError as error:
-            raise FormatError(f"{': '.join(where)}: {name!r} is not a position") from error
-    return LeafRecord(
-        path=tuple(path),
-        names=name_path(tuple(path)),
-        typestr=expect(value.get("value_type"), str, *where, "value_type"),
-        is_empty=expect(value.get("skip_deserialize", False), bool, *where, "skip_deserialize"),
-        write_shape=None
-        if write_shape is None
-        else expect_shape(write_shape, *where, "write_shape"),
-    )
+        expect(pair.get("key"), str, *where, "key")
+        expect(pair.get("key_type"), int, *where, "key_type")
+    value = expect_object(fields.get("value_metadata"), *where, "value_metadata")
+    expect(value.get("value_type"), str, *where, "value_type")
+    expect(value.get("skip_deserialize", False), bool, *where, "skip_deserialize")
+    expect_shape(value.get("write_shape") or [], *where, "write_shape")

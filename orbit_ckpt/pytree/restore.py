@@ -27,7 +27,6 @@ from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
-from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.tree.diff import TreeDifference, compare_names, nearest_names
@@ -62,19 +61,6 @@ class RestoreRequest:
     rich_types: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRead:
-    """One leaf to read.
-
-    Attributes:
-        info: Where it is.
-        args: As what it is restored.
-    """
-
-    info: ParamInfo
-    args: RestoreArgs
-
-
 async def restore_tree(
     source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry, request: RestoreRequest
 ) -> object:
@@ -94,10 +80,11 @@ async def restore_tree(
         for record in records.values()
         if wanted is None or wanted.get(record.names, PLACEHOLDER) is not PLACEHOLDER
     ]
+    stored = _Stored(source, batch, registry)
     if target is not None and request.typed:
         leaves = cast(dict[NamePath, object], wanted)
-        await _check_leaves(source, batch, registry, needed, leaves, request)
-    values = await _read(source, batch, registry, needed, args)
+        await _check_leaves(stored, needed, leaves, strict=request.strict)
+    values = await _read(stored, needed, args)
     if target is None:
         return rebuild(source, values, rich_types=request.rich_types)
     return target.unflatten(
@@ -112,22 +99,73 @@ async def read_metadata(
     source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry
 ) -> dict[NamePath, object]:
     """Return leaf metadata, empty containers as they are; no array is opened."""
-    found: dict[NamePath, object] = {}
-    groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
-    for record in source.document.leaves:
-        if record.name in source.inline:
-            found[record.names] = Metadata(record.name, source.directory.path)
-            continue
-        if record.is_empty:
-            found[record.names] = _empty_value(source, record)
-            continue
-        handler = _handler_of(record, RestoreArgs(), registry)
-        groups.setdefault(id(handler), (handler, []))[1].append(record)
-    for handler, records in groups.values():
-        infos = [_make_info(source, batch, record, None) for record in records]
-        for record, value in zip(records, await handler.metadata(infos), strict=True):
-            found[record.names] = value
-    return found
+    return await _Stored(source, batch, registry).metadata(source.document.leaves)
+
+
+class _Stored:
+    """The leaves of a stored tree and the handlers that read them."""
+
+    def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
+        self.source = source
+        self.batch = batch
+        self._registry = registry
+        self._handlers: dict[tuple[object, str], TypeHandler] = {}
+        self._infos: dict[NamePath, ParamInfo] = {}
+        self._template = ParamInfo(
+            name="",
+            parent_dir=as_epath(source.directory.path),
+            skip_deserialize=False,
+            byte_limiter=batch.reader.limiter,
+            is_ocdbt_checkpoint=source.document.use_ocdbt,
+            use_zarr3=source.document.use_zarr3,
+            raise_array_data_missing_error=source.document.stores_fill_values,
+            load_batch=batch,
+        )
+
+    def info(self, record: LeafRecord) -> ParamInfo:
+        """Return where a leaf is."""
+        info = self._infos.get(record.names)
+        if info is None:
+            info = self._infos[record.names] = self._template.replace(
+                name=record.name,
+                keypath=record.path,
+                value_typestr=record.typestr,
+                write_shape=record.write_shape,
+            )
+        return info
+
+    def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
+        """Return what reads a leaf as the type that is asked for."""
+        wanted = arg.restore_type
+        if record.typestr == UNKNOWN_TYPE and wanted is None:
+            wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
+        key = wanted if isinstance(wanted, type | str) else record.typestr
+        handler = self._handlers.get((key, record.typestr))
+        if handler is None:
+            handler = _find_handler(record, key, self._registry)
+            self._handlers[key, record.typestr] = handler
+        return handler
+
+    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return metadata of leaves, empty containers as they are."""
+        source = self.source
+        found: dict[NamePath, object] = {}
+        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+        for record in records:
+            if record.name in source.inline:
+                found[record.names] = Metadata(record.name, source.directory.path)
+            elif record.is_empty:
+                found[record.names] = _empty_value(source, record)
+            else:
+                handler = self.handler(record, _AS_SAVED)
+                groups.setdefault(id(handler), (handler, []))[1].append(record)
+        for handler, group in groups.values():
+            values = await handler.metadata([self.info(record) for record in group])
+            found.update(zip([record.names for record in group], values, strict=True))
+        return found
+
+
+_AS_SAVED = RestoreArgs()
 
 
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
@@ -135,7 +173,7 @@ def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, Leaf
     leaves = source.document.leaves
     if not leaves and target is not None and source.document.rich_types is None:
         leaves = [
-            LeafRecord(path, name_path(path), UNKNOWN_TYPE, is_empty_node(value))
+            LeafRecord.at(path, UNKNOWN_TYPE, is_empty=is_empty_node(value))
             for path, value in zip(target.paths, target.values, strict=True)
         ]
     return {record.names: record for record in leaves}
@@ -214,24 +252,21 @@ def _restore_args(
 
 
 async def _check_leaves(
-    source: StoredTree,
-    batch: LoadBatch,
-    registry: TypeHandlerRegistry,
+    stored: _Stored,
     needed: Sequence[LeafRecord],
     wanted: Mapping[NamePath, object],
-    request: RestoreRequest,
+    *,
+    strict: bool,
 ) -> None:
-    stored = await read_metadata(source, batch, registry)
+    found = await stored.metadata(needed)
     changed = {
         record.names: change
         for record in needed
         if not record.is_empty
-        and record.name not in source.inline
+        and record.name not in stored.source.inline
         and (
             change := describe_change(
-                wanted[record.names],
-                cast(Metadata, stored[record.names]),
-                strict=request.strict,
+                wanted[record.names], cast(Metadata, found[record.names]), strict=strict
             )
         )
     }
@@ -240,58 +275,37 @@ async def _check_leaves(
 
 
 async def _read(
-    source: StoredTree,
-    batch: LoadBatch,
-    registry: TypeHandlerRegistry,
-    records: Sequence[LeafRecord],
-    args: Mapping[NamePath, RestoreArgs],
+    stored: _Stored, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
 ) -> dict[NamePath, object]:
     """Return the values of leaves, read in one call per handler."""
-    limiter = batch.reader.limiter
+    source = stored.source
     values: dict[NamePath, object] = {}
-    groups: dict[int, tuple[TypeHandler, list[tuple[NamePath, PlannedRead]]]] = {}
+    groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
     for record in records:
-        arg = args.get(record.names) or RestoreArgs()
         if record.name in source.inline:
-            values[record.names] = _convert_inline(batch, record, source.inline[record.name], arg)
+            arg = args.get(record.names, _AS_SAVED)
+            value = source.inline[record.name]
+            values[record.names] = _convert_inline(stored.batch, record, value, arg)
         elif record.is_empty:
             values[record.names] = _empty_value(source, record)
         else:
-            handler = _handler_of(record, arg, registry)
-            read = PlannedRead(_make_info(source, batch, record, limiter), arg)
-            groups.setdefault(id(handler), (handler, []))[1].append((record.names, read))
+            handler = stored.handler(record, args.get(record.names, _AS_SAVED))
+            groups.setdefault(id(handler), (handler, []))[1].append(record)
     results = await run_all(
-        handler.deserialize([r.info for _, r in reads], [r.args for _, r in reads])
-        for handler, reads in groups.values()
+        handler.deserialize(
+            [stored.info(record) for record in group],
+            [args.get(record.names) or RestoreArgs() for record in group],
+        )
+        for handler, group in groups.values()
     )
-    for (_, reads), result in zip(groups.values(), results, strict=True):
-        values.update(zip((names for names, _ in reads), result, strict=True))
+    for (_, group), result in zip(groups.values(), results, strict=True):
+        values.update(zip([record.names for record in group], result, strict=True))
     return values
 
 
-def _make_info(
-    source: StoredTree, batch: LoadBatch, record: LeafRecord, limiter: ByteLimiter | None
-) -> ParamInfo:
-    return ParamInfo(
-        name=record.name,
-        parent_dir=as_epath(source.directory.path),
-        keypath=record.path,
-        skip_deserialize=record.is_empty,
-        byte_limiter=limiter,
-        is_ocdbt_checkpoint=source.document.use_ocdbt,
-        use_zarr3=source.document.use_zarr3,
-        value_typestr=record.typestr,
-        raise_array_data_missing_error=source.document.stores_fill_values,
-        write_shape=record.write_shape,
-        load_batch=batch,
-    )
-
-
-def _handler_of(record: LeafRecord, arg: RestoreArgs, registry: TypeHandlerRegistry) -> TypeHandler:
-    wanted = arg.restore_type
-    if record.typestr == UNKNOWN_TYPE and wanted is None:
-        wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
-    key = wanted if isinstance(wanted, type | str) else record.typestr
+def _find_handler(
+    record: LeafRecord, key: type | str, registry: TypeHandlerRegistry
+) -> TypeHandler:
     if (key in (str, _STRING)) != (record.typestr == _STRING):
         where = format_path(record.path)
         raise TreeMismatchError(

@@ -122,6 +122,7 @@ def _documents(
         LeafRecord(
             leaf.path,
             leaf.names,
+            leaf.name,
             leaf.typestr,
             leaf.handler is None,
             infos[leaf.name].write_shape,

@@ -32,6 +32,7 @@ from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
+from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
 
@@ -41,16 +42,21 @@ class ArrayRead:
     """Parts of one array to read.
 
     Attributes:
-        path: The leaf, for messages.
+        path: Where the leaf sits.
         name: Storage name.
         layout: How it is stored.
         regions: The parts.
     """
 
-    path: str
+    path: KeyPath
     name: str
     layout: ZarrArray
     regions: Sequence[Region]
+
+    @property
+    def where(self) -> str:
+        """The leaf as text, for messages."""
+        return format_path(self.path)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +90,7 @@ class BatchReader:
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
 
-    def layout(self, path: str, name: str, *, metadata_key: str | None = None) -> ZarrArray:
+    def layout(self, path: KeyPath, name: str, *, metadata_key: str | None = None) -> ZarrArray:
         """Return how an array is stored.
 
         Raises:
@@ -95,15 +101,15 @@ class BatchReader:
         value = self._find(path, key)
         if value is None:
             raise CorruptionError(
-                f"{path}: the array's metadata document {key!r} is missing. "
+                f"{format_path(path)}: the array's metadata document {key!r} is missing. "
                 f"{self._other_names(name)}",
-                path=path,
+                path=format_path(path),
                 chunk=key,
             )
         document = read_value(value)
         known = self._layouts.get(document)
         if known is None:
-            where = f"{path} ({key})"
+            where = f"{format_path(path)} ({key})"
             known = parse_array(document, zarr_format=self._zarr_format, where=where)
             self._layouts[document] = known
         return known
@@ -209,12 +215,15 @@ class BatchReader:
                 raise
             raise await self._locate_damage(read, region, error) from error
 
-    def _find(self, path: str, key: str) -> Value | None:
+    def _find(self, path: KeyPath, key: str) -> Value | None:
         try:
             return self._store.find(key)
         except CorruptionError as error:
             raise CorruptionError(
-                f"{path}: {key!r}: {error}", path=path, chunk=key, file=error.file
+                f"{format_path(path)}: {key!r}: {error}",
+                path=format_path(path),
+                chunk=key,
+                file=error.file,
             ) from error
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
@@ -246,7 +255,7 @@ class BatchReader:
             )
         except (ValueError, NotImplementedError) as error:
             raise FormatError(
-                f"{read.path}: TensorStore cannot read an array described by {key!r}: {error}"
+                f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
             ) from error
 
     async def _copy_to_memory(self, name: str) -> Json:
@@ -277,8 +286,8 @@ class BatchReader:
 
     def _missing(self, read: ArrayRead, key: str) -> CorruptionError:
         return CorruptionError(
-            f"{read.path}: chunk {key!r} is missing. {self._other_names(read.name)}",
-            path=read.path,
+            f"{read.where}: chunk {key!r} is missing. {self._other_names(read.name)}",
+            path=read.where,
             chunk=key,
         )
 
@@ -384,9 +393,9 @@ def _damaged(read: ArrayRead, key: str, value: Value | None, what: str) -> Corru
     file = value.file if isinstance(value, Extent) else None
     where = f"{file} at byte {value.offset}" if isinstance(value, Extent) else "the index"
     return CorruptionError(
-        f"{read.path}: chunk {key!r} in {where} is damaged: {what}. Restore an earlier "
+        f"{read.where}: chunk {key!r} in {where} is damaged: {what}. Restore an earlier "
         "checkpoint or another copy of this one.",
-        path=read.path,
+        path=read.where,
         chunk=key,
         file=file,
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import cast
 
 import jax
+from jax.tree_util import DictKey
 from typing_extensions import TypeIs
 
-from orbit_ckpt.tree.keypath import KeyPath, format_path, is_sequence_key, key_name
+from orbit_ckpt.tree.keypath import KeyPath, format_path, is_sequence_key, key_value
 
 _registry = jax.tree_util.default_registry
 
@@ -82,13 +83,22 @@ def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
     Raises:
         ValueError: Two leaves share a path, one lies below another, or a sequence has a gap.
     """
-    root = _Node()
+    top = _Node()  # holds the root
+    above: KeyPath | None = None
+    node = top
     for path, value in leaves:
-        node = root
-        for depth, key in enumerate(path):
-            node = node.child(key, path[:depth])
-        node.set_value(value, path)
-    return root.build(())
+        if not path:
+            top.place(_ROOT, value, path)
+            continue
+        if path[:-1] != above:  # most leaves follow one beside them
+            above, node = path[:-1], top.child(_ROOT, ())
+            for depth, key in enumerate(above, 1):
+                node = node.child(key, path[:depth])
+        node.place(path[-1], value, path)
+    root = top.children.get(_ROOT.key, _UNSET)
+    if isinstance(root, _Node):
+        return root.build(())
+    return {} if root is _UNSET else root
 
 
 def _flatten(
@@ -99,50 +109,66 @@ def _flatten(
 
 
 class _Node:
-    """A position in a tree under construction: a leaf, or children by name."""
+    """A container under construction: leaves and containers by name."""
 
-    __slots__ = ("children", "is_sequence", "value")
+    __slots__ = ("children", "is_sequence", "keys")
 
     def __init__(self) -> None:
-        self.children: dict[str, tuple[object, _Node]] = {}
+        self.children: dict[str, object] = {}
+        self.keys: dict[str, object] = {}
+        """Keys of a dict that are no strings, by name."""
         self.is_sequence = False
-        self.value: object = _UNSET
+
+    def place(self, key: object, value: object, path: KeyPath) -> None:
+        """Add the leaf at `path`, whose last key is `key`."""
+        name = self._name(key, path)
+        if name not in self.children:
+            self.children[name] = value
+        elif not isinstance(self.children[name], _Node):
+            raise ValueError(f"{format_path(path)} occurs twice")
+        elif not is_empty_node(value):
+            raise ValueError(f"{format_path(path)} is a leaf and has children")
 
     def child(self, key: object, path: KeyPath) -> _Node:
-        name = key_name(key)
-        if name in self.children:
-            return self.children[name][1]
-        sequence = is_sequence_key(key)
-        if self.children and sequence != self.is_sequence:
-            raise ValueError(f"{format_path(path)} has both positions and names as keys")
-        if self.value is not _UNSET and not is_empty_node(self.value):
-            raise ValueError(f"{format_path(path)} is a leaf and has children")
-        self.is_sequence = sequence
-        node = _Node()
-        self.children[name] = (key, node)
-        return node
-
-    def set_value(self, value: object, path: KeyPath) -> None:
-        if self.value is not _UNSET:
-            raise ValueError(f"{format_path(path)} occurs twice")
-        if self.children and not is_empty_node(value):
-            raise ValueError(f"{format_path(path)} is a leaf and has children")
-        self.value = value
+        """Return the container at `path`, whose last key is `key`."""
+        name = self._name(key, path)
+        child = self.children.get(name, _UNSET)
+        if not isinstance(child, _Node):
+            if child is not _UNSET and not is_empty_node(child):
+                raise ValueError(f"{format_path(path)} is a leaf and has children")
+            child = self.children[name] = _Node()
+        return child
 
     def build(self, path: KeyPath) -> object:
-        if not self.children:
-            return {} if self.value is _UNSET else self.value
+        """Return the container, which is at `path`."""
         built = {
-            name: (key, node.build((*path, key))) for name, (key, node) in self.children.items()
+            name: value.build((*path, name)) if isinstance(value, _Node) else value
+            for name, value in self.children.items()
         }
         if not self.is_sequence:
-            return {getattr(key, "key", name): value for name, (key, value) in built.items()}
+            keys = self.keys
+            return {keys.get(n, n): v for n, v in built.items()} if keys else built
         try:
-            return [built[str(index)][1] for index in range(len(built))]
+            return [built[str(index)] for index in range(len(built))]
         except KeyError as error:
             raise ValueError(
                 f"{format_path(path)} has {len(built)} elements but none at index {error}"
             ) from None
 
+    def _name(self, key: object, path: KeyPath) -> str:
+        is_sequence = is_sequence_key(key)
+        if is_sequence != self.is_sequence:
+            if self.children:
+                where = format_path(path[:-1])
+                raise ValueError(f"{where} has both positions and names as keys")
+            self.is_sequence = is_sequence
+        value = key_value(key)
+        if type(value) is str:
+            return value
+        name = str(value)
+        self.keys[name] = value
+        return name
 
+
+_ROOT = DictKey("")
 _UNSET = object()

@@ -45,6 +45,9 @@ _ATTRIBUTES: Mapping[type, str] = {
 }
 
 
+_SEQUENCE_KEYS = frozenset({SequenceKey, FlattenedIndexKey})
+
+
 def key_value(key: object) -> object:
     """Return what a key looks up: an index, a dict key or an attribute's name."""
     attribute = _ATTRIBUTES.get(type(key))
@@ -58,7 +61,7 @@ def key_name(key: object) -> str:
 
 def is_sequence_key(key: object) -> bool:
     """Whether Orbax's metadata records the key as a position instead of a name."""
-    return isinstance(key, SequenceKey | FlattenedIndexKey)
+    return type(key) in _SEQUENCE_KEYS
 
 
 def name_path(path: KeyPath) -> NamePath:
