@@ -85,6 +85,8 @@ def as_dtype(dtype_like: object) -> DType:
 
 def is_prng_dtype(dtype: object) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
+    if isinstance(dtype, np.dtype):
+        return False
     return jnp.issubdtype(cast(DType, dtype), jax.dtypes.prng_key)
 
 

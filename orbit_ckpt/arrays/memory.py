@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
@@ -27,24 +28,27 @@ class Arena:
             nbytes: How much will be asked for in all, about.
         """
         self._block_bytes = min(_BLOCK_BYTES, nbytes)
-        self._block = np.empty(0, np.uint8)
+        self._block = memoryview(b"")
         self._used = 0
 
-    def empty(self, shape: Shape, dtype: DType) -> HostArray:
-        """Return an array of undefined values."""
-        nbytes = math.prod(shape) * dtype.itemsize
+    def take(self, nbytes: int) -> memoryview:
+        """Return aligned bytes of undefined values."""
         if nbytes > self._block_bytes // 2:
-            return aligned_empty(shape, dtype)
+            return _aligned(nbytes)
         if self._used + nbytes > self._block.nbytes:
-            self._block = aligned_empty((self._block_bytes,), np.dtype(np.uint8))
+            self._block = _aligned(self._block_bytes)
             self._used = 0
         start = self._used
         self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return np.ndarray(shape, dtype, self._block, start)
+        return self._block[start : start + nbytes]
 
 
 def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
     """Return an array of undefined values in memory of its own."""
-    nbytes = math.prod(shape) * dtype.itemsize
+    return np.ndarray(shape, dtype, _aligned(math.prod(shape) * dtype.itemsize))
+
+
+def _aligned(nbytes: int) -> memoryview:
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    return np.ndarray(shape, dtype, buffer, -buffer.ctypes.data % _ALIGNMENT)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return memoryview(cast(bytearray, buffer))[start : start + nbytes]

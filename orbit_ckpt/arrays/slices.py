@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Region:
         return Region(start, shape) if all(n > 0 for n in shape) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def whole(shape: Shape) -> Region:
     """Return the region that covers an array."""
     return Region((0,) * len(shape), tuple(shape))

@@ -93,7 +93,8 @@ def host_blocks(
 
 def byte_view(array: HostArray) -> memoryview:
     """Return the memory of an array in C order."""
-    return memoryview(cast(bytearray, array.reshape(-1).view(np.uint8)))
+    flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
+    return memoryview(cast(bytearray, flat))
 
 
 def _owned(data: np.ndarray | jax.Array, host: HostArray) -> HostArray:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype, storable
-from orbit_ckpt.arrays.memory import aligned_empty
+from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
 from orbit_ckpt.arrays.transfer import local_regions, shards_of
@@ -20,6 +20,7 @@ from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
     Future,
+    LoadBatch,
     ParamInfo,
     RestoreArgs,
     SaveArgs,
@@ -40,6 +41,8 @@ from orbit_ckpt.handlers.stored import (
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.storage.batch_read import ArrayRead
+from orbit_ckpt.storage.zarr import ZarrArray
+from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 
 class ArrayHandler:
@@ -62,7 +65,7 @@ class ArrayHandler:
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         """See `TypeHandler`."""
-        return [array_metadata(info) for info in infos]
+        return array_metadata(infos, ArrayMetadata)
 
     async def serialize(
         self,
@@ -103,102 +106,154 @@ class ArrayHandler:
         """
         if not infos:
             return []
+        plan = _Planner(load_batch_of(infos[0]))
         args = default_restore_args(infos, args)
-        targets = [_target(info, arg) for info, arg in zip(infos, args, strict=True)]
+        targets = [plan.target(info, arg) for info, arg in zip(infos, args, strict=True)]
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
         reads = [target.read for target in targets]
         async with aclosing(reader.read_in_windows(reads)) as windows:
             async for window in windows:
                 part = targets[len(arrays) : len(arrays) + len(window)]
-                arrays += _place(part, window)
+                arrays += map(_Target.place, part, window)
         return arrays
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
 
 
-class _Target:
-    """What one array is to become, and what must be read for it."""
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Which parts of an array the devices of this process hold.
 
-    def __init__(
-        self,
-        info: ParamInfo,
-        shape: Shape,
-        dtype: object,
-        sharding: jax.sharding.Sharding,
-        regions: dict[jax.Device, Region],
-        read: ArrayRead,
-    ) -> None:
-        self.info = info
-        self.shape = shape
-        self.dtype = dtype
-        self.sharding = sharding
-        self.regions = regions
-        self.read = read
+    Attributes:
+        regions: The distinct parts; of a padded array they may reach beyond what is stored.
+        stored: What of them is stored, in the same order; empty regions are None.
+    """
 
-    def place(self, values: Sequence[np.ndarray]) -> jax.Array:
+    regions: Sequence[Region]
+    stored: Sequence[Region | None]
+
+
+class _Target(NamedTuple):
+    """What one array is to become; a tuple, because there are as many as leaves.
+
+    Attributes:
+        path: Where the leaf sits.
+        shape: Its shape.
+        logical: The dtype that its stored bytes stand for.
+        dtype: The dtype to cast to, None for the logical one.
+        sharding: Where its parts are to be.
+        placement: Which parts those are.
+        read: What must be read for them.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+    """
+
+    path: KeyPath
+    shape: Shape
+    logical: DType
+    dtype: object
+    sharding: jax.sharding.Sharding
+    placement: _Placement
+    read: ArrayRead
+    key_impl: str | None
+
+    def place(self, values: Sequence[HostArray]) -> jax.Array:
         """Return the array on its devices, from the values of the regions that were read.
 
         Nobody else has these values, so the CPU backend keeps them instead of copying.
         """
-        parts = self.parts(values)
+        parts = self._parts(values)
         if len(parts) == 1:
             (part,) = parts.values()
-            return jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
-        return jax.make_array_from_callback(
-            self.shape, self.sharding, lambda index: parts[from_index(index or (), self.shape)]
-        )
-
-    def parts(self, values: Sequence[np.ndarray]) -> dict[Region, np.ndarray]:
-        """Return the part of every device, from the values of the regions that were read."""
-        stored = self.read.layout
-        by_region: dict[Region, np.ndarray] = {}
-        read = dict(zip(self.read.regions, values, strict=True))
-        for region in set(self.regions.values()):
-            common = region.intersect(whole(stored.shape)) or Region(
-                region.start, (0,) * len(region.shape)
+            array = jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
+        else:
+            array = jax.make_array_from_callback(
+                self.shape, self.sharding, lambda index: parts[from_index(index or (), self.shape)]
             )
-            host = read.get(common)
-            if host is None:
-                host = aligned_empty(common.shape, stored.dtype)
-            if common != region and region.size:
-                padded = np.zeros(region.shape, host.dtype)
-                padded[common.within(region).slices] = host
-                host = padded
-            host = host.view(logical_dtype(self.info, host.dtype)).reshape(region.shape)
-            by_region[region] = cast_host(host, self.dtype, self.info.label)
-        return by_region
+        return wrap_keys(array, self.key_impl)
+
+    def _parts(self, values: Sequence[HostArray]) -> dict[Region, HostArray]:
+        """Return the values of every region, from those that were read."""
+        remaining = iter(values)
+        parts: dict[Region, HostArray] = {}
+        for region, stored in zip(self.placement.regions, self.placement.stored, strict=True):
+            if stored == region:
+                host = next(remaining)
+            else:
+                host = np.zeros(region.shape, self.read.layout.dtype)
+                if stored is not None:
+                    host[stored.within(region).slices] = next(remaining)
+            if host.dtype != self.logical:
+                host = host.view(self.logical)
+            parts[region] = cast_host(host, self.dtype, self.path)
+        return parts
 
 
-def _target(info: ParamInfo, arg: RestoreArgs) -> _Target:
-    layout = layout_of(info)
-    wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
-    shape = layout.shape
-    record = load_batch_of(info).arrays.get(info.name)
-    is_key = record is not None and record.random_key_impl is not None
-    if is_key:
-        key_type_of(info, layout.dtype)
-    if wanted.global_shape is not None and not is_key:
-        shape = tuple(wanted.global_shape)
-    if shape != layout.shape and (wanted.strict or len(shape) != len(layout.shape)):
+class _Planner:
+    """Plans how arrays are restored."""
+
+    def __init__(self, batch: LoadBatch) -> None:
+        self._batch = batch
+        self._placements: dict[object, _Placement] = {}
+
+    def target(self, info: ParamInfo, arg: RestoreArgs) -> _Target:
+        """Return what one array is to become.
+
+        Raises:
+            TreeMismatchError: It has another shape than the one asked for.
+            UnsupportedLeafError: Its dtype needs JAX's 64-bit mode, which is off.
+            ValueError: The sharding does not divide its shape.
+        """
+        layout = layout_of(info)
+        wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
+        record = self._batch.arrays.get(info.name)
+        impl = record.random_key_impl if record is not None else None
+        if impl is not None:
+            key_type_of(info, layout.dtype)
+        shape = layout.shape if impl is not None else _wanted_shape(info, wanted, layout)
+        logical = logical_dtype(info, layout.dtype)
+        dtype = None if impl is not None else wanted.dtype
+        check_width(info.location, logical if dtype is None else dtype)
+        sharding = self._sharding(info, wanted, shape)
+        try:
+            placement = self._placement(sharding, shape, layout.shape)
+        except ValueError as error:
+            raise ValueError(f"{info.label}: {error}") from error
+        regions = [region for region in placement.stored if region is not None]
+        read = ArrayRead(info.location, info.name, layout, regions)
+        return _Target(info.location, shape, logical, dtype, sharding, placement, read, impl)
+
+    def _sharding(
+        self, info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape
+    ) -> jax.sharding.Sharding:
+        wanted = requested_sharding(arg)
+        if isinstance(wanted, jax.sharding.Sharding):
+            return wanted
+        recorded = wanted or self._batch.shardings.get(info.name)
+        return self._batch.resolver.resolve(recorded, shape)
+
+    def _placement(
+        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape
+    ) -> _Placement:
+        key = sharding, shape, stored
+        if key not in self._placements:
+            regions = list(dict.fromkeys(local_regions(sharding, shape).values()))
+            parts = [region.intersect(whole(stored)) for region in regions]
+            self._placements[key] = _Placement(regions, parts)
+        return self._placements[key]
+
+
+def _wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> Shape:
+    shape = layout.shape if arg.global_shape is None else tuple(arg.global_shape)
+    if shape != layout.shape and (arg.strict or len(shape) != len(layout.shape)):
         raise TreeMismatchError(
             f"{info.label}: Requested shape: {shape} is not compatible with the stored shape: "
             f"{layout.shape}. Truncating/padding is disabled by setting of `strict=True`; pass "
             "ArrayRestoreArgs(strict=False) to allow it.",
             paths=[info.label],
         )
-    dtype = None if is_key else wanted.dtype
-    check_width(info.label, logical_dtype(info, layout.dtype) if dtype is None else dtype)
-    sharding = _sharding(info, wanted, shape)
-    try:
-        regions = local_regions(sharding, shape)
-    except ValueError as error:
-        raise ValueError(f"{info.label}: {error}") from error
-    inside = [region.intersect(whole(layout.shape)) for region in regions.values()]
-    unique = list(dict.fromkeys(region for region in inside if region is not None))
-    read = ArrayRead(info.location, info.name, layout, unique)
-    return _Target(info, shape, dtype, sharding, regions, read)
+    return shape
 
 
 def requested_sharding(arg: ArrayRestoreArgs) -> jax.sharding.Sharding | ShardingMetadata | None:
@@ -208,22 +263,15 @@ def requested_sharding(arg: ArrayRestoreArgs) -> jax.sharding.Sharding | Shardin
     return arg.sharding
 
 
-def _sharding(info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape) -> jax.sharding.Sharding:
-    batch = load_batch_of(info)
-    wanted = requested_sharding(arg)
-    if isinstance(wanted, jax.sharding.Sharding):
-        return wanted
-    return batch.resolver.resolve(wanted or batch.shardings.get(info.name), shape)
-
-
-def check_width(label: str, dtype: object) -> None:
+def check_width(path: KeyPath, dtype: object) -> None:
     """Check that JAX can hold a dtype as it is.
 
     Raises:
         UnsupportedLeafError: It has 64 bits and JAX's 64-bit mode is off.
     """
     wanted = as_dtype(dtype)
-    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+    if wanted.itemsize >= _WIDE_BYTES and jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        label = format_path(path)
         raise UnsupportedLeafError(
             f"{label}: JAX arrays of dtype {wanted} need 64-bit mode, which is off; JAX "
             "would drop half of every value. Call jax.config.update('jax_enable_x64', True), or "
@@ -232,11 +280,5 @@ def check_width(label: str, dtype: object) -> None:
         )
 
 
-def _place(targets: Sequence[_Target], values: Sequence[Sequence[np.ndarray]]) -> list[jax.Array]:
-    """Make arrays on devices of host values."""
-    arrays: list[jax.Array] = []
-    for target, parts in zip(targets, values, strict=True):
-        array = target.place(parts)
-        record = load_batch_of(target.info).arrays.get(target.info.name)
-        arrays.append(wrap_keys(array, record.random_key_impl if record else None))
-    return arrays
+_WIDE_BYTES = 8
+"""Dtypes that are narrower need no 64-bit mode."""

@@ -48,7 +48,7 @@ class NumpyHandler:
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         """See `TypeHandler`."""
-        return [array_metadata(info) for info in infos]
+        return array_metadata(infos, ArrayMetadata)
 
     async def serialize(
         self,
@@ -91,4 +91,4 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray 
         return np.bytes_(host.tobytes())
     if arg.restore_type is bytes or (arg.restore_type is None and kind == BYTES):
         return host.tobytes()
-    return cast_host(host, arg.dtype, info.label)
+    return cast_host(host, arg.dtype, info.location)

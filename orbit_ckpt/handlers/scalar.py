@@ -42,7 +42,7 @@ class ScalarHandler:
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
         """See `TypeHandler`."""
-        return [cast(ScalarMetadata, array_metadata(info, scalar=True)) for info in infos]
+        return array_metadata(infos, ScalarMetadata)
 
     async def serialize(
         self,
@@ -82,11 +82,11 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
             "ask for np.ndarray or jax.Array.",
             paths=[info.label],
         )
-    value = cast_host(host, arg.dtype, info.label)
+    value = cast_host(host, arg.dtype, info.location)
     if isinstance(arg.restore_type, type):
         convert = cast(Callable[[object], object], arg.restore_type)
         if issubclass(arg.restore_type, np.generic):
-            return cast_host(value, arg.dtype or convert, info.label)[()]
+            return cast_host(value, arg.dtype or convert, info.location)[()]
         return convert(_item(value))
     detail = load_batch_of(info).details.get(info.name)
     if detail is not None and detail.type == NUMPY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,10 +24,13 @@ from orbit_ckpt.handlers.base import (
 )
 from orbit_ckpt.handlers.prng import key_type
 from orbit_ckpt.metadata.schema import LeafDetail
-from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StorageMetadata
+from orbit_ckpt.metadata.values import ArrayMetadata, StorageMetadata
 from orbit_ckpt.storage.batch_read import ArrayRead
 from orbit_ckpt.storage.batch_write import ArrayWrite
 from orbit_ckpt.storage.zarr import ZarrArray, describe_array
+from orbit_ckpt.tree.keypath import KeyPath, format_path
+
+MetadataT = TypeVar("MetadataT", bound=ArrayMetadata)
 
 
 def add_array(
@@ -107,7 +111,7 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
     ]
 
 
-def cast_host(host: HostArray, dtype_like: object, label: str) -> HostArray:
+def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
     """Return values of another dtype; the same array if it has that dtype.
 
     Raises:
@@ -119,35 +123,38 @@ def cast_host(host: HostArray, dtype_like: object, label: str) -> HostArray:
     result = host.astype(dtype)
     if host.dtype.kind in "iu" and dtype.kind in "iu" and not np.array_equal(result, host):
         raise TreeMismatchError(
-            f"{label}: some of its integers of dtype {host.dtype} do not fit {dtype}; restore it "
-            "as a wider dtype.",
-            paths=[label],
+            f"{format_path(path)}: some of its integers of dtype {host.dtype} do not fit {dtype}; "
+            "restore it as a wider dtype.",
+            paths=[format_path(path)],
         )
     return result
 
 
-def array_metadata(info: ParamInfo, *, scalar: bool = False) -> ArrayMetadata:
-    """Return what is known of a stored array."""
-    batch = load_batch_of(info)
-    layout = layout_of(info)
-    record = batch.arrays.get(info.name)
-    make = ScalarMetadata if scalar else ArrayMetadata
-    shape, dtype = layout.shape, logical_dtype(info, layout.dtype)
-    if record is not None and record.random_key_impl is not None:
-        dtype, trailing = key_type_of(info, layout.dtype)
-        shape = shape[: len(shape) - trailing]
-    return make(
-        name=info.name,
-        directory=info.parent_dir,
-        shape=shape,
-        sharding=batch.shardings.get(info.name),
-        dtype=dtype,
-        storage=StorageMetadata(
-            chunk_shape=layout.chunk_shape,
-            write_shape=info.write_shape or (record.write_shape if record else None),
-            compression=layout.compression,
-        ),
-    )
+def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:
+    """Return what is known of stored arrays, as values of a class."""
+    if not infos:
+        return []
+    batch = load_batch_of(infos[0])
+    directory = infos[0].parent_dir
+    storages: dict[object, StorageMetadata] = {}
+    found: list[MetadataT] = []
+    for info in infos:
+        layout = layout_of(info)
+        shape, dtype = layout.shape, logical_dtype(info, layout.dtype)
+        record = batch.arrays.get(info.name)
+        write_shape = info.write_shape
+        if write_shape is None and record is not None:
+            write_shape = record.write_shape
+        if record is not None and record.random_key_impl is not None:
+            dtype, trailing = key_type_of(info, layout.dtype)
+            shape = shape[: len(shape) - trailing]
+        storage = storages.get((id(layout), write_shape))
+        if storage is None:
+            storage = StorageMetadata(layout.chunk_shape, write_shape, layout.compression)
+            storages[id(layout), write_shape] = storage
+        sharding = batch.shardings.get(info.name)
+        found.append(make(info.name, directory, shape, sharding, dtype, storage))
+    return found
 
 
 def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:

@@ -409,48 +409,56 @@ def encode_value(leaf: LeafRecord) -> dict[str, object]:
 
 
 def _decode_leaves(entries: Mapping[str, object], where: str) -> list[LeafRecord]:
-    known: dict[object, tuple[object, str]] = {}
+    decoder = _LeafDecoder()
     leaves: list[LeafRecord] = []
     for id_, entry in entries.items():
         try:
-            leaves.append(_decode_leaf(cast(Any, entry), known))
+            leaves.append(decoder.decode(entry))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             _check_leaf(entry, where, id_)
             raise FormatError(f"{where}: {id_}: {error}") from error
     return leaves
 
 
-def _decode_leaf(entry: Any, known: dict[object, tuple[object, str]]) -> LeafRecord:
-    """Decode one entry of `tree_metadata`.
+class _LeafDecoder:
+    """Decodes the entries of `tree_metadata`.
 
-    There is one for every leaf, so fields are taken for what they should be; what is wrong with
-    one that is not, `_check_leaf` says.
-
-    Args:
-        entry: Decoded JSON.
-        known: Keys and their names by what is recorded of them; most occur many times.
+    There is one for every leaf, so fields are taken for what they should be; what is wrong with one
+    that is not, `_check_leaf` says. Keys and values of which there are many are checked once.
     """
-    value = entry["value_metadata"]
-    keys: list[tuple[object, str]] = []
-    for pair in entry["key_metadata"]:
-        recorded = pair["key"], pair["key_type"]
-        if recorded not in known:
-            known[recorded] = _decode_key(*recorded)
-        keys.append(known[recorded])
-    names = tuple([name for _, name in keys])
-    leaf = LeafRecord(
-        tuple([key for key, _ in keys]),
-        names,
-        storage_name(names),
-        value["value_type"],
-        value.get("skip_deserialize", False),
-        shape if (shape := value.get("write_shape")) is None else tuple(shape),
-    )
-    if type(leaf.typestr) is not str or type(leaf.is_empty) is not bool:
+
+    def __init__(self) -> None:
+        self._keys: dict[object, tuple[object, str]] = {}
+        self._values: dict[object, _RecordedValue] = {}
+
+    def decode(self, entry: Any) -> LeafRecord:
+        path: list[object] = []
+        names: list[str] = []
+        for pair in entry["key_metadata"]:
+            recorded = pair["key"], pair["key_type"]
+            if recorded not in self._keys:
+                self._keys[recorded] = _decode_key(*recorded)
+            key, name = self._keys[recorded]
+            path.append(key)
+            names.append(name)
+        value = entry["value_metadata"]
+        shape = value.get("write_shape")
+        shape = shape if shape is None else tuple(shape)
+        recorded = value["value_type"], value.get("skip_deserialize", False), shape
+        if recorded not in self._values:
+            self._values[recorded] = _checked_value(*recorded)
+        known = tuple(names)
+        return LeafRecord(tuple(path), known, storage_name(known), *self._values[recorded])
+
+
+_RecordedValue = tuple[str, bool, Shape | None]
+
+
+def _checked_value(typestr: object, is_empty: object, shape: object) -> _RecordedValue:
+    lengths = cast(Shape, shape or ())
+    if type(typestr) is not str or type(is_empty) is not bool or {*map(type, lengths)} - {int}:
         raise TypeError("a field of its value is of a wrong type")
-    if leaf.write_shape and {*map(type, leaf.write_shape)} != {int}:
-        raise TypeError("write_shape is not a list of lengths")
-    return leaf
+    return typestr, is_empty, cast(Shape | None, shape)
 
 
 def _decode_key(name: str, kind: int) -> tuple[object, str]:

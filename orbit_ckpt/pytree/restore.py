@@ -339,17 +339,16 @@ def _convert_inline(
     batch: LoadBatch, record: LeafRecord, value: object, arg: RestoreArgs
 ) -> object:
     """Return a value that an old writer put into its structure file, as the caller wants it."""
-    where = format_path(record.path)
     if isinstance(arg, ArrayRestoreArgs):
-        host = cast_host(np.asarray(value), arg.dtype, where)
-        check_width(where, host.dtype)
+        host = cast_host(np.asarray(value), arg.dtype, record.path)
+        check_width(record.path, host.dtype)
         device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
         sharding = requested_sharding(arg)
         if not isinstance(sharding, jax.sharding.Sharding):
             sharding = batch.resolver.resolve(sharding, arg.global_shape or host.shape)
         return device_put(host.reshape(arg.global_shape or host.shape), sharding)
     if isinstance(value, np.ndarray):
-        return cast_host(cast(HostArray, value), arg.dtype, where)
+        return cast_host(cast(HostArray, value), arg.dtype, record.path)
     if isinstance(value, int | float) and arg.dtype is not None:
         return as_dtype(arg.dtype).type(value).item()
     return value

@@ -133,6 +133,8 @@ def _array_change(wanted: object, stored: ArrayMetadata, *, strict: bool) -> str
         shape, dtype = tuple(array.shape), array.dtype
     else:
         return None
+    if shape == stored.shape and dtype == stored.dtype:
+        return None
     may_pad = not strict and not isinstance(wanted, np.ndarray) and len(shape) == len(stored.shape)
     changes: list[str] = []
     if shape != stored.shape and not may_pad:

@@ -12,8 +12,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import tensorstore as ts
@@ -36,10 +35,14 @@ from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
 
+_SMALL_BYTES = 1 << 14
+"""Reads below this size are left to one thread; several would mostly wait for the interpreter."""
 
-@dataclass(frozen=True, slots=True)
-class ArrayRead:
-    """Parts of one array to read.
+_MAX_AHEAD_BYTES = 1 << 20
+
+
+class ArrayRead(NamedTuple):
+    """Parts of one array to read; a tuple, because there are as many as leaves.
 
     Attributes:
         path: Where the leaf sits.
@@ -121,22 +124,26 @@ class BatchReader:
 
         A group counts against the budget, which all callers share, until the next is asked for.
         """
-        for window in self._windows(reads):
-            async with self.limiter.reserve(sum(read.nbytes for read in window)):
+        for window, nbytes in self._windows(reads):
+            async with self.limiter.reserve(nbytes):
                 yield await self.read(window)
 
-    def _windows(self, reads: Sequence[ArrayRead]) -> Iterator[list[ArrayRead]]:
+    def _windows(self, reads: Sequence[ArrayRead]) -> Iterator[tuple[Sequence[ArrayRead], int]]:
         limit = self.limiter.max_bytes
+        if limit is None:
+            yield reads, 0
+            return
         window: list[ArrayRead] = []
         held = 0
         for read in reads:
-            if window and limit is not None and held + read.nbytes > limit:
-                yield window
+            nbytes = read.nbytes
+            if window and held + nbytes > limit:
+                yield window, held
                 window, held = [], 0
             window.append(read)
-            held += read.nbytes
+            held += nbytes
         if window:
-            yield window
+            yield window, held
 
     async def read(self, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
         """Return for every read the values of its regions, of the stored dtype.
@@ -147,11 +154,12 @@ class BatchReader:
             CorruptionError: A chunk is missing, cut short or damaged.
         """
         results: list[list[np.ndarray]] = [[] for _ in reads]
+        sizes = [read.nbytes for read in reads]
         direct = [i for i, read in enumerate(reads) if self._is_direct(read)]
         others = [i for i, read in enumerate(reads) if not self._is_direct(read)]
 
         def read_directly(positions: Sequence[int]) -> None:
-            with _Reading(sum(reads[i].nbytes for i in positions)) as reading:
+            with _Reading(sum(sizes[i] for i in positions)) as reading:
                 for i in positions:
                     read = reads[i]
                     results[i] = [self._read_direct(read, r, reading) for r in read.regions]
@@ -159,10 +167,9 @@ class BatchReader:
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decode(reads[i], r) for r in reads[i].regions)
 
-        shares = _shares(direct, [read.nbytes for read in reads])
         await run_all(
             [
-                *(asyncio.to_thread(read_directly, share) for share in shares),
+                *(asyncio.to_thread(read_directly, share) for share in _shares(direct, sizes)),
                 *(read_decoded(i) for i in others),
             ]
         )
@@ -173,11 +180,16 @@ class BatchReader:
 
     def _read_direct(self, read: ArrayRead, region: Region, reading: _Reading) -> HostArray:
         layout = read.layout
-        result = reading.arena.empty(region.shape, layout.dtype)
+        memory = reading.arena.take(region.size * layout.dtype.itemsize)
+        result = np.ndarray(region.shape, layout.dtype, memory)
+        if region.shape == layout.chunk_shape == layout.shape:
+            first = (0,) * len(layout.shape)
+            self._read_chunk(read, first, memory, reading)
+            return result
         for index in chunk_indices(region, layout.chunk_shape):
             chunk = chunk_region(index, layout.chunk_shape)
             if chunk == region:
-                self._read_chunk(read, index, byte_view(result), reading)
+                self._read_chunk(read, index, memory, reading)
                 break
             values = aligned_empty(chunk.shape, layout.dtype)
             self._read_chunk(read, index, byte_view(values), reading)
@@ -195,8 +207,9 @@ class BatchReader:
         value = self._find(read.path, key)
         if value is None:
             raise self._missing(read, key)
+        is_plain = layout.compression is None and chunk.nbytes >= _SMALL_BYTES
         try:
-            if layout.compression is None and isinstance(value, Extent):
+            if is_plain and isinstance(value, Extent):
                 problem = _read_plain(layout, value, chunk, reading)
             else:
                 problem = _read_encoded(layout, value, chunk, reading)
@@ -306,8 +319,10 @@ class _Reading:
     def __init__(self, nbytes: int) -> None:
         self.arena = Arena(nbytes)
         self._descriptors: dict[str, int] = {}
-        self._scratch = bytearray()
         self._stack = ExitStack()
+        self._window = memoryview(b"")
+        self._window_place = Extent("", 0, 0)
+        self._scratch = bytearray()
 
     def __enter__(self) -> _Reading:
         return self
@@ -319,10 +334,26 @@ class _Reading:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
         if isinstance(value, bytes):
             return memoryview(value)
-        if len(self._scratch) < value.length:
-            self._scratch = bytearray(value.length)
-        buffer = memoryview(self._scratch)[: value.length]
-        return buffer[: self.read_into(value, [buffer])]
+        place = self._window_place
+        start = value.offset - place.offset
+        if value.file != place.file or start < 0 or start + value.length > place.length:
+            self._read_ahead(value)
+            start = 0
+        return self._window[start : start + value.length]
+
+    def _read_ahead(self, value: Extent) -> None:
+        """Read a value and, if it lies shortly behind the last ones, what follows it."""
+        last = self._window_place
+        gap = value.offset - last.offset - last.length
+        is_next = value.file == last.file and 0 <= gap <= last.length
+        nbytes = max(value.length, min(2 * last.length, _MAX_AHEAD_BYTES) if is_next else 0)
+        if len(self._scratch) < nbytes:
+            self._window.release()
+            self._scratch = bytearray(nbytes)
+        place = Extent(value.file, value.offset, nbytes)
+        buffer = memoryview(self._scratch)[:nbytes]
+        self._window = buffer[: self.read_into(place, [buffer])]
+        self._window_place = Extent(value.file, value.offset, self._window.nbytes)
 
     def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
         """Fill buffers with the bytes of a value; return how many there were."""
@@ -374,19 +405,18 @@ def _read_encoded(
 
 def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Deal reads out to threads, each about the same number of bytes, order kept."""
-    if not positions:
-        return []
-    per_read = 4096
-    target = sum(sizes[i] + per_read for i in positions) / _THREADS
-    shares: list[list[int]] = [[]]
-    held = 0
-    for i in positions:
-        if held >= target and len(shares) < _THREADS:
+    small = [i for i in positions if sizes[i] < _SMALL_BYTES]
+    large = [i for i in positions if sizes[i] >= _SMALL_BYTES]
+    target = sum(sizes[i] for i in large) / _THREADS
+    shares: list[list[int]] = [small]
+    held = target
+    for i in large:
+        if held >= target:
             shares.append([])
             held = 0
         shares[-1].append(i)
-        held += sizes[i] + per_read
-    return shares
+        held += sizes[i]
+    return [share for share in shares if share]
 
 
 def _damaged(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:

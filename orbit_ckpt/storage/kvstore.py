@@ -49,6 +49,7 @@ class OcdbtStore:
         self._directory = directory
         self._index = ocdbt.read_index(directory.path)
         self._nested: dict[str, OcdbtStore] = {}
+        self._verified: set[str] = set()
 
     def find(self, key: str) -> Value | None:
         """See `ValueStore`."""
@@ -56,9 +57,10 @@ class OcdbtStore:
         if value is None:
             nested = self._nested_store(key)
             return nested[0].find(nested[1]) if nested else None
-        if isinstance(value, Extent):
+        if isinstance(value, Extent) and value.file not in self._verified:
             # only a manifest of a zarr2 checkpoint has records of data files
             self._directory.verify(os.path.relpath(value.file, self._directory.path))
+            self._verified.add(value.file)
         return value
 
     def keys_below(self, name: str) -> list[str]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
-
-import numpy as np
 
 from orbit_ckpt.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt.arrays.slices import Shape
@@ -65,13 +64,18 @@ class ZarrArray:
     @property
     def chunk_nbytes(self) -> int:
         """Size of one chunk's elements in bytes."""
-        return int(np.prod(self.chunk_shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     def chunk_key(self, name: str, index: Shape) -> str:
         """Return the storage key of one chunk of the array called `name`."""
-        if self.zarr_format == 3:
-            return join_key(name, "/".join(["c", *map(str, index)]))
-        return join_key(name, self.separator.join(map(str, index)) or "0")
+        return join_key(name, _chunk_suffix(index, self.zarr_format, self.separator))
+
+
+@functools.lru_cache(maxsize=4096)
+def _chunk_suffix(index: Shape, zarr_format: int, separator: str) -> str:
+    if zarr_format == 3:
+        return "/".join(["c", *map(str, index)])
+    return separator.join(map(str, index)) or "0"
 
 
 def document_name(zarr_format: int) -> str:
@@ -92,7 +96,7 @@ def describe_array(
         zarr_format: 2 or 3.
         compress: Whether to compress; small arrays are not compressed all the same.
     """
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     zstd = compress and nbytes >= MIN_COMPRESSED_BYTES
     array = ZarrArray(
         zarr_format=zarr_format,
@@ -129,7 +133,6 @@ def _zarr2_document(array: ZarrArray) -> dict[str, object]:
         "chunks": array.chunk_shape,
         "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if array.compression else None,
         "dimension_separator": array.separator,
-        # numpy has no type string for the ml_dtypes; TensorStore takes their names
         # numpy has no type strings for the ml_dtypes; TensorStore takes their names
         "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
         "fill_value": None,
