@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box inside an array.
+class Region(NamedTuple):
+    """A box inside an array; a tuple, because every leaf has some.
 
     Attributes:
         start: Index of its first element along every dimension.
@@ -67,6 +66,9 @@ def from_index(index: Sequence[slice], shape: Shape) -> Region:
 
 def chunk_indices(region: Region, chunk_shape: Shape) -> Iterator[Shape]:
     """Yield the grid index of every chunk that overlaps a region, in C order."""
+    if region.shape == chunk_shape and not any(region.start):
+        yield region.start
+        return
     if not region.size:
         return
     ranges = [

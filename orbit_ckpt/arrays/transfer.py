@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -13,9 +12,8 @@ from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A part of an array and where its data is.
+class Shard(NamedTuple):
+    """A part of an array and where its data is; a tuple, because every leaf has some.
 
     Attributes:
         region: The part.
@@ -39,6 +37,8 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     """
     if isinstance(value, np.ndarray):
         return [Shard(whole(value.shape), value)]
+    if len(value.sharding.device_set) == 1 and value.is_fully_addressable:
+        return [Shard(whole(value.shape), value)]
     return [
         Shard(from_index(shard.index, value.shape), shard.data)
         for shard in value.addressable_shards
@@ -50,7 +50,7 @@ def is_on_host(data: np.ndarray | jax.Array) -> bool:
     """Whether data can be read where it is, without copying it from a device."""
     if isinstance(data, np.ndarray):
         return True
-    return all(device.platform == "cpu" for device in data.devices())
+    return all(device.platform == "cpu" for device in data.sharding.device_set)
 
 
 def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
@@ -84,7 +84,8 @@ def host_blocks(
     Of data on a device no more than about `max_bytes` are copied at a time.
     """
     if isinstance(data, np.ndarray) or is_on_host(data):
-        yield np.asarray(data)[region.slices]
+        host = np.asarray(data)
+        yield host if region.shape == host.shape else host[region.slices]
         return
     elements = max_bytes // data.dtype.itemsize
     for block in split_by_rows(region, (1,) * data.ndim, elements):

@@ -135,25 +135,26 @@ def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[Me
     if not infos:
         return []
     batch = load_batch_of(infos[0])
+    reader, arrays, shardings = batch.reader, batch.arrays, batch.shardings
     directory = infos[0].parent_dir
     storages: dict[object, StorageMetadata] = {}
     found: list[MetadataT] = []
     for info in infos:
-        layout = layout_of(info)
-        shape, dtype = layout.shape, logical_dtype(info, layout.dtype)
-        record = batch.arrays.get(info.name)
-        write_shape = info.write_shape
-        if write_shape is None and record is not None:
-            write_shape = record.write_shape
-        if record is not None and record.random_key_impl is not None:
-            dtype, trailing = key_type_of(info, layout.dtype)
-            shape = shape[: len(shape) - trailing]
+        name, write_shape = info.name, info.write_shape
+        layout = reader.layout(info.location, name)
+        shape = layout.shape
+        dtype = logical_dtype(info, layout.dtype) if batch.details else layout.dtype
+        record = arrays.get(name)
+        if record is not None:
+            write_shape = record.write_shape if write_shape is None else write_shape
+            if record.random_key_impl is not None:
+                dtype, trailing = key_type_of(info, layout.dtype)
+                shape = shape[: len(shape) - trailing]
         storage = storages.get((id(layout), write_shape))
         if storage is None:
             storage = StorageMetadata(layout.chunk_shape, write_shape, layout.compression)
             storages[id(layout), write_shape] = storage
-        sharding = batch.shardings.get(info.name)
-        found.append(make(info.name, directory, shape, sharding, dtype, storage))
+        found.append(make(name, directory, shape, shardings.get(name), dtype, storage))
     return found
 
 

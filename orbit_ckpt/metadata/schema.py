@@ -94,7 +94,7 @@ class TreeDocument:
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         document: dict[str, object] = {
-            "tree_metadata": {str(leaf.names): _encode_leaf(leaf) for leaf in self.leaves},
+            "tree_metadata": _encode_leaves(self.leaves),
             "use_ocdbt": self.use_ocdbt,
             "use_zarr3": self.use_zarr3,
             "store_array_data_equal_to_fill_value": self.stores_fill_values,
@@ -390,14 +390,22 @@ def expect_shape(value: object, *where: str) -> Shape:
     return tuple(cast(list[int], lengths))
 
 
-def _encode_leaf(leaf: LeafRecord) -> dict[str, object]:
-    return {
-        "key_metadata": [
-            {"key": name, "key_type": _SEQUENCE if is_sequence_key(key) else _DICT}
-            for name, key in zip(leaf.names, leaf.path, strict=True)
-        ],
-        "value_metadata": encode_value(leaf),
-    }
+def _encode_leaves(leaves: Sequence[LeafRecord]) -> dict[str, object]:
+    keys: dict[tuple[str, bool], object] = {}  # most keys and values occur many times
+    values: dict[object, object] = {}
+    entries: dict[str, object] = {}
+    for leaf in leaves:
+        key_metadata: list[object] = []
+        for name, key in zip(leaf.names, leaf.path, strict=True):
+            known = name, is_sequence_key(key)
+            if known not in keys:
+                keys[known] = {"key": name, "key_type": _SEQUENCE if known[1] else _DICT}
+            key_metadata.append(keys[known])
+        kind = leaf.typestr, leaf.is_empty, leaf.write_shape
+        if kind not in values:
+            values[kind] = encode_value(leaf)
+        entries[str(leaf.names)] = {"key_metadata": key_metadata, "value_metadata": values[kind]}
+    return entries
 
 
 def encode_value(leaf: LeafRecord) -> dict[str, object]:

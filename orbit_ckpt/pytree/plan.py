@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jax.core import Tracer
 
@@ -43,9 +44,8 @@ _MAX_DEPTH = 200
 _EMPTY_TYPESTRS: Mapping[type, str] = {dict: "Dict", list: "List", tuple: "Tuple"}
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLeaf:
-    """One leaf to write.
+class PlannedLeaf(NamedTuple):
+    """One leaf to write; a tuple, because there may be many.
 
     Attributes:
         path: Where it sits.
@@ -215,6 +215,8 @@ def _check_names(
 
 def _bad_name(name: str, *, as_files: bool, has_bare: bool) -> str | None:
     """Return why a storage name cannot be used, None if it can."""
+    if not as_files and name.isascii():
+        return None
     try:
         encoded = name.encode()
     except UnicodeEncodeError:

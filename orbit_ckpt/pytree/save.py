@@ -95,21 +95,22 @@ def finalize_tree(
 def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
-    limiter = ByteLimiter(options.max_bytes)
-    parent = as_epath(directory)
+    template = ParamInfo(
+        name="",
+        parent_dir=as_epath(directory),
+        byte_limiter=ByteLimiter(options.max_bytes),
+        is_ocdbt_checkpoint=options.use_ocdbt,
+        use_compression=options.use_compression,
+        use_zarr3=options.use_zarr3,
+        ocdbt_target_data_file_size=options.data_file_bytes,
+        save_batch=batch,
+    )
     return {
-        leaf.name: ParamInfo(
+        leaf.name: template.replace(
             name=leaf.name,
-            parent_dir=parent,
             keypath=leaf.path,
             skip_deserialize=leaf.handler is None,
-            byte_limiter=limiter,
-            is_ocdbt_checkpoint=options.use_ocdbt,
-            use_compression=options.use_compression,
-            use_zarr3=options.use_zarr3,
-            ocdbt_target_data_file_size=options.data_file_bytes,
             value_typestr=leaf.typestr,
-            save_batch=batch,
         )
         for leaf in plan.leaves
     }

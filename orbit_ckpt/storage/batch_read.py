@@ -88,28 +88,30 @@ class BatchReader:
     ) -> None:
         self._store = store
         self._zarr_format = zarr_format
+        self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
         self._fill_missing = fill_missing
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
 
-    def layout(self, path: KeyPath, name: str, *, metadata_key: str | None = None) -> ZarrArray:
+    def layout(self, path: KeyPath, name: str) -> ZarrArray:
         """Return how an array is stored.
 
         Raises:
             CorruptionError: Its metadata document is missing.
             FormatError: Its metadata document is not understood.
         """
-        key = join_key(name, metadata_key or document_name(self._zarr_format))
+        key = join_key(name, self._document_name)
         value = self._find(path, key)
         if value is None:
+            where = format_path(path)
             raise CorruptionError(
-                f"{format_path(path)}: the array's metadata document {key!r} is missing. "
+                f"{where}: the array's metadata document {key!r} is missing. "
                 f"{self._other_names(name)}",
-                path=format_path(path),
+                path=where,
                 chunk=key,
             )
-        document = read_value(value)
+        document = value if isinstance(value, bytes) else read_value(value)
         known = self._layouts.get(document)
         if known is None:
             where = f"{format_path(path)} ({key})"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,9 +37,8 @@ _TASK_BYTES = 1 << 25
 _THREADS = max(2, min(16, os.cpu_count() or 2))
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayWrite:
-    """One array to write.
+class ArrayWrite(NamedTuple):
+    """One array to write; a tuple, because there are as many as leaves.
 
     Attributes:
         name: Storage name.
@@ -109,25 +109,22 @@ class BatchWriter:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Chunks of one array that one thread writes.
 
     Attributes:
         write: The array.
         shard: Where their data is.
         region: The chunks, in coordinates of the array.
+        nbytes: Their size in memory.
         is_first: Whether the metadata document is written with them.
     """
 
     write: ArrayWrite
     shard: Shard
     region: Region
+    nbytes: int
     is_first: bool
-
-    @property
-    def nbytes(self) -> int:
-        return self.region.size * self.shard.data.dtype.itemsize
 
 
 async def _write(writes: Sequence[ArrayWrite], writer: ValueWriter, options: WriteOptions) -> None:
@@ -180,9 +177,11 @@ def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
     for write in writes:
         is_first = True
         for shard in write.shards:
-            elements = max_bytes // shard.data.dtype.itemsize
-            for region in split_by_rows(shard.region, write.layout.chunk_shape, elements):
-                yield _Part(write, shard, region, is_first)
+            itemsize = shard.data.dtype.itemsize
+            for region in split_by_rows(
+                shard.region, write.layout.chunk_shape, max_bytes // itemsize
+            ):
+                yield _Part(write, shard, region, region.size * itemsize, is_first)
                 is_first = False
 
 
@@ -210,9 +209,7 @@ def _write_parts(
 def _source(part: _Part, max_bytes: int) -> Shard:
     """Return where a part's data is; begin to copy it from its device, unless it is too large."""
     shard = part.shard
-    if part.region != shard.region and not is_on_host(shard.data):
-        return shard
-    if part.nbytes > max_bytes and not is_on_host(shard.data):
+    if part.region != shard.region or part.nbytes > max_bytes:
         return shard
     return Shard(shard.region, begin_transfer(shard.data))
 
@@ -221,7 +218,7 @@ def _pieces(
     source: Shard, chunk: Region, write: ArrayWrite, max_bytes: int
 ) -> Iterator[memoryview]:
     """Yield the bytes of a chunk's elements in C order; beyond the array they are zero."""
-    inside = chunk.intersect(source.region)
+    inside = chunk if chunk == source.region else chunk.intersect(source.region)
     if inside == chunk:
         for block in host_blocks(source.data, chunk.within(source.region), max_bytes):
             yield from _stored_bytes(block, write)
@@ -235,7 +232,8 @@ def _pieces(
 def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
     """Yield elements of the stored dtype as bytes, without a copy if they are that already."""
     if block.dtype == write.dtype and block.flags.c_contiguous:
-        yield from split(byte_view(block))
+        data = byte_view(block)
+        yield from split(data) if data.nbytes > PIECE_BYTES else (data,)
         return
     for rows in split_by_rows(
         whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize

@@ -6,6 +6,7 @@ which gives small values at once and the place of all others.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,9 +56,8 @@ def read_index(directory: Path) -> dict[str, Value]:
             file = Path(child.place.file)
             node = decode_node(_read(child.place), child)
             pending += node.children
-            prefix = child.prefix.decode("utf-8", "surrogateescape")
-            for key, value in zip(node.keys, node.values, strict=True):
-                index[prefix + key.decode("utf-8", "surrogateescape")] = value
+            keys = [child.prefix + key for key in node.keys] if child.prefix else node.keys
+            index.update(zip(map(_text, keys), node.values, strict=True))
     except UnsupportedError as error:
         raise FormatError(f"{file}: an OCDBT database with {error}") from error
     except (DecodeError, OSError, ValueError) as error:
@@ -67,6 +67,9 @@ def read_index(directory: Path) -> dict[str, Value]:
             file=str(file),
         ) from error
     return index
+
+
+_text = operator.methodcaller("decode", "utf-8", "surrogateescape")
 
 
 def _root(directory: Path) -> Child | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,12 +138,12 @@ def _values(columns: _Columns, files: Sequence[tuple[str, str]], count: int) -> 
     kinds = columns.take(count)
     if max(kinds, default=0) > 1:
         raise UnsupportedError("a value of unknown kind")
-    ids = iter(columns.varints(sum(kinds)))
-    offsets = iter(columns.varints(sum(kinds)))
-    return [
-        Extent(files[next(ids)][0], next(offsets), length) if kind else columns.take(length)
-        for kind, length in zip(kinds, lengths, strict=True)
-    ]
+    paths = (files[i][0] for i in columns.varints(sum(kinds)))
+    offsets = columns.varints(sum(kinds))
+    outside = [n for kind, n in zip(kinds, lengths, strict=True) if kind]
+    indirect = map(Extent, paths, offsets, outside)
+    inline = iter(columns.split(n for kind, n in zip(kinds, lengths, strict=True) if not kind))
+    return [next(indirect) if kind else next(inline) for kind in kinds]
 
 
 class _Columns:
@@ -158,6 +159,12 @@ class _Columns:
         if self._position > len(self._data):
             raise DecodeError("it ends too early")
         return self._data[start : self._position]
+
+    def split(self, lengths: Iterable[int]) -> list[bytes]:
+        """Return consecutive strings."""
+        ends = list(itertools.accumulate(lengths, initial=0))
+        data = self.take(ends[-1])
+        return [data[a:b] for a, b in itertools.pairwise(ends)]
 
     def varint(self) -> int:
         return self.varints(1)[0]

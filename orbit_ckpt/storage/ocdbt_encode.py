@@ -10,7 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import zstandard
 from crc32c import crc32c
 
@@ -28,9 +30,8 @@ _NO_ROOT = b"\xff" * 9 + b"\x01"
 _ZSTD_LEVEL = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Where the bytes of a value are.
+class Extent(NamedTuple):
+    """Where the bytes of a value are; a tuple, because every leaf has some.
 
     Attributes:
         file: Path of the data file; in a database, relative to its root.
@@ -225,19 +226,17 @@ def _shared_prefixes(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
 
 
 def _varints(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(_varint, numbers))
+    """Return numbers in groups of 7 bits, the lowest first, all but the last of each marked."""
+    values = list(numbers)
+    if not values or max(values) < 0x80:
+        return bytes(values)
+    width = -(-max(values).bit_length() // 7)
+    shifted = np.array(values, np.uint64)[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64)
+    more = np.append(shifted[:, 1:] != 0, np.zeros((len(values), 1), bool), axis=1)
+    groups = (shifted & 0x7F).astype(np.uint8) | more * np.uint8(0x80)
+    is_used = np.append(np.ones((len(values), 1), bool), more[:, :-1], axis=1)
+    return groups[is_used].tobytes()
 
 
 def _varint(number: int) -> bytes:
-    """Return a number in groups of 7 bits, the lowest first, all but the last marked."""
-    if number < 0x80:
-        return _SMALL[number]
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    groups.append(number)
-    return bytes(groups)
-
-
-_SMALL = [bytes([number]) for number in range(0x80)]
+    return _varints([number])

@@ -157,7 +157,7 @@ class _Node:
 
     def _name(self, key: object, path: KeyPath) -> str:
         is_sequence = is_sequence_key(key)
-        if is_sequence != self.is_sequence:
+        if is_sequence is not self.is_sequence:
             if self.children:
                 where = format_path(path[:-1])
                 raise ValueError(f"{where} has both positions and names as keys")

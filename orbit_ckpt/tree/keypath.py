@@ -90,12 +90,15 @@ def key_kind(key: object) -> KeyKind | None:
     Dict keys that are neither strings nor literals (an enum member, say) also give None: they
     are restored by name.
     """
+    value = key_value(key)
+    kind = type(key)
+    if kind is SequenceKey or (kind is DictKey and type(value) is str):
+        return None
     if isinstance(key, GetAttrKey):
         return KeyKind.ATTRIBUTE
     if isinstance(key, FlattenedIndexKey):
         return KeyKind.FLAT
-    value = key_value(key)
-    if isinstance(key, SequenceKey) or type(value) is str:
+    if type(value) is str:
         return None
     return KeyKind.LITERAL if _is_literal(value) else None
 
