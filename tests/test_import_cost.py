@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # Each takes a few milliseconds at most; TensorStore, which takes ten, is what every save needs.
-EXPECTED = {"crc32c", "etils", "msgpack", "orbit_ckpt", "tensorstore", "typing_extensions"}
+EXPECTED = {"crc32c", "etils", "msgspec", "orbit_ckpt", "tensorstore", "typing_extensions"}
 
 SCRIPT = """
 import sys, jax

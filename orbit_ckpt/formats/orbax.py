@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt.formats.orbax_legacy import (
@@ -167,7 +169,7 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
     except ValueError as error:
         raise FormatError(f"{directory / TREE_DETAILS}: {error}") from error
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
-        leaves = [leaves[0]._replace(path=(), names=())]
+        leaves = [msgspec.structs.replace(leaves[0], path=(), names=())]
     applied = replace(document, leaves=leaves)
     return StoredTree(checked, applied, details, legacy.inline if legacy else {})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import msgpack
+import msgspec
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import parse_dtype
@@ -59,9 +59,9 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
         FormatError: It is not msgpack, or holds what Orbax never wrote.
     """
     try:
-        tree = msgpack.unpackb(data, ext_hook=_decode_extension, strict_map_key=False)
+        tree = _decode_msgpack(data)
         flat: FlatTree = flatten(_join_chunks(tree))
-    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(
             f"{where}: not an aggregate file of Orbax ({type(error).__name__}: {error}). It is "
             "damaged, or was written by something else."
@@ -115,15 +115,19 @@ def _empty_typestr(value: object) -> str:
     return kinds.pop() if kinds else "None"
 
 
-def _decode_extension(code: int, data: bytes) -> object:
+def _decode_msgpack(data: bytes | memoryview) -> object:
+    return msgspec.msgpack.decode(data, ext_hook=_decode_extension)
+
+
+def _decode_extension(code: int, data: memoryview) -> object:
     if code in (1, 3):
-        shape, dtype_name, buffer = cast(tuple[list[int], str, bytes], msgpack.unpackb(data))
+        shape, dtype_name, buffer = cast(tuple[list[int], str, bytes], _decode_msgpack(data))
         array = np.frombuffer(buffer, parse_dtype(dtype_name)).reshape(shape)
         return array[()] if code == 3 else array.copy()
     if code == 2:
-        return complex(*cast(list[float], msgpack.unpackb(data)))
+        return complex(*cast(list[float], _decode_msgpack(data)))
     if code == 4:
-        return tuple(cast(list[object], msgpack.unpackb(data, ext_hook=_decode_extension)))
+        return tuple(cast(list[object], _decode_msgpack(data)))
     raise ValueError(f"Unsupported msgpack code: {code}")
 
 

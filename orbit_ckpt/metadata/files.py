@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from orbit_ckpt.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.metadata.codec import decode_json, encode_json, encode_user_json
 from orbit_ckpt.metadata.schema import (
     RANDOM_KEY_IMPL,
     ArrayRecord,
     StepDocument,
     TreeDetails,
     TreeDocument,
-    expect,
-    expect_list,
-    expect_object,
-    parse_json,
+    decode_arrays,
+    encode_arrays,
 )
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -33,16 +31,11 @@ from orbit_ckpt.storage.layout import (
 )
 
 
-def write_json(path: Path, document: object) -> None:
-    """Write a JSON document and wait until it is on the disk."""
-    write_file(path, json.dumps(document, separators=(",", ":")).encode())
-
-
 def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
     """Write `_METADATA` and, if there is something to say, our own details beside it."""
     if details:
-        write_json(directory / TREE_DETAILS, details.to_json())
-    write_json(directory / TREE_METADATA, tree.to_json())
+        write_file(directory / TREE_DETAILS, encode_json(details))
+    write_file(directory / TREE_METADATA, tree.encode())
 
 
 def write_arrays(
@@ -54,14 +47,12 @@ def write_arrays(
     """Write what is known of JAX arrays; no file that would be empty."""
     if records:
         (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
-        document = {"array_metadatas": [record.to_json() for record in records]}
-        write_json(directory / ARRAY_METADATAS / f"process_{process}", document)
+        file = directory / ARRAY_METADATAS / f"process_{process}"
+        write_file(file, encode_arrays(records))
     if shardings:
         texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
-        write_json(
-            directory / SHARDINGS,
-            {_encode_name(name): texts[sharding] for name, sharding in shardings.items()},
-        )
+        document = {_encode_name(name): texts[sharding] for name, sharding in shardings.items()}
+        write_file(directory / SHARDINGS, encode_json(document))
 
 
 def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
@@ -83,7 +74,7 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
             node = cast(dict[str, object], below)
         else:
             node.setdefault(last, text)
-    write_json(directory / STRINGS, document)
+    write_file(directory / STRINGS, encode_user_json(document))
 
 
 def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
@@ -93,10 +84,10 @@ def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
         FormatError: A document is not understood.
         CorruptionError: A file differs from its checksum.
     """
-    document = _read(directory, TREE_METADATA)
-    if document is None:
+    data = directory.read_bytes(TREE_METADATA)
+    if data is None:
         return None
-    return TreeDocument.from_json(document, str(directory.path / TREE_METADATA))
+    return TreeDocument.decode(data, str(directory.path / TREE_METADATA))
 
 
 def read_details(directory: CheckedDirectory) -> TreeDetails:
@@ -106,9 +97,9 @@ def read_details(directory: CheckedDirectory) -> TreeDetails:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    document = _read(directory, TREE_DETAILS)
+    data = directory.read_bytes(TREE_DETAILS)
     where = str(directory.path / TREE_DETAILS)
-    return TreeDetails() if document is None else TreeDetails.from_json(document, where)
+    return TreeDetails() if data is None else TreeDetails.decode(data, where)
 
 
 def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict[str, ArrayRecord]:
@@ -127,10 +118,7 @@ def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict
     data = directory.read_bytes(name)
     if data is None or (keys_only and _is_without_keys(data)):
         return {}
-    where = str(directory.path / name)
-    document = parse_json(data, where)
-    rows = expect_list(expect_object(document, where).get("array_metadatas"), where)
-    records = [ArrayRecord.from_json(row, where, str(i)) for i, row in enumerate(rows)]
+    records = decode_arrays(data, str(directory.path / name))
     return {record.name: record for record in records}
 
 
@@ -146,15 +134,14 @@ def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    document = _read(directory, SHARDINGS)
-    if document is None:
+    data = directory.read_bytes(SHARDINGS)
+    if data is None:
         return {}
     where = str(directory.path / SHARDINGS)
     shardings: dict[str, ShardingMetadata] = {}
     decoded: dict[str, ShardingMetadata | None] = {}  # most leaves share one
-    for key, value in expect_object(document, where).items():
+    for key, text in decode_json(data, dict[str, str], where).items():
         try:
-            text = expect(value, str, where)
             if text not in decoded:
                 decoded[text] = decode_sharding(text)
             sharding = decoded[text]
@@ -172,8 +159,9 @@ def read_strings(directory: CheckedDirectory) -> dict[str, object]:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    document = _read(directory, STRINGS)
-    return {} if document is None else expect_object(document, str(directory.path / STRINGS))
+    data = directory.read_bytes(STRINGS)
+    where = str(directory.path / STRINGS)
+    return {} if data is None else decode_json(data, dict[str, Any], where)
 
 
 def find_string(strings: Mapping[str, object], name: str) -> str | None:
@@ -194,26 +182,15 @@ def read_step(directory: CheckedDirectory) -> StepDocument:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    document = _read(directory, STEP_METADATA)
+    data = directory.read_bytes(STEP_METADATA)
     where = str(directory.path / STEP_METADATA)
-    return StepDocument() if document is None else StepDocument.from_json(document, where)
+    return StepDocument() if data is None else StepDocument.decode(data, where)
 
 
 def write_step(directory: Path, document: StepDocument) -> None:
     """Write `_CHECKPOINT_METADATA`, replacing one written earlier in the same save."""
     (directory / STEP_METADATA).unlink(missing_ok=True)
-    write_json(directory / STEP_METADATA, document.to_json())
-
-
-def _read(directory: CheckedDirectory, name: str) -> object:
-    data = directory.read_bytes(name)
-    if data is None:
-        return None
-    where = str(directory.path / name)
-    document = parse_json(data, where)
-    if document is None:
-        raise FormatError(f"{where}: expected a JSON object, found null")
-    return document
+    write_file(directory / STEP_METADATA, document.encode())
 
 
 def _encode_name(name: str) -> str:

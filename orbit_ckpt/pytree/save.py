@@ -141,7 +141,7 @@ def _documents(
         custom_metadata=options.custom_metadata,
         rich_types=rich_types,
     )
-    return document, TreeDetails(plan.key_kinds, {**plan.details, **batch.details})
+    return document, TreeDetails(dict(plan.key_kinds), {**plan.details, **batch.details})
 
 
 def _wait(futures: Sequence[Future]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,12 +137,18 @@ def _values(columns: _Columns, files: Sequence[tuple[str, str]], count: int) -> 
     kinds = columns.take(count)
     if max(kinds, default=0) > 1:
         raise UnsupportedError("a value of unknown kind")
-    paths = (files[i][0] for i in columns.varints(sum(kinds)))
-    offsets = columns.varints(sum(kinds))
-    outside = [n for kind, n in zip(kinds, lengths, strict=True) if kind]
-    indirect = map(Extent, paths, offsets, outside)
-    inline = iter(columns.split(n for kind, n in zip(kinds, lengths, strict=True) if not kind))
-    return [next(indirect) if kind else next(inline) for kind in kinds]
+    places = zip(columns.varints(sum(kinds)), columns.varints(sum(kinds)), strict=True)
+    inline = columns.take(sum(n for n, kind in zip(lengths, kinds, strict=True) if not kind))
+    values: list[Value] = []
+    position = 0
+    for length, kind in zip(lengths, kinds, strict=True):
+        if kind:
+            file, offset = next(places)
+            values.append(Extent(files[file][0], offset, length))
+        else:
+            values.append(inline[position : position + length])
+            position += length
+    return values
 
 
 class _Columns:
@@ -159,12 +164,6 @@ class _Columns:
         if self._position > len(self._data):
             raise DecodeError("it ends too early")
         return self._data[start : self._position]
-
-    def split(self, lengths: Iterable[int]) -> list[bytes]:
-        """Return consecutive strings."""
-        ends = list(itertools.accumulate(lengths, initial=0))
-        data = self.take(ends[-1])
-        return [data[a:b] for a, b in itertools.pairwise(ends)]
 
     def varint(self) -> int:
         return self.varints(1)[0]

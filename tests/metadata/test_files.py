@@ -150,7 +150,7 @@ def test_a_kind_of_sharding_that_is_not_known_is_left_out(tmp_path: Path) -> Non
     ("content", "message"),
     [
         ({"YQ==": "{}"}, "'YQ==': unknown sharding type None"),
-        ({"YQ==": {}}, "expected str, found dict"),
+        ({"YQ==": {}}, "expected `str`, got `object`"),
         ({"YQ==": '{"sharding_type": "NamedSharding"}'}, "NamedSharding: field 'shape' is missing"),
         (
             {"not base64": '{"sharding_type": "SingleDeviceSharding", "device_str": ""}'},

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, FormatError
+from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.metadata.schema import (
-    ArrayRecord,
     StepDocument,
     TreeDetails,
     TreeDocument,
-    parse_json,
+    decode_arrays,
 )
 from orbit_ckpt.storage.layout import MANIFEST
 from tests.faults.support import Layout, every_kind_of_leaf
@@ -54,51 +54,59 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def decode(document: object) -> TreeDocument:
+    return TreeDocument.decode(json.dumps(document).encode(), "x")
+
+
 def test_a_tree_document_is_read_and_written_back() -> None:
-    document = TreeDocument.from_json(TREE, "x")
+    document = decode(TREE)
     (leaf,) = document.leaves
     assert (leaf.names, leaf.typestr, leaf.is_empty) == (("a", "0"), "jax.Array", False)
     assert leaf.write_shape == (2,)
     assert (document.use_ocdbt, document.use_zarr3) == (True, False)
-    assert document.to_json() == TREE
+    assert json.loads(document.encode()) == TREE
 
 
 def test_what_old_writers_left_out_has_defaults() -> None:
     leaf = {"key_metadata": [], "value_metadata": {"value_type": "scalar"}}
-    document = TreeDocument.from_json({"tree_metadata": {"()": leaf}}, "x")
+    document = decode({"tree_metadata": {"()": leaf}})
     assert document.use_ocdbt is None
     assert not document.use_zarr3
     assert not document.stores_fill_values
     assert not document.leaves[0].is_empty
-    assert StepDocument.from_json({}, "x") == StepDocument()
+    assert StepDocument.decode(b"{}", "x") == StepDocument()
 
 
 def test_unknown_fields_are_ignored_and_those_of_a_step_survive() -> None:
-    assert TreeDocument.from_json(TREE | {"new": 1}, "x") == TreeDocument.from_json(TREE, "x")
+    assert decode(TREE | {"new": 1}) == decode(TREE)
     step = {"item_handlers": {"a": "A", "b": None}, "new": [1], "metrics": {"loss": 1.0}}
-    document = StepDocument.from_json(step, "x")
+    document = StepDocument.decode(json.dumps(step).encode(), "x")
     assert document.item_handlers == {"a": "A"}
-    assert document.to_json()["new"] == [1]
-    assert document.to_json()["metrics"] == {"loss": 1.0}
+    written = json.loads(document.encode())
+    assert written["new"] == [1]
+    assert written["metrics"] == {"loss": 1.0}
 
 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "x: expected dict, found list"),
-        ({}, "x: tree_metadata: expected dict, found nothing"),
-        (TREE | {"use_zarr3": 1}, "x: use_zarr3: expected bool, found int '1'"),
-        (TREE | {"use_ocdbt": "yes"}, "x: use_ocdbt: expected bool, found str 'yes'"),
-        (TREE | {"value_metadata_tree": {}}, "x: value_metadata_tree: expected str"),
-        (TREE | {"tree_metadata": {"k": 3}}, "tree_metadata: k: expected dict, found int"),
-        (TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": None}}}, "key_metadata: expected"),
+        ([], "x: expected `object`, got `array`"),
+        ({}, "x: object missing required field `tree_metadata`"),
+        (TREE | {"use_zarr3": 1}, r"x: expected `bool`, got `int` - at `\$.use_zarr3`"),
+        (TREE | {"use_ocdbt": "yes"}, r"got `str` - at `\$.use_ocdbt`"),
+        (TREE | {"value_metadata_tree": {}}, r"got `object` - at `\$.value_metadata_tree`"),
+        (TREE | {"tree_metadata": {"k": 3}}, r"got `int` - at `\$.tree_metadata\[...\]`"),
+        (
+            TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": None}}},
+            r"got `null` - at `\$.tree_metadata\[...\].key_metadata`",
+        ),
         (
             TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": [{"key": 1, "key_type": 2}]}}},
-            "key: expected str, found int '1'",
+            r"got `int` - at `\$.tree_metadata\[...\].key_metadata\[0\].key`",
         ),
         (
             TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": [{"key": "a", "key_type": 3}]}}},
-            "key_type must be 1 or 2, found 3",
+            "invalid enum value 3 - at .*key_type",
         ),
         (
             TREE | {"tree_metadata": {"k": LEAF | {"key_metadata": [{"key": "a", "key_type": 1}]}}},
@@ -106,7 +114,7 @@ def test_unknown_fields_are_ignored_and_those_of_a_step_survive() -> None:
         ),
         (
             TREE | {"tree_metadata": {"k": LEAF | {"value_metadata": {}}}},
-            "value_type: expected str, found nothing",
+            "missing required field `value_type`",
         ),
         (
             TREE
@@ -115,41 +123,49 @@ def test_unknown_fields_are_ignored_and_those_of_a_step_survive() -> None:
                     "k": LEAF | {"value_metadata": {"value_type": "x", "write_shape": [1.5]}}
                 }
             },
-            "write_shape: expected int, found float '1.5'",
+            r"got `float` - at `\$.tree_metadata\[...\].value_metadata.write_shape\[0\]`",
         ),
     ],
 )
 def test_a_wrong_tree_document_is_refused_with_the_place(document: object, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        TreeDocument.from_json(document, "x")
+        decode(document)
 
 
 @pytest.mark.parametrize(
     ("decode", "document", "message"),
     [
-        (TreeDetails.from_json, {"format_version": 2}, "format version 2; .*reads up to 1"),
-        (TreeDetails.from_json, {}, "format_version: expected int, found nothing"),
-        (TreeDetails.from_json, {"format_version": 1, "keys": {"a": ["odd"]}}, "odd"),
-        (TreeDetails.from_json, {"format_version": 1, "leaves": {"a": 1}}, "x: "),
-        (ArrayRecord.from_json, {}, "array_metadata: expected dict, found nothing"),
-        (ArrayRecord.from_json, {"array_metadata": {"param_name": None}}, "param_name: expected"),
-        (StepDocument.from_json, {"item_handlers": 1}, "item_handlers: expected str, found int"),
-        (StepDocument.from_json, {"item_handlers": {"a": 1}}, r"item_handlers\['a'\]"),
-        (StepDocument.from_json, {"init_timestamp_nsecs": "now"}, "timestamps must be integers"),
-        (StepDocument.from_json, {"custom_metadata": [1]}, "custom_metadata: expected dict"),
+        (TreeDetails.decode, {"format_version": 2}, "format version 2; .*reads up to 1"),
+        (TreeDetails.decode, {}, "missing required field `format_version`"),
+        (TreeDetails.decode, {"format_version": 1, "keys": {"a": ["odd"]}}, "odd"),
+        (TreeDetails.decode, {"format_version": 1, "leaves": {"a": 1}}, "x: "),
+        (decode_arrays, {}, "missing required field `array_metadatas`"),
+        (
+            decode_arrays,
+            {"array_metadatas": [{"array_metadata": {"param_name": None}}]},
+            r"expected `str`, got `null` - at `\$.array_metadatas\[0\].array_metadata.param_name`",
+        ),
+        (StepDocument.decode, {"item_handlers": 1}, r"got `int` - at `\$.item_handlers`"),
+        (StepDocument.decode, {"item_handlers": {"a": 1}}, r"at `\$.item_handlers\[...\]`"),
+        (
+            StepDocument.decode,
+            {"init_timestamp_nsecs": "now"},
+            "got `str` - at .*init_timestamp_nsecs",
+        ),
+        (StepDocument.decode, {"custom_metadata": [1]}, r"got `array` - at `\$.custom_metadata`"),
     ],
 )
 def test_other_wrong_documents_are_refused_with_the_place(
     decode: Callable[[object, str], object], document: object, message: str
 ) -> None:
     with pytest.raises(FormatError, match=f"x.*{message}|{message}"):
-        decode(document, "x")
+        decode(json.dumps(document).encode(), "x")
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"nul", b"[" * 100_000], ids=repr)
 def test_what_is_not_json_is_refused_with_its_beginning(data: bytes) -> None:
     with pytest.raises(FormatError, match="x: expected JSON, found b'") as caught:
-        parse_json(data, "x")
+        decode_json(data, object, "x")
     assert len(str(caught.value)) < 500
 
 

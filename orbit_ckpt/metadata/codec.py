@@ -1,0 +1,55 @@
+"""JSON as the documents of a checkpoint need it: fast, and checked against types."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+import msgspec
+
+from orbit_ckpt.errors import FormatError
+
+T = TypeVar("T")
+
+
+def decode_json(data: bytes, kind: type[T], where: str) -> T:
+    """Return a JSON document.
+
+    Args:
+        data: Its bytes.
+        kind: What it must be: a type that msgspec decodes to.
+        where: The file, for errors.
+
+    Raises:
+        FormatError: It is not JSON, or a field is missing or of a wrong type.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        # what Python writes, Orbax's language, may hold NaN, infinities and lone surrogates
+        return msgspec.convert(json.loads(data), kind)
+    except msgspec.ValidationError as error:
+        what = str(error)
+        raise FormatError(f"{where}: {what[:1].lower()}{what[1:]}. The file is damaged.") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{where}: expected JSON, found {data[:60]!r} ({error}). The file is damaged or is not "
+            "of a checkpoint."
+        ) from error
+
+
+def encode_json(document: object) -> bytes:
+    """Return a document of ours as JSON; for users' values see `encode_user_json`."""
+    return msgspec.json.encode(document)
+
+
+def encode_user_json(value: object) -> bytes:
+    """Return any value that Python's own encoder takes, NaN included.
+
+    Raises:
+        TypeError: It does not take the value.
+        ValueError: The value refers to itself.
+    """
+    return json.dumps(value, separators=(",", ":")).encode()
