@@ -106,6 +106,8 @@ async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
     async with aclosing(reader.read_in_windows(reads)) as windows:
         async for window in windows:
             hosts += [values for (values,) in window]
+    if not load_batch_of(infos[0]).details:
+        return hosts
     return [
         host.view(logical_dtype(info, host.dtype)) for info, host in zip(infos, hosts, strict=True)
     ]

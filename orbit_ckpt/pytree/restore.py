@@ -241,13 +241,14 @@ def _restore_args(
         for path, value in zip(flat.paths, flat.values, strict=True):
             if is_empty_node(value) or value is PLACEHOLDER:
                 continue
-            if name_path(path) not in known:
+            names = name_path(path)
+            if names not in known:
                 near = nearest_names(format_path(path), [format_path(p) for p in known])
                 raise ValueError(
                     f"restore_args: {format_path(path)}: there is no such leaf to restore"
                     + (f"; did you mean {' or '.join(near)}?" if near else ".")
                 )
-            args[name_path(path)] = restore_args_of(value, strict=request.strict)
+            args[names] = restore_args_of(value, strict=request.strict)
     return args
 
 
@@ -294,7 +295,7 @@ async def _read(
     results = await run_all(
         handler.deserialize(
             [stored.info(record) for record in group],
-            [args.get(record.names) or RestoreArgs() for record in group],
+            [args.get(record.names, _AS_SAVED) for record in group],
         )
         for handler, group in groups.values()
     )
