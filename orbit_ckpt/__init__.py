@@ -14,6 +14,7 @@ from orbit_ckpt.checkpointer.functions import load, metadata, save
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt.items.base import CheckpointHandler
+from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.items.standard import StandardHandler
 from orbit_ckpt.storage.atomic import AtomicityMode
@@ -32,6 +33,7 @@ __all__ = [
     "CheckpointHandler",
     "Checkpointer",
     "FileOptions",
+    "MemoryOptions",
     "ParamInfo",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",

@@ -16,7 +16,13 @@ PUBLIC = {
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),
         *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
-        *("AtomicityMode", "AtomicityOptions", "FileOptions", "PyTreeMetadataOptions"),
+        *(
+            "AtomicityMode",
+            "AtomicityOptions",
+            "FileOptions",
+            "MemoryOptions",
+            "PyTreeMetadataOptions",
+        ),
         *("args", "checkpoint_utils", "errors", "type_handlers"),
     },
     "orbit_ckpt.args": {

@@ -48,6 +48,16 @@ def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
     return np.ndarray(shape, dtype, _aligned(math.prod(shape) * dtype.itemsize))
 
 
+def available_bytes() -> int | None:
+    """Return how much memory programs can get without swapping, None if the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = dict(line.split(":", 1) for line in lines)
+        return int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def _aligned(nbytes: int) -> memoryview:
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT

@@ -21,9 +21,8 @@ from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
     cast_host,
-    default_restore_args,
     default_save_args,
-    read_hosts,
+    read_each,
 )
 from orbit_ckpt.metadata.values import ArrayMetadata
 
@@ -74,11 +73,7 @@ class NumpyHandler:
         Raises:
             CorruptionError: A chunk is missing or damaged.
         """
-        hosts = await read_hosts(infos)
-        args = default_restore_args(infos, args)
-        return [
-            _restored(host, info, arg) for host, info, arg in zip(hosts, infos, args, strict=True)
-        ]
+        return await read_each(infos, args, _restored)
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

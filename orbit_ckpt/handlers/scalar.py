@@ -16,9 +16,8 @@ from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
     cast_host,
-    default_restore_args,
     default_save_args,
-    read_hosts,
+    read_each,
 )
 from orbit_ckpt.metadata.values import ScalarMetadata
 
@@ -65,11 +64,7 @@ class ScalarHandler:
         Raises:
             TreeMismatchError: A scalar was asked for where an array with dimensions is stored.
         """
-        hosts = await read_hosts(infos)
-        args = default_restore_args(infos, args)
-        return [
-            _restored(host, info, arg) for host, info, arg in zip(hosts, infos, args, strict=True)
-        ]
+        return await read_each(infos, args, _restored)
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from orbit_ckpt.storage.batch_write import ArrayWrite
 from orbit_ckpt.storage.zarr import ZarrArray, describe_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
+T = TypeVar("T")
 MetadataT = TypeVar("MetadataT", bound=ArrayMetadata)
 
 
@@ -92,25 +93,38 @@ def layout_of(info: ParamInfo) -> ZarrArray:
     return load_batch_of(info).reader.layout(info.location, info.name)
 
 
-async def read_hosts(infos: Sequence[ParamInfo]) -> list[HostArray]:
-    """Return whole arrays in host memory, of their logical dtypes."""
+async def read_each(
+    infos: Sequence[ParamInfo],
+    args: Sequence[RestoreArgs] | None,
+    convert: Callable[[HostArray, ParamInfo, RestoreArgs], T],
+) -> list[T]:
+    """Read whole arrays; return what `convert` makes of each.
+
+    It is called as soon as an array has been read, so that what it does not keep is freed before
+    the next arrays are read.
+
+    Args:
+        infos: The leaves.
+        args: How each is restored, None for as saved.
+        convert: Takes an array of its logical dtype, which nobody else has, and its leaf.
+    """
     if not infos:
         return []
-    reader = load_batch_of(infos[0]).reader
-    layouts = [layout_of(info) for info in infos]
+    batch = load_batch_of(infos[0])
     reads = [
-        ArrayRead(info.location, info.name, layout, [whole(layout.shape)])
-        for info, layout in zip(infos, layouts, strict=True)
+        ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
+        for info in infos
+        for layout in (layout_of(info),)
     ]
-    hosts: list[HostArray] = []
-    async with aclosing(reader.read_in_windows(reads)) as windows:
+    leaves = iter(zip(infos, default_restore_args(infos, args), strict=True))
+    results: list[T] = []
+    async with aclosing(batch.reader.read_in_windows(reads)) as windows:
         async for window in windows:
-            hosts += [values for (values,) in window]
-    if not load_batch_of(infos[0]).details:
-        return hosts
-    return [
-        host.view(logical_dtype(info, host.dtype)) for info, host in zip(infos, hosts, strict=True)
-    ]
+            for (host,), (info, arg) in zip(window, leaves, strict=False):
+                logical = logical_dtype(info, host.dtype) if batch.details else host.dtype
+                values = host if logical == host.dtype else host.view(logical)
+                results.append(convert(values, info, arg))
+    return results
 
 
 def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:

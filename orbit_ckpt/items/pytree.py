@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.formats.orbax import find_tree, open_tree
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.plan import plan_save
 from orbit_ckpt.pytree.restore import (
@@ -28,7 +29,6 @@ from orbit_ckpt.storage.path import resolve_path, storage_errors
 
 T = TypeVar("T")
 
-_GB = 10**9
 _MAX_ATTEMPTS = 5
 
 
@@ -53,6 +53,8 @@ class PyTreeHandler:
         *,
         save_concurrent_gb: float | None = None,
         restore_concurrent_gb: float | None = None,
+        save_device_host_concurrent_gb: float | Literal["auto"] | None = None,
+        memory_options: MemoryOptions | None = None,
         use_ocdbt: bool = True,
         use_zarr3: bool = True,
         use_compression: bool = True,
@@ -66,6 +68,9 @@ class PyTreeHandler:
             save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; an
                 array that is larger is written alone. None for the default.
             restore_concurrent_gb: The same for reading.
+            save_device_host_concurrent_gb: Most GB being copied from devices at once; `"auto"` is
+                half of the free host memory.
+            memory_options: The three limits in bytes, instead of in GB.
             use_ocdbt: Whether arrays go into one database, else into a directory each.
             use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
             use_compression: Whether arrays are compressed with zstd; small ones never are.
@@ -73,16 +78,19 @@ class PyTreeHandler:
             pytree_metadata_options: What is recorded of the tree.
 
         Raises:
-            ValueError: A limit is not positive.
+            ValueError: A limit is not positive, or is given in GB and in bytes.
         """
+        in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
+        if memory_options is not None and any(limit is not None for limit in in_gb):
+            raise ValueError("Give memory limits in GB or as memory_options, not both.")
+        self._memory = memory_options or MemoryOptions.from_gb(*in_gb)
         self._registry = type_handler_registry
         self._rich_types = pytree_metadata_options.support_rich_types
-        self._read_bytes = _to_bytes(restore_concurrent_gb, "restore_concurrent_gb")
         self._options = TreeSaveOptions(
             use_ocdbt=use_ocdbt,
             use_zarr3=use_zarr3,
             use_compression=use_compression,
-            max_bytes=_to_bytes(save_concurrent_gb, "save_concurrent_gb"),
+            max_bytes=self._memory.write_concurrent_bytes,
             rich_types=self._rich_types,
         )
         self._saved: tuple[list[object], TreeSaveOptions] | None = None
@@ -122,7 +130,9 @@ class PyTreeHandler:
 
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
-        options = args.apply(self._options)
+        options = replace(
+            args.apply(self._options), max_transfer_bytes=self._memory.max_transfer_bytes
+        )
         plan = plan_save(
             args.item,
             self._registry,
@@ -180,7 +190,9 @@ class PyTreeHandler:
 
         async def read(path: Path) -> object:
             source = open_tree(find_tree(path), allow_unstructured=request.has_target)
-            batch = source.load_batch(max_bytes=self._read_bytes, resolver=resolver)
+            batch = source.load_batch(
+                max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
+            )
             return await restore_tree(source, batch, self._registry, request)
 
         return _read_unchanged(resolve_path(directory), read)
@@ -268,13 +280,9 @@ class PyTreeSaveArgs(CheckpointArgs):
 
     def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
         """Return a handler's options with those of one save."""
-        return TreeSaveOptions(
-            use_ocdbt=options.use_ocdbt,
-            use_zarr3=options.use_zarr3,
-            use_compression=options.use_compression,
+        return replace(
+            options,
             data_file_bytes=self.ocdbt_target_data_file_size,
-            max_bytes=options.max_bytes,
-            rich_types=options.rich_types,
             custom_metadata=self.custom_metadata,
         )
 
@@ -300,14 +308,6 @@ class PyTreeRestoreArgs(CheckpointArgs):
             value = getattr(self, name)
             if isinstance(value, TreeMetadata):
                 setattr(self, name, value.tree)
-
-
-def _to_bytes(gigabytes: float | None, name: str) -> int | None:
-    if gigabytes is None:
-        return None
-    if gigabytes <= 0:
-        raise ValueError(f"{name} must be positive, found {gigabytes}")
-    return max(1, int(gigabytes * _GB))
 
 
 def _not_args(item: object) -> object:

@@ -11,6 +11,7 @@ import jax
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.restore import RestoreRequest
@@ -25,6 +26,7 @@ class StandardHandler:
         *,
         save_concurrent_gb: float | None = None,
         restore_concurrent_gb: float | None = None,
+        memory_options: MemoryOptions | None = None,
         pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),  # noqa: B008 - frozen
         use_ocdbt: bool = True,
         use_zarr3: bool = True,
@@ -35,6 +37,7 @@ class StandardHandler:
         self._trees = PyTreeHandler(
             save_concurrent_gb=save_concurrent_gb,
             restore_concurrent_gb=restore_concurrent_gb,
+            memory_options=memory_options,
             use_ocdbt=use_ocdbt,
             use_zarr3=use_zarr3,
             type_handler_registry=type_handler_registry,

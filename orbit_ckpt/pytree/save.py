@@ -30,6 +30,7 @@ class TreeSaveOptions:
         use_compression: Whether arrays are compressed with zstd; small ones never are.
         data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
         max_bytes: Most bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
         rich_types: Whether tuples and namedtuples are recorded as such.
         custom_metadata: Any JSON value to keep with the tree.
     """
@@ -39,6 +40,7 @@ class TreeSaveOptions:
     use_compression: bool = True
     data_file_bytes: int | None = None
     max_bytes: int | None = None
+    max_transfer_bytes: int | None = None
     rich_types: bool = False
     custom_metadata: object = None
 
@@ -56,7 +58,13 @@ async def stage_tree(
             arrays in host memory are not copied.
     """
     writer = BatchWriter(
-        WriteOptions(directory, options.use_ocdbt, options.data_file_bytes, options.max_bytes)
+        WriteOptions(
+            directory,
+            use_ocdbt=options.use_ocdbt,
+            data_file_bytes=options.data_file_bytes,
+            max_bytes=options.max_bytes,
+            max_transfer_bytes=options.max_transfer_bytes,
+        )
     )
     batch = SaveBatch(writer, copy)
     infos = _make_infos(plan, directory, options, batch)
@@ -99,6 +107,7 @@ def _make_infos(
         name="",
         parent_dir=as_epath(directory),
         byte_limiter=ByteLimiter(options.max_bytes),
+        device_host_byte_limiter=ByteLimiter(options.max_transfer_bytes),
         is_ocdbt_checkpoint=options.use_ocdbt,
         use_compression=options.use_compression,
         use_zarr3=options.use_zarr3,

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,17 +18,18 @@ import tensorstore as ts
 from crc32c import crc32c
 
 from orbit_ckpt.arrays.dtypes import HostArray
-from orbit_ckpt.arrays.memory import Arena, aligned_empty
+from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage.codec import CHECKSUM_BYTES, decode_chunk
-from orbit_ckpt.storage.kvstore import ValueStore, open_array, read_value
+from orbit_ckpt.storage.codec import CHECKSUM_BYTES, decode_chunk, decode_stream
+from orbit_ckpt.storage.kvstore import ValueStore, open_array
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.value_read import MAX_AHEAD_BYTES, ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
@@ -37,8 +37,6 @@ _THREADS = max(2, min(8, os.cpu_count() or 2))
 
 _SMALL_BYTES = 1 << 14
 """Reads below this size are left to one thread; several would mostly wait for the interpreter."""
-
-_MAX_AHEAD_BYTES = 1 << 20
 
 
 class ArrayRead(NamedTuple):
@@ -111,7 +109,7 @@ class BatchReader:
                 path=where,
                 chunk=key,
             )
-        document = value if isinstance(value, bytes) else read_value(value)
+        document = read_value(value)
         known = self._layouts.get(document)
         if known is None:
             where = f"{format_path(path)} ({key})"
@@ -161,7 +159,7 @@ class BatchReader:
         others = [i for i, read in enumerate(reads) if not self._is_direct(read)]
 
         def read_directly(positions: Sequence[int]) -> None:
-            with _Reading(sum(sizes[i] for i in positions)) as reading:
+            with ValueReader(sum(sizes[i] for i in positions)) as reading:
                 for i in positions:
                     read = reads[i]
                     results[i] = [self._read_direct(read, r, reading) for r in read.regions]
@@ -180,7 +178,7 @@ class BatchReader:
     def _is_direct(self, read: ArrayRead) -> bool:
         return read.layout.is_direct and not self._fill_missing
 
-    def _read_direct(self, read: ArrayRead, region: Region, reading: _Reading) -> HostArray:
+    def _read_direct(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
         layout = read.layout
         memory = reading.arena.take(region.size * layout.dtype.itemsize)
         result = np.ndarray(region.shape, layout.dtype, memory)
@@ -201,7 +199,7 @@ class BatchReader:
         return result
 
     def _read_chunk(
-        self, read: ArrayRead, index: Shape, chunk: memoryview, reading: _Reading
+        self, read: ArrayRead, index: Shape, chunk: memoryview, reading: ValueReader
     ) -> None:
         """Read a chunk into a buffer of its size."""
         layout = read.layout
@@ -315,74 +313,8 @@ class BatchReader:
         )
 
 
-class _Reading:
-    """What one reading thread uses: open files and memory."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.arena = Arena(nbytes)
-        self._descriptors: dict[str, int] = {}
-        self._stack = ExitStack()
-        self._window = memoryview(b"")
-        self._window_place = Extent("", 0, 0)
-        self._scratch = bytearray()
-
-    def __enter__(self) -> _Reading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def read(self, value: Value) -> memoryview:
-        """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
-        if isinstance(value, bytes):
-            return memoryview(value)
-        place = self._window_place
-        start = value.offset - place.offset
-        if value.file != place.file or start < 0 or start + value.length > place.length:
-            self._read_ahead(value)
-            start = 0
-        return self._window[start : start + value.length]
-
-    def _read_ahead(self, value: Extent) -> None:
-        """Read a value and, if it lies shortly behind the last ones, what follows it."""
-        last = self._window_place
-        gap = value.offset - last.offset - last.length
-        is_next = value.file == last.file and 0 <= gap <= last.length
-        nbytes = max(value.length, min(2 * last.length, _MAX_AHEAD_BYTES) if is_next else 0)
-        if len(self._scratch) < nbytes:
-            self._window.release()
-            self._scratch = bytearray(nbytes)
-        place = Extent(value.file, value.offset, nbytes)
-        buffer = memoryview(self._scratch)[:nbytes]
-        self._window = buffer[: self.read_into(place, [buffer])]
-        self._window_place = Extent(value.file, value.offset, self._window.nbytes)
-
-    def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
-        """Fill buffers with the bytes of a value; return how many there were."""
-        descriptor = self._open(value.file)
-        pending = list(buffers)
-        done = 0
-        while pending:
-            count = os.preadv(descriptor, pending, value.offset + done)
-            if count == 0:
-                break
-            done += count
-            while pending and count >= pending[0].nbytes:
-                count -= pending.pop(0).nbytes
-            if count:
-                pending[0] = pending[0][count:]
-        return done
-
-    def _open(self, file: str) -> int:
-        descriptor = self._descriptors.get(file)
-        if descriptor is None:
-            descriptor = self._descriptors[file] = os.open(file, os.O_RDONLY)
-            self._stack.callback(os.close, descriptor)
-        return descriptor
-
-
 def _read_plain(
-    layout: ZarrArray, value: Extent, chunk: memoryview, reading: _Reading
+    layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
 ) -> str | None:
     """Read an uncompressed chunk to where it is wanted; return what is wrong with it."""
     stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
@@ -395,9 +327,11 @@ def _read_plain(
 
 
 def _read_encoded(
-    layout: ZarrArray, value: Value, chunk: memoryview, reading: _Reading
+    layout: ZarrArray, value: Value, chunk: memoryview, reading: ValueReader
 ) -> str | None:
     """Read a chunk and decode it; return what is wrong with it."""
+    if isinstance(value, Extent) and value.length > MAX_AHEAD_BYTES and layout.compression:
+        return decode_stream(layout, reading.stream(value), value.length, chunk)
     encoded = reading.read(value)
     length = len(value) if isinstance(value, bytes) else value.length
     if encoded.nbytes != length:

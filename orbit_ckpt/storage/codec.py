@@ -7,8 +7,8 @@ for the codec, the checksum and the disk together.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import zstandard
 from crc32c import crc32c
@@ -17,6 +17,7 @@ from typing_extensions import Buffer
 from orbit_ckpt.storage.zarr import ZarrArray
 
 PIECE_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
 CHECKSUM_BYTES = 4
 
 _LEVEL, _FAST_LEVEL = 1, -1
@@ -66,10 +67,61 @@ def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> s
             return f"it does not have {chunk.nbytes} bytes"
         chunk[:] = encoded
         return None
+    return _decompress(encoded, chunk)
+
+
+def decode_stream(
+    layout: ZarrArray, read: Callable[[int], bytes], nbytes: int, chunk: memoryview
+) -> str | None:
+    """Decode the stored form of a compressed chunk while reading it; else as `decode_chunk`.
+
+    Args:
+        layout: How its array is stored.
+        read: Returns the next bytes of the stored form, at most as many as asked for.
+        nbytes: Size of the stored form.
+        chunk: Where the elements go; holds anything if something is wrong.
+    """
+    checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
+    source = _Source(read, nbytes - checksum_bytes)
+    problem = _decompress(source, chunk)
+    while source.remaining and source.read(PIECE_BYTES):
+        pass  # the checksum says more than what the decompressor stumbled over
+    stored = read(checksum_bytes) if checksum_bytes else b""
+    if source.remaining or len(stored) != checksum_bytes:
+        return f"it does not have {nbytes} bytes"
+    if stored and source.checksum != int.from_bytes(stored, "little"):
+        return "its checksum does not match"
+    return problem
+
+
+class _Source:
+    """What the decompressor reads from; keeps the checksum of what went through."""
+
+    def __init__(self, read: Callable[[int], bytes], nbytes: int) -> None:
+        self.remaining = nbytes
+        self.checksum = 0
+        self._read = read
+
+    def read(self, size: int) -> bytes:
+        data = self._read(min(size, self.remaining))
+        self.remaining -= len(data)
+        self.checksum = crc32c(data, self.checksum)
+        return data
+
+
+def _decompress(encoded: memoryview | _Source, chunk: memoryview) -> str | None:
     try:
         decompressor = zstandard.ZstdDecompressor()
-        reader = cast(io.RawIOBase, decompressor.stream_reader(encoded, read_across_frames=True))
-        if reader.readinto(chunk) != chunk.nbytes or reader.read(1):
+        reader = cast(
+            io.RawIOBase,
+            decompressor.stream_reader(
+                cast(Any, encoded), read_size=_READ_BYTES, read_across_frames=True
+            ),
+        )
+        done = 0
+        while done < chunk.nbytes and (count := reader.readinto(chunk[done:])):
+            done += count
+        if done != chunk.nbytes or reader.read(1):
             return f"it does not decompress to {chunk.nbytes} bytes"
     except zstandard.ZstdError as error:
         return f"it cannot be decompressed: {error}"

@@ -131,26 +131,3 @@ def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) ->
     if ocdbt.is_ocdbt(directory.path) or is_lost:
         return OcdbtStore(directory)
     return FileStore(directory)
-
-
-def read_extent(extent: Extent, buffer: memoryview) -> int:
-    """Read a value's bytes into a buffer of its length; return how many there were."""
-    done = 0
-    descriptor = os.open(extent.file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    try:
-        while done < extent.length:
-            count = os.preadv(descriptor, [buffer[done:]], extent.offset + done)
-            if count == 0:
-                break
-            done += count
-    finally:
-        os.close(descriptor)
-    return done
-
-
-def read_value(value: Value) -> bytes:
-    """Return the bytes of a small value."""
-    if isinstance(value, bytes):
-        return value
-    buffer = bytearray(value.length)
-    return bytes(buffer[: read_extent(value, memoryview(buffer))])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -579,7 +580,61 @@ def test_save_within_a_limit_below_one_array_writes_everything(
     assert_same_tree(ocp.load(tmp_path / "c"), tree)
 
 
-@pytest.mark.parametrize("limit", [{"save_concurrent_gb": 0}, {"restore_concurrent_gb": -1}])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"save_concurrent_gb": 0},
+        {"restore_concurrent_gb": -1},
+        {"save_device_host_concurrent_gb": 0},
+        {"save_device_host_concurrent_gb": "some"},
+    ],
+)
 def test_limit_must_be_positive(limit: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"(save|restore)_concurrent_gb must be positive"):
+    with pytest.raises(ValueError, match=f"{next(iter(limit))} must be positive"):
         ocp.PyTreeHandler(**limit)
+
+
+def test_limits_in_bytes_are_checked_and_exclude_those_in_gb() -> None:
+    with pytest.raises(ValueError, match="read_concurrent_bytes must be positive, found 0"):
+        ocp.MemoryOptions(read_concurrent_bytes=0)
+    with pytest.raises(ValueError, match="not both"):
+        ocp.PyTreeHandler(save_concurrent_gb=1, memory_options=ocp.MemoryOptions())
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Return the most bytes that Python, numpy and zstd held at once, beyond those held before."""
+    tracemalloc.start()
+    try:
+        kept = work()
+        peak = tracemalloc.get_traced_memory()[1]
+        del kept
+        return peak
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("use_compression", [True, False])
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_memory_stays_within_its_budget(
+    use_compression: bool, use_ocdbt: bool, tmp_path: Path
+) -> None:
+    # float16 on disk and float32 here: neither a save nor a load can do without a copy
+    rng = np.random.default_rng(0)
+    tree = {str(i): rng.normal(size=(1024, 512)).astype(np.float32) for i in range(8)}
+    tree["one"] = rng.normal(size=(8, 1024, 512)).astype(np.float32)
+    nbytes = sum(value.nbytes for value in tree.values())
+    budget = 3 << 20
+    limited = ocp.Checkpointer(
+        ocp.PyTreeHandler(
+            use_compression=use_compression,
+            use_ocdbt=use_ocdbt,
+            memory_options=ocp.MemoryOptions(budget, budget, budget),
+        )
+    )
+    save_args = {key: ocp.SaveArgs(dtype=np.float16, chunk_byte_size=1 << 20) for key in tree}
+    args = ocp.args.PyTreeSave(tree, save_args)
+    assert peak_of(lambda: limited.save(tmp_path / "x", args=args)) < 2 * budget
+    as_float32 = jax.tree.map(lambda _: ocp.RestoreArgs(dtype=np.float32), tree)
+    peak = peak_of(lambda: limited.restore(tmp_path / "x", restore_args=as_float32))
+    # the largest array as it is stored does not fit the budget and is read alone
+    assert nbytes <= peak < nbytes + tree["one"].nbytes // 2 + (1 << 20)

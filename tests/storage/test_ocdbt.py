@@ -11,9 +11,10 @@ import tensorstore as ts
 
 from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.kvstore import OcdbtStore, open_store, read_value
+from orbit_ckpt.storage.kvstore import OcdbtStore, open_store
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt.storage.value_read import read_value
 from orbit_ckpt.storage.value_write import DatabaseWriter
 
 ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "\n\0~%:", "."]

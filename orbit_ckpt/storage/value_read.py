@@ -1,0 +1,100 @@
+"""Read values from where an index says they are: many small ones at once, large ones in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from orbit_ckpt.arrays.memory import Arena
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+
+MAX_AHEAD_BYTES = 1 << 20
+"""Most bytes read beyond what was asked for, while values follow one another."""
+
+
+class ValueReader:
+    """Reads values for one thread; `arena` is that thread's memory for what it reads."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.arena = Arena(nbytes)
+        self._descriptors: dict[str, int] = {}
+        self._stack = ExitStack()
+        self._window = memoryview(b"")
+        self._window_place = Extent("", 0, 0)
+        self._scratch = bytearray()
+
+    def __enter__(self) -> ValueReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read(self, value: Value) -> memoryview:
+        """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
+        if isinstance(value, bytes):
+            return memoryview(value)
+        place = self._window_place
+        start = value.offset - place.offset
+        if value.file != place.file or start < 0 or start + value.length > place.length:
+            self._read_ahead(value)
+            start = 0
+        return self._window[start : start + value.length]
+
+    def _read_ahead(self, value: Extent) -> None:
+        """Read a value and, if it lies shortly behind the last ones, what follows it."""
+        last = self._window_place
+        gap = value.offset - last.offset - last.length
+        is_next = value.file == last.file and 0 <= gap <= last.length
+        nbytes = max(value.length, min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0)
+        if len(self._scratch) < nbytes:
+            self._window.release()
+            self._scratch = bytearray(nbytes)
+        place = Extent(value.file, value.offset, nbytes)
+        buffer = memoryview(self._scratch)[:nbytes]
+        self._window = buffer[: self.read_into(place, [buffer])]
+        self._window_place = Extent(value.file, value.offset, self._window.nbytes)
+
+    def stream(self, value: Extent) -> Callable[[int], bytes]:
+        """Return what reads the next bytes of a value, at most as many as asked for."""
+        descriptor = self._open(value.file)
+        position = value.offset
+
+        def read(size: int) -> bytes:
+            nonlocal position
+            data = os.pread(descriptor, size, position)
+            position += len(data)
+            return data
+
+        return read
+
+    def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers with the bytes of a value; return how many there were."""
+        descriptor = self._open(value.file)
+        pending = list(buffers)
+        done = 0
+        while pending:
+            count = os.preadv(descriptor, pending, value.offset + done)
+            if count == 0:
+                break
+            done += count
+            while pending and count >= pending[0].nbytes:
+                count -= pending.pop(0).nbytes
+            if count:
+                pending[0] = pending[0][count:]
+        return done
+
+    def _open(self, file: str) -> int:
+        descriptor = self._descriptors.get(file)
+        if descriptor is None:
+            descriptor = self._descriptors[file] = os.open(file, os.O_RDONLY)
+            self._stack.callback(os.close, descriptor)
+        return descriptor
+
+
+def read_value(value: Value) -> bytes:
+    """Return the bytes of one small value."""
+    if isinstance(value, bytes):
+        return value
+    with ValueReader(0) as reader:
+        return bytes(reader.read(value))
