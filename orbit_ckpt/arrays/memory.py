@@ -28,7 +28,7 @@ class Arena:
             nbytes: How much will be asked for in all, about.
         """
         self._block_bytes = min(_BLOCK_BYTES, nbytes)
-        self._block = memoryview(b"")
+        self._block = memoryview(bytearray())
         self._used = 0
 
     def take(self, nbytes: int) -> memoryview:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -145,3 +146,42 @@ def test_first_of_several_failures_is_raised_and_tells_of_the_others() -> None:
     notes = caught.value.__notes__
     assert notes[:2] == ["Also failed: 0", "Also failed: 1"]
     assert notes[-1] == "And 2 more failed."
+
+
+async def collector_runs() -> bool:
+    return gc.isenabled()
+
+
+def test_the_collector_is_paused_and_runs_again() -> None:
+    assert not run_sync(collector_runs())
+    assert gc.isenabled()
+
+
+def test_the_collector_runs_again_after_an_error_and_after_an_interrupt() -> None:
+    async def raise_error(error: type[BaseException]) -> None:
+        assert not gc.isenabled()
+        raise error
+
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            run_sync(raise_error(error))
+        assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        assert not run_sync(collector_runs())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_collector_is_paused_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orbit_ckpt.runtime.loop._MAX_PAUSE_S", 0)
+
+    async def wait() -> bool:
+        await asyncio.sleep(0.01)
+        return gc.isenabled()
+
+    assert run_sync(wait())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import tensorstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.storage import value_write
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import OcdbtStore, open_store
 from orbit_ckpt.storage.ocdbt import read_index
@@ -72,6 +77,32 @@ def test_index_of_a_tree_of_many_levels(
     sizes = {len(v) for v in read_index(tmp_path).values() if isinstance(v, bytes)}
     assert max(sizes) <= 20
     assert any(isinstance(v, Extent) for v in read_index(tmp_path).values())
+
+
+stored_keys = st.text(
+    st.characters(exclude_categories=("Cs",)) | st.sampled_from("a./"), max_size=20
+)
+stored_values = st.binary(max_size=40) | st.integers(0, 3000).map(lambda n: bytes([n % 256]) * n)
+
+
+@given(
+    values=st.dictionaries(stored_keys, stored_values, max_size=60),
+    node_bytes=st.sampled_from([1, 60, 400, 10**8]),
+    data_file_bytes=st.sampled_from([None, 2000]),
+)
+def test_tensorstore_finds_what_is_written_in_trees_of_any_height(
+    values: dict[str, bytes], node_bytes: int, data_file_bytes: int | None
+) -> None:
+    split = functools.partial(value_write.split_entries, max_bytes=node_bytes)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_write, "split_entries", split)
+        patch.setattr(value_write, "_CHILDREN", 3)
+        write_database(Path(folder), values, data_file_bytes=data_file_bytes)
+        store = open_database(Path(folder))
+        assert len(read_index(Path(folder))) == len(values)
+        assert_index_is_complete(Path(folder), store)
+        for key, value in values.items():
+            assert store.read(key).result().value == value
 
 
 def test_index_is_of_the_newest_of_many_versions(tmp_path: Path) -> None:
