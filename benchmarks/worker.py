@@ -34,6 +34,9 @@ from benchmarks.messages import (
 from benchmarks.trees import make_tree, tree_nbytes
 from benchmarks.verify import verify
 
+_WARM_TREES = 3
+"""Free memory before an operation, in sizes of the tree: some hold it twice, a file is a third."""
+
 _ARRAY_TYPES = {"load_jax": jax.Array, "load_numpy": np.ndarray}
 
 
@@ -84,6 +87,7 @@ class Worker:
         operation: Callable[..., object] = getattr(self._task.contender, command.operation)
         if command.settle:
             memory.settle()
+            memory.warm(_WARM_TREES * tree_nbytes(self._task.tree))
         before = memory.reset_peak()
         start = time.perf_counter()
         result = operation(command.path)
