@@ -9,9 +9,14 @@ The classes of Orbax's API are here under Orbax's names.
 """
 
 from orbit_ckpt import args, checkpoint_utils, errors, type_handlers
+from orbit_ckpt.checkpointer.asynchronous import (
+    AsyncCheckpointer,
+    SaveHandle,
+    StandardCheckpointer,
+)
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
-from orbit_ckpt.checkpointer.functions import load, metadata, save
-from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions
+from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
+from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.memory import MemoryOptions
@@ -28,6 +33,8 @@ __version__ = "0.1.0"
 __all__ = [
     "PLACEHOLDER",
     "ArrayRestoreArgs",
+    "AsyncCheckpointer",
+    "AsyncOptions",
     "AtomicityMode",
     "AtomicityOptions",
     "CheckpointHandler",
@@ -41,7 +48,9 @@ __all__ = [
     "PyTreeMetadataOptions",
     "RestoreArgs",
     "SaveArgs",
+    "SaveHandle",
     "StandardCheckpointHandler",
+    "StandardCheckpointer",
     "StandardHandler",
     "args",
     "checkpoint_utils",
@@ -49,5 +58,6 @@ __all__ = [
     "load",
     "metadata",
     "save",
+    "save_async",
     "type_handlers",
 ]

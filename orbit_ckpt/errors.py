@@ -7,6 +7,7 @@
     ├── FormatError                  (ValueError)  a metadata document is not understood
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
+    ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
     └── LeafError                    (ValueError)  some leaves are at fault
         ├── UnsupportedLeafError     values no type handler accepts
         ├── NameCollisionError       leaves that would share a storage name
@@ -67,6 +68,20 @@ class CorruptionError(CheckpointError, ValueError):
 
 class StorageError(CheckpointError, OSError):
     """The storage failed, for example because it is full or not writable."""
+
+
+class BackgroundSaveError(CheckpointError, RuntimeError):
+    """A save that went on in the background failed; its cause is the error it failed with.
+
+    Attributes:
+        path: Where it was to be saved.
+        step: Its step, None if it has none.
+    """
+
+    def __init__(self, message: str, *, path: str, step: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.step = step
 
 
 class LeafError(CheckpointError, ValueError):

@@ -11,12 +11,13 @@ import orbit_ckpt
 
 PUBLIC = {
     "orbit_ckpt": {
-        *("save", "load", "metadata"),
-        *("Checkpointer", "PyTreeCheckpointer"),
+        *("save", "save_async", "SaveHandle", "load", "metadata"),
+        *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),
         *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
         *(
+            "AsyncOptions",
             "AtomicityMode",
             "AtomicityOptions",
             "FileOptions",
@@ -39,6 +40,7 @@ PUBLIC = {
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
+        "BackgroundSaveError",
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
     },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -18,13 +19,13 @@ class OrbitCkpt:
         limit = settings.memory_limit_gb
         self._tree = tree
         self._has_limit = limit is not None
-        self._checkpointer = ocp.Checkpointer(
-            ocp.PyTreeHandler(
-                use_compression=settings.compression,
-                save_concurrent_gb=limit,
-                restore_concurrent_gb=limit,
-            )
+        handler = ocp.PyTreeHandler(
+            use_compression=settings.compression,
+            save_concurrent_gb=limit,
+            restore_concurrent_gb=limit,
         )
+        self._checkpointer = ocp.Checkpointer(handler)
+        self._background = ocp.AsyncCheckpointer(handler)
         self._to_jax = ocp.checkpoint_utils.construct_restore_args(tree)
         self._to_numpy = jax.tree.map(
             lambda leaf: ocp.RestoreArgs(np.ndarray if isinstance(leaf, jax.Array) else None), tree
@@ -33,6 +34,11 @@ class OrbitCkpt:
     def save(self, path: Path) -> None:
         """Save the tree."""
         self._checkpointer.save(path, args=ocp.args.PyTreeSave(self._tree))
+
+    def save_async(self, path: Path) -> Callable[[], object]:
+        """Begin to save the tree; return what waits for it."""
+        self._background.save(path, args=ocp.args.PyTreeSave(self._tree))
+        return self._background.wait_until_finished
 
     def load_jax(self, path: Path) -> object:
         """Load it onto its shardings."""

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.memory import Arena
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
 
@@ -67,13 +68,20 @@ def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
     return handle
 
 
-def owned_copy(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the same parts in host memory that nobody else can change."""
+def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the same parts in host memory that nobody else can change.
+
+    Arrays on the CPU are copied like those of numpy: JAX may share their memory with the numpy
+    array that they were made of.
+    """
     handles = [begin_transfer(shard.data) for shard in shards]
-    return [
-        Shard(shard.region, _owned(shard.data, np.asarray(handle)))
-        for shard, handle in zip(shards, handles, strict=True)
-    ]
+    arena = Arena(sum(shard.nbytes for shard in shards))
+    copies: list[Shard] = []
+    for shard, handle in zip(shards, handles, strict=True):
+        host = np.asarray(handle)
+        data = _owned(host, arena) if is_on_host(shard.data) else host
+        copies.append(Shard(shard.region, data))
+    return copies
 
 
 def host_blocks(
@@ -98,8 +106,10 @@ def byte_view(array: HostArray) -> memoryview:
     return memoryview(cast(bytearray, flat))
 
 
-def _owned(data: np.ndarray | jax.Array, host: HostArray) -> HostArray:
-    return host if host.flags.owndata and not isinstance(data, np.ndarray) else host.copy()
+def _owned(host: HostArray, arena: Arena) -> HostArray:
+    copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
+    copy[...] = host
+    return copy
 
 
 def _slice(data: jax.Array, region: Region) -> jax.Array:

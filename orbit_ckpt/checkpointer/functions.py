@@ -10,10 +10,13 @@ from typing import Any
 import jax
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.checkpointer.asynchronous import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.restore import RestoreRequest
+from orbit_ckpt.storage.path import resolve_path
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +56,42 @@ def save(
     """
     args = PyTreeSaveArgs(tree, custom_metadata=custom_metadata)
     Checkpointer(_handler()).save(path, args=args, force=overwrite, custom_metadata=custom_metadata)
+
+
+def save_async(
+    path: PathLike,
+    tree: object,
+    *,
+    overwrite: bool = False,
+    custom_metadata: Mapping[str, object] | None = None,
+) -> SaveHandle:
+    """Begin to save a pytree; when this returns its leaves may be changed, deleted or donated.
+
+    The checkpoint appears once it is durable; `result()` of what is returned waits for that.
+    Several saves may go on at once. The interpreter does not end before they have ended.
+
+    Args:
+        path: As for `save`.
+        tree: What to save.
+        overwrite: As for `save`.
+        custom_metadata: As for `save`.
+
+    Raises:
+        CheckpointExistsError: The path exists and `overwrite` is not set.
+        UnsupportedLeafError: Some leaves cannot be saved; nothing was written.
+        NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
+
+    Example:
+        >>> handle = orbit_ckpt.save_async("run/step_2", {"w": np.ones((2, 3)), "step": 2})
+        >>> handle.result()
+    """
+    request = SaveRequest(
+        resolve_path(path),
+        {"args": PyTreeSaveArgs(tree, custom_metadata=custom_metadata)},
+        overwrite=overwrite,
+        custom_metadata=custom_metadata,
+    )
+    return begin_save(_handler(), request, SessionOptions())
 
 
 def load(

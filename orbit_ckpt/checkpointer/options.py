@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orbit_ckpt.storage.atomic import AtomicityMode
@@ -35,6 +36,23 @@ class AtomicityOptions:
     def needs_marker(self) -> bool:
         """Whether a directory without a marker counts as unfinished."""
         return self.mode is AtomicityMode.COMMIT_FILE and not self.allow_legacy_atomic_rename
+
+
+@dataclass(frozen=True)
+class AsyncOptions:
+    """How saves go on in the background.
+
+    Attributes:
+        timeout_secs: Most seconds to wait for a save.
+        barrier_sync_fn: Not used; kept because Orbax has it.
+        post_finalization_callback: Called, in the background, once a checkpoint is durable.
+        create_directories_asynchronously: Not used; kept because Orbax has it.
+    """
+
+    timeout_secs: float = 1200
+    barrier_sync_fn: object = None
+    post_finalization_callback: Callable[[], object] | None = None
+    create_directories_asynchronously: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, logical_name, stored_dtype
 from orbit_ckpt.arrays.slices import Shape, whole
-from orbit_ckpt.arrays.transfer import Shard, owned_copy
+from orbit_ckpt.arrays.transfer import Shard
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ParamInfo,
@@ -82,9 +82,8 @@ def add_array(
     detail = LeafDetail(leaf_type, logical_name(logical))
     if detail != LeafDetail():
         batch.details[info.name] = detail
-    parts = owned_copy(shards) if batch.copy else shards
     native = logical.newbyteorder("<") if logical_name(logical) else stored
-    batch.writer.add(ArrayWrite(info.name, layout, document, parts, native))
+    batch.writer.add(ArrayWrite(info.name, layout, document, shards, native))
     return layout
 
 

@@ -22,7 +22,7 @@ from orbit_ckpt.pytree.restore import (
     rebuild,
     restore_tree,
 )
-from orbit_ckpt.pytree.save import TreeSaveOptions, finalize_tree, stage_tree
+from orbit_ckpt.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.path import resolve_path, storage_errors
@@ -93,7 +93,7 @@ class PyTreeHandler:
             max_bytes=self._memory.write_concurrent_bytes,
             rich_types=self._rich_types,
         )
-        self._saved: tuple[list[object], TreeSaveOptions] | None = None
+        self._saved: Commit | None = None
 
     @classmethod
     def typestr(cls) -> str:
@@ -123,8 +123,8 @@ class PyTreeHandler:
         args = args or PyTreeSaveArgs(_not_args(item), save_args)
 
         async def both_phases() -> None:
-            commit = await self.stage(resolve_path(directory), args, copy=False)
-            await commit.run()
+            self._saved = await self.stage(resolve_path(directory), args, copy=False)
+            await self._saved.run()
 
         run_sync(both_phases())
 
@@ -140,14 +140,13 @@ class PyTreeHandler:
             use_ocdbt=options.use_ocdbt,
             rich_types=options.rich_types,
         )
-        self._saved = ([handler for handler, _ in plan.batches()], options)
         return await stage_tree(plan, directory, options, copy=copy)
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Finish a directory that has been written: type handlers first, then checksums."""
-        handlers, options = self._saved or ([], self._options)
-        self._saved = None
-        finalize_tree(handlers, resolve_path(directory), options)
+    def finalize(self, directory: str | os.PathLike[str]) -> None:  # noqa: ARG002 - the interface has it
+        """Finish the directory that `save` has written: type handlers first, then checksums."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            saved.finalize()
 
     def restore(
         self,

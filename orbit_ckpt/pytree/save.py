@@ -79,20 +79,23 @@ async def stage_tree(
     )
     for result in results:
         futures += result or ()
+    if copy:
+        await writer.take()
     document, details = _documents(plan, infos, batch, options)
 
     async def write() -> None:
         await run_all([batch.writer.commit(), asyncio.to_thread(_wait, futures)])
         await asyncio.to_thread(_write_documents, directory, batch, document, details)
 
-    return Commit(write)
+    def finalize() -> None:
+        _finalize([handler for handler, _ in plan.batches()], directory, options)
+
+    return Commit(write, finalize, writer.progress)
 
 
-def finalize_tree(
-    plan_handlers: Sequence[object], directory: Path, options: TreeSaveOptions
-) -> None:
-    """Finish a directory whose commit has run: let handlers finish, then record checksums."""
-    for handler in plan_handlers:
+def _finalize(handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:
+    """Let handlers finish, then record checksums."""
+    for handler in handlers:
         finalize = getattr(handler, "finalize", None)
         if finalize is not None:
             finalize(directory)

@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a save has been written.
+
+    Attributes:
+        leaves: Arrays written completely.
+        total_leaves: Arrays to write.
+        nbytes: Bytes of them that have been written, as they are in memory.
+        total_nbytes: Bytes to write.
+    """
+
+    leaves: int = 0
+    total_leaves: int = 0
+    nbytes: int = 0
+    total_nbytes: int = 0
+
+
+class ProgressCounter:
+    """Progress that threads report and others ask for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = Progress()
+
+    def plan(self, leaves: int, nbytes: int) -> None:
+        """Say what has to be written."""
+        with self._lock:
+            self._now = replace(self._now, total_leaves=leaves, total_nbytes=nbytes)
+
+    def add(self, leaves: int, nbytes: int) -> None:
+        """Add to what has been written."""
+        with self._lock:
+            now = self._now
+            self._now = replace(now, leaves=now.leaves + leaves, nbytes=now.nbytes + nbytes)
+
+    @property
+    def now(self) -> Progress:
+        """The progress at this moment."""
+        return self._now
 
 
 class Commit:
@@ -11,11 +54,30 @@ class Commit:
     Making one (staging) copies what the caller may change; running it makes that durable.
     """
 
-    def __init__(self, write: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        write: Callable[[], Awaitable[None]],
+        finalize: Callable[[], None] | None = None,
+        counter: ProgressCounter | None = None,
+    ) -> None:
+        """Make a commit.
+
+        Args:
+            write: Writes what every process writes.
+            finalize: Does what one process does when all have written.
+            counter: What `write` reports its progress to.
+        """
         self._write: Callable[[], Awaitable[None]] | None = write
+        self._finalize = finalize
+        self._counter = counter or ProgressCounter()
+
+    @property
+    def progress(self) -> Progress:
+        """How much has been written."""
+        return self._counter.now
 
     async def run(self) -> None:
-        """Make everything durable.
+        """Write everything.
 
         Raises:
             RuntimeError: It has been run before.
@@ -24,3 +86,9 @@ class Commit:
             raise RuntimeError("This commit has been run; stage a new one.")
         write, self._write = self._write, None
         await write()
+
+    def finalize(self) -> None:
+        """Finish what all processes have written; the directory is then complete."""
+        if self._finalize is not None:
+            finalize, self._finalize = self._finalize, None
+            finalize()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 # pyright: ignore[reportUnusedImport] - see below
 import contextlib
 import contextvars
 import gc
 import threading
-from collections.abc import Awaitable, Coroutine, Generator, Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
@@ -26,19 +28,8 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     servers). The caller's context variables and JAX settings (default device, 64-bit mode) hold
     there too. An interrupt of the caller cancels the coroutine and waits for it to clean up.
     """
-    outcome: Future[T] = Future()
-    runner = _Runner(coroutine)
-    settings = _jax_settings()
-    context = contextvars.copy_context()
-
-    def main() -> None:
-        try:
-            with settings:
-                outcome.set_result(context.run(runner.run))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=main, name="orbit_ckpt", daemon=True)
+    runner = _Runner(coroutine, pause_collector=True)
+    outcome, thread = _thread_of(runner)
     try:
         thread.start()
         return outcome.result()
@@ -48,6 +39,49 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
             runner.cancel()
             wait([outcome])
         raise
+
+
+def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
+    """Run a coroutine on a thread of its own, with the caller's settings as in `run_sync`.
+
+    The interpreter does not end before it has ended.
+    """
+    outcome, thread = _thread_of(_Runner(coroutine, pause_collector=False))
+    _running.add(outcome)
+    thread.start()
+    return outcome
+
+
+def _thread_of(runner: _Runner[T]) -> tuple[Future[T], threading.Thread]:
+    """Return a thread that is not started yet, and where it will leave its result."""
+    outcome: Future[T] = Future()
+    settings = _jax_settings()
+    context = contextvars.copy_context()
+
+    def main() -> None:
+        try:
+            with settings:
+                result = context.run(runner.run)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    return outcome, threading.Thread(target=main, name="orbit_ckpt", daemon=True)
+
+
+_running: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+"""What the end of the interpreter waits for; it is process-wide, and so is this."""
+
+
+def _wait_for_running() -> None:
+    wait(list(_running))
+
+
+# At the end, executors of threads refuse work before `atexit` functions are called. What is
+# registered here is called before that, because their module registered itself earlier.
+_register_at_end = cast(Callable[[Callable[[], object]], None], vars(threading)["_register_atexit"])
+_register_at_end(_wait_for_running)
 
 
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
@@ -72,8 +106,9 @@ async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 class _Runner(Generic[T]):
     """A coroutine on an event loop that another thread may cancel."""
 
-    def __init__(self, coroutine: Coroutine[object, object, T]) -> None:
+    def __init__(self, coroutine: Coroutine[object, object, T], *, pause_collector: bool) -> None:
         self._coroutine = coroutine
+        self._paused = _collector_paused if pause_collector else contextlib.nullcontext
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
@@ -95,7 +130,7 @@ class _Runner(Generic[T]):
     async def _main(self) -> T:
         self._task = asyncio.create_task(self._coroutine)
         self._started.set()
-        with _collector_paused():
+        with self._paused():
             return await self._task
 
 

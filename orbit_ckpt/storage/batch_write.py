@@ -20,8 +20,16 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
-from orbit_ckpt.arrays.transfer import Shard, begin_transfer, byte_view, host_blocks, is_on_host
+from orbit_ckpt.arrays.transfer import (
+    Shard,
+    begin_transfer,
+    byte_view,
+    copy_to_host,
+    host_blocks,
+    is_on_host,
+)
 from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.runtime.commit import ProgressCounter
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
@@ -78,12 +86,19 @@ class BatchWriter:
     """Collects arrays and writes them."""
 
     def __init__(self, options: WriteOptions) -> None:
+        self.progress = ProgressCounter()
         self._options = options
         self._writes: list[ArrayWrite] = []
 
     def add(self, write: ArrayWrite) -> None:
         """Add an array; nothing is written before `commit`."""
         self._writes.append(write)
+
+    async def take(self) -> None:
+        """Copy everything that was added to where only this batch can change it."""
+        shares = _shares(self._writes)
+        copies = await run_all(asyncio.to_thread(_take, share) for share in shares)
+        self._writes = [write for share in copies for write in share]
 
     async def commit(self) -> None:
         """Write everything that was added and wait until it is durable.
@@ -99,7 +114,8 @@ class BatchWriter:
                 if options.use_ocdbt
                 else FilesWriter(options.directory)
             )
-            await _write(writes, writer, options)
+            self.progress.plan(len(writes), sum(_nbytes(write) for write in writes))
+            await _write(writes, writer, options, self.progress)
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -118,6 +134,7 @@ class _Part(NamedTuple):
         region: The chunks, in coordinates of the array.
         nbytes: Their size in memory.
         is_first: Whether the metadata document is written with them.
+        is_last: Whether no other chunks of the array come after them.
     """
 
     write: ArrayWrite
@@ -125,9 +142,38 @@ class _Part(NamedTuple):
     region: Region
     nbytes: int
     is_first: bool
+    is_last: bool
 
 
-async def _write(writes: Sequence[ArrayWrite], writer: ValueWriter, options: WriteOptions) -> None:
+def _nbytes(write: ArrayWrite) -> int:
+    return sum(shard.nbytes for shard in write.shards)
+
+
+def _shares(writes: Sequence[ArrayWrite]) -> list[Sequence[ArrayWrite]]:
+    """Deal writes out to threads, each about the same number of bytes; few bytes to one."""
+    target = max(_TASK_BYTES, sum(map(_nbytes, writes)) // _THREADS)
+    shares: list[list[ArrayWrite]] = [[]]
+    held = 0
+    for write in writes:
+        if held >= target:
+            shares.append([])
+            held = 0
+        shares[-1].append(write)
+        held += _nbytes(write)
+    return list(shares)
+
+
+def _take(writes: Sequence[ArrayWrite]) -> list[ArrayWrite]:
+    copies = iter(copy_to_host([shard for write in writes for shard in write.shards]))
+    return [write._replace(shards=[next(copies) for _ in write.shards]) for write in writes]
+
+
+async def _write(
+    writes: Sequence[ArrayWrite],
+    writer: ValueWriter,
+    options: WriteOptions,
+    progress: ProgressCounter,
+) -> None:
     limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
     transfers = ByteLimiter(options.max_transfer_bytes)
     limits = (limiter.max_bytes, transfers.max_bytes, _TASK_BYTES)
@@ -144,6 +190,7 @@ async def _write(writes: Sequence[ArrayWrite], writer: ValueWriter, options: Wri
             except BaseException:
                 stopped.set()
                 raise
+            progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
 
     try:
         await run_all(run(*task) for task in _tasks(writes, task_bytes))
@@ -176,12 +223,14 @@ def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
     """Yield the parts of arrays, those of large ones cut between chunks."""
     for write in writes:
         is_first = True
-        for shard in write.shards:
+        for number, shard in enumerate(write.shards, 1):
             itemsize = shard.data.dtype.itemsize
-            for region in split_by_rows(
-                shard.region, write.layout.chunk_shape, max_bytes // itemsize
-            ):
-                yield _Part(write, shard, region, region.size * itemsize, is_first)
+            regions = list(
+                split_by_rows(shard.region, write.layout.chunk_shape, max_bytes // itemsize)
+            )
+            for region in regions:
+                is_last = number == len(write.shards) and region is regions[-1]
+                yield _Part(write, shard, region, region.size * itemsize, is_first, is_last)
                 is_first = False
 
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orbit_ckpt.arrays.slices import Region, whole
-from orbit_ckpt.arrays.transfer import host_blocks, local_regions, owned_copy, shards_of
+from orbit_ckpt.arrays.transfer import copy_to_host, host_blocks, local_regions, shards_of
 from tests.support import make_mesh, put
 
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -44,10 +44,10 @@ def test_numpy_array_is_one_shard() -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_owned_copy_outlives_its_source(on_device: bool) -> None:
+def test_a_copy_outlives_its_source(on_device: bool) -> None:
     source = VALUES.copy()
     array = put(source, "x", x=8) if on_device else source
-    copies = owned_copy(shards_of(array))
+    copies = copy_to_host(shards_of(array))
     if isinstance(array, jax.Array):
         array.delete()
     else:

@@ -1,0 +1,307 @@
+"""Saves in the background: what is written, when it appears, and who is told of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.args import CheckpointArgs, register_with_handler
+from orbit_ckpt.errors import (
+    BackgroundSaveError,
+    CheckpointExistsError,
+    StorageError,
+    UnsupportedLeafError,
+)
+from orbit_ckpt.storage.batch_write import BatchWriter
+from tests.support import assert_same_tree, put
+
+VALUES = np.arange(4096, dtype=np.float32).reshape(64, 64)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold back every commit until the event is set."""
+    event = threading.Event()
+    commit = BatchWriter.commit
+
+    async def wait(self: BatchWriter) -> None:
+        await asyncio.to_thread(event.wait)
+        await commit(self)
+
+    monkeypatch.setattr(BatchWriter, "commit", wait)
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
+    """Make the next commits fail with these errors, in order."""
+    errors: list[OSError] = []
+    commit = BatchWriter.commit
+
+    async def fail(self: BatchWriter) -> None:
+        if errors:
+            raise errors.pop(0)
+        await commit(self)
+
+    monkeypatch.setattr(BatchWriter, "commit", fail)
+    return errors
+
+
+def delete(tree: dict[str, Any]) -> None:
+    for leaf in tree.values():
+        if isinstance(leaf, jax.Array):
+            leaf.delete()
+
+
+def donate(tree: dict[str, Any]) -> None:
+    forget = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    for leaf in tree.values():
+        if isinstance(leaf, jax.Array):
+            forget(leaf).block_until_ready()
+
+
+def overwrite(tree: dict[str, Any]) -> None:
+    for leaf in tree.values():
+        if isinstance(leaf, np.ndarray):
+            leaf[...] = -1
+
+
+@pytest.mark.parametrize("destroy", [delete, donate, overwrite])
+def test_what_happens_to_leaves_afterwards_is_not_written(
+    destroy: Callable[[dict[str, Any]], None], gate: threading.Event, tmp_path: Path
+) -> None:
+    base = VALUES.copy()
+    tree = {
+        "jax": jnp.asarray(VALUES) + 0,
+        "small": jnp.arange(3),
+        "sharded": put(VALUES, "x", x=8),
+        "replicated": put(VALUES, x=8),
+        "keys": jax.random.split(jax.random.key(0), 4),
+        "numpy": VALUES.copy(),
+        "view": base[::2, 1:],
+        "transposed": base.T,
+        "shared": jax.device_put(base),
+    }
+    keys = np.array(jax.random.key_data(tree["keys"]))
+    kept = {name: np.array(leaf) for name, leaf in tree.items() if name != "keys"}
+    handle = ocp.save_async(tmp_path / "x", tree)
+    destroy({name: leaf for name, leaf in tree.items() if name != "keys"})
+    base[...] = -1
+    tree["keys"].delete()
+    gate.set()
+    handle.result()
+    restored = ocp.load(tmp_path / "x")
+    assert np.array_equal(jax.random.key_data(restored.pop("keys")), keys)
+    assert_same_tree(jax.tree.map(np.asarray, restored), kept)
+
+
+def test_a_checkpoint_appears_when_its_save_has_ended(
+    gate: threading.Event, tmp_path: Path
+) -> None:
+    handle = ocp.save_async(tmp_path / "x", {"a": VALUES})
+    assert not handle.done()
+    assert not (tmp_path / "x").exists()
+    assert handle.path == tmp_path / "x"
+    with pytest.raises(TimeoutError, match=r"x: the save goes on after 0\.01 seconds"):
+        handle.result(0.01)
+    gate.set()
+    handle.result()
+    assert handle.done()
+    assert handle.exception() is None
+    assert (handle.progress.leaves, handle.progress.nbytes) == (1, VALUES.nbytes)
+    assert_same_tree(ocp.load(tmp_path / "x"), {"a": VALUES})
+
+
+def test_what_is_wrong_with_a_request_is_raised_at_once(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": 1})
+    with pytest.raises(CheckpointExistsError):
+        ocp.save_async(tmp_path / "x", {"a": 1})
+    with pytest.raises(UnsupportedLeafError):
+        ocp.save_async(tmp_path / "y", {"a": object()})
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_error_in_the_background_leaves_nothing_behind(
+    broken: list[OSError], tmp_path: Path
+) -> None:
+    broken.append(OSError(28, "No space left on device"))
+    handle = ocp.save_async(tmp_path / "x", {"a": VALUES})
+    with pytest.raises(StorageError, match="No space left"):
+        handle.result()
+    assert isinstance(handle.exception(), StorageError)
+    assert "failed" in repr(handle)
+    assert not list(tmp_path.iterdir())
+
+
+TELLERS: dict[str, Callable[[ocp.AsyncCheckpointer, Path], object]] = {
+    "check_for_errors": lambda checkpointer, _: checkpointer.check_for_errors(),
+    "wait_until_finished": lambda checkpointer, _: checkpointer.wait_until_finished(),
+    "close": lambda checkpointer, _: checkpointer.close(),
+    "restore": lambda checkpointer, path: checkpointer.restore(path),
+    "save": lambda checkpointer, path: checkpointer.save(path, {"a": 2}),
+}
+
+
+@pytest.mark.parametrize("tell", TELLERS.values(), ids=TELLERS)
+def test_an_error_is_told_once_and_names_its_checkpoint(
+    tell: Callable[[ocp.AsyncCheckpointer, Path], object],
+    broken: list[OSError],
+    tmp_path: Path,
+) -> None:
+    broken.append(OSError(5, "Input/output error"))
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler())
+    checkpointer.save(tmp_path / "step_1", {"a": 1})
+    while checkpointer.is_saving_in_progress():
+        pass
+    with pytest.raises(BackgroundSaveError, match=r"step_1.*Input/output error") as caught:
+        tell(checkpointer, tmp_path / "step_2")
+    assert isinstance(caught.value.__cause__, StorageError)
+    checkpointer.check_for_errors()
+    checkpointer.close()
+
+
+def test_a_save_after_a_failed_one_is_carried_out(broken: list[OSError], tmp_path: Path) -> None:
+    broken.append(OSError(5, "Input/output error"))
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "1", {"a": 1})
+        with pytest.raises(BackgroundSaveError, match="/1 "):
+            checkpointer.save(tmp_path / "2", {"a": 2})
+    assert ocp.load(tmp_path / "2") == {"a": 2}
+
+
+def test_a_save_waits_for_the_one_before(gate: threading.Event, tmp_path: Path) -> None:
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler(), timeout_secs=0.01)
+    checkpointer.save(tmp_path / "1", {"a": 1})
+    with pytest.raises(TimeoutError):
+        checkpointer.save(tmp_path / "2", {"a": 2})
+    gate.set()
+    ocp.AsyncCheckpointer.wait_until_finished(checkpointer)
+
+
+def test_savers_do_not_disturb_one_another(tmp_path: Path) -> None:
+    trees = [{"a": np.full((100, 100), i), "b": jnp.full(10, i)} for i in range(6)]
+    handles = [ocp.save_async(tmp_path / str(i), tree) for i, tree in enumerate(trees)]
+    with ocp.StandardCheckpointer() as one, ocp.StandardCheckpointer() as other:
+        one.save(tmp_path / "one", trees[1])
+        other.save(tmp_path / "other", trees[2])
+    for handle in handles:
+        handle.result()
+    names = [*map(str, range(6)), "one", "other"]
+    for name, tree in zip(names, [*trees, trees[1], trees[2]], strict=True):
+        assert_same_tree(ocp.load(tmp_path / name), tree)
+
+
+def test_a_handle_can_be_awaited_in_a_running_loop(tmp_path: Path) -> None:
+    async def train() -> None:
+        await ocp.save_async(tmp_path / "x", {"a": VALUES})
+        with ocp.AsyncCheckpointer(ocp.PyTreeHandler()) as checkpointer:
+            checkpointer.save(tmp_path / "y", {"a": VALUES})
+
+    asyncio.run(train())
+    assert_same_tree(ocp.load(tmp_path / "x"), ocp.load(tmp_path / "y"))
+
+
+def test_saves_from_other_threads(tmp_path: Path) -> None:
+    def save(name: str) -> None:
+        ocp.save_async(tmp_path / name, {"a": VALUES}).result()
+
+    threads = [threading.Thread(target=save, args=(str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(ocp.load(tmp_path / str(i))["a"], VALUES) for i in range(4))
+
+
+def test_the_interpreter_does_not_end_before_a_save(tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    script = f"import orbit_ckpt, numpy; orbit_ckpt.save_async({path!r}, numpy.ones(2_000_000))"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert ocp.load(tmp_path / "x").sum() == 2_000_000
+
+
+def test_a_save_that_fails_at_the_end_says_so(tmp_path: Path) -> None:
+    script = (
+        "import orbit_ckpt, pathlib, numpy\n"
+        f"path = pathlib.Path({str(tmp_path)!r}, 'x')\n"
+        "orbit_ckpt.storage.batch_write.DatabaseWriter = None\n"
+        "orbit_ckpt.save_async(path, numpy.ones(3))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert f"Saving {tmp_path}/x in the background failed" in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_callback_comes_once_the_checkpoint_is_there(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    options = ocp.AsyncOptions(
+        post_finalization_callback=lambda: seen.append((tmp_path / "x").exists())
+    )
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler(), async_options=options) as checkpointer:
+        checkpointer.save(tmp_path / "x", {"a": 1})
+    assert seen == [True]
+
+
+class TextHandler:
+    """An item handler as a third party writes one."""
+
+    def save(self, directory: Path, args: Text) -> None:
+        (directory / "text").write_text(args.item)
+
+    def restore(self, directory: Path, args: Text) -> str:
+        return (directory / "text").read_text() + args.item
+
+    def finalize(self, directory: Path) -> None:
+        (directory / "final").touch()
+
+    def close(self) -> None:
+        pass
+
+
+class FutureHandler(TextHandler):
+    """The same with Orbax's asynchronous interface."""
+
+    async def async_save(self, directory: Path, args: Text) -> list[Future[None]]:
+        done: Future[None] = Future()
+
+        def write() -> None:
+            self.save(directory, args)
+            done.set_result(None)
+
+        threading.Timer(0.05, write).start()
+        return [done]
+
+
+@register_with_handler(FutureHandler, for_save=True, for_restore=True)
+@register_with_handler(TextHandler, for_save=True, for_restore=True)
+@dataclass
+class Text(CheckpointArgs):
+    """Arguments of both."""
+
+    item: str = ""
+
+
+@pytest.mark.parametrize("handler", [TextHandler(), FutureHandler()])
+def test_handlers_without_our_interface_are_finalized_before_the_commit(
+    handler: TextHandler, tmp_path: Path
+) -> None:
+    with ocp.AsyncCheckpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "x", "text")
+    assert (tmp_path / "x" / "final").exists()
+    assert ocp.Checkpointer(handler).restore(tmp_path / "x", Text("!")) == "text!"
