@@ -22,8 +22,8 @@ How it measures:
 - Timed is what a training program waits for. Making checkpointers and restore arguments,
   collecting garbage, comparing and deleting happen outside. Saves include `fsync`, for safetensors
   too, which leaves it to its caller. Loads find the files in the page cache, on disks as well.
-- Before an operation its process touches three times the tree's memory and frees it. Virtual
-  machines take back memory that is not used, and return it slowly to whoever needs it first.
+- Every operation is done once right before it is timed. Virtual machines take back memory that is
+  not used and return it at a fraction of memory's speed; whoever needed it first would pay.
 - Peak memory is the highest resident memory during an operation beyond what was resident before,
   as a multiple of the tree. The result of a load is part of it, as are files that are mapped.
 - Contenders that can compress do so on equal terms: all or none, see `--compression`.

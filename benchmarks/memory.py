@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
 import re
 from pathlib import Path
+
+import jax
+import numpy as np
 
 _SELF = Path("/proc/self")
 
@@ -14,22 +16,12 @@ _SELF = Path("/proc/self")
 def settle() -> None:
     """Free what can be freed, so that no operation pays or gains by the one before it."""
     gc.collect()
+    # JAX drops what belonged to its deleted arrays when it is called the next time.
+    jax.device_put(np.zeros(1)).block_until_ready()
     # Else memory that the allocator keeps would hide what the next operation needs.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def warm(nbytes: int) -> None:
-    """Make the system have at least some bytes of free memory at hand, if there is as much.
-
-    A virtual machine gives memory that it does not use back to its host, and gets it again at a
-    tenth of the speed of memory. Whoever came first after a pause would pay for it.
-    """
-    nbytes = min(nbytes, (available() or 0) // 2)
-    populate = getattr(mmap, "MAP_POPULATE", None)
-    if nbytes and populate is not None:
-        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate).close()
 
 
 def reset_peak() -> int | None:

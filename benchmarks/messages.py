@@ -35,7 +35,7 @@ class Measure:
         operation: Which one.
         path: Path of the checkpoint.
         verify: Whether to compare what was loaded.
-        settle: Whether to collect garbage first, which takes longer than small operations.
+        settle: Whether to do it once before and to collect garbage; not if nothing is timed.
     """
 
     operation: str

@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import assert_never
 
 import jax
@@ -33,9 +35,6 @@ from benchmarks.messages import (
 )
 from benchmarks.trees import make_tree, tree_nbytes
 from benchmarks.verify import verify
-
-_WARM_TREES = 3
-"""Free memory before an operation, in sizes of the tree: some hold it twice, a file is a third."""
 
 _ARRAY_TYPES = {"load_jax": jax.Array, "load_numpy": np.ndarray}
 
@@ -86,8 +85,8 @@ class Worker:
             raise RuntimeError("Told to measure before there was a tree.")
         operation: Callable[..., object] = getattr(self._task.contender, command.operation)
         if command.settle:
+            _rehearse(operation, command)
             memory.settle()
-            memory.warm(_WARM_TREES * tree_nbytes(self._task.tree))
         before = memory.reset_peak()
         start = time.perf_counter()
         result = operation(command.path)
@@ -102,6 +101,19 @@ class Worker:
         if before is None or after is None:
             return Measured(seconds, peak_bytes=None)
         return Measured(seconds, peak_bytes=max(after - before, 0))
+
+
+def _rehearse(operation: Callable[..., object], command: Measure) -> None:
+    """Do what will be timed once before, so that the memory it needs is at hand."""
+    if command.operation == "load_jax":
+        jax.block_until_ready(operation(command.path))
+    elif not command.operation.startswith("save"):
+        operation(command.path)
+    else:
+        with TemporaryDirectory(dir=command.path.parent) as directory:
+            result = operation(Path(directory) / "rehearsal")
+            if callable(result):
+                result()
 
 
 def main() -> None:

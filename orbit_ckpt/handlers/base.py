@@ -107,6 +107,7 @@ class SaveBatch:
         shardings: Their shardings by storage name.
         details: What Orbax's documents lose of a leaf, by storage name.
         strings: String leaves by storage name.
+        plans: What handlers keep to plan equal leaves once.
     """
 
     writer: BatchWriter
@@ -115,6 +116,7 @@ class SaveBatch:
     shardings: dict[str, ShardingMetadata] = field(default_factory=dict[str, ShardingMetadata])
     details: dict[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
     strings: dict[str, str] = field(default_factory=dict[str, str])
+    plans: dict[object, object] = field(default_factory=dict[object, object])
 
 
 @dataclass(frozen=True, slots=True)

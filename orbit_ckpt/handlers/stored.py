@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -54,9 +54,46 @@ def add_array(
         leaf_type: See `LeafDetail.type`.
     """
     batch = save_batch_of(info)
+    write_shape = shards[0].region.shape if shards else shape
+    # most leaves are like others; options by identity, they may not be hashable
+    key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
+    plan = cast(_ArrayPlan | None, batch.plans.get(key))
+    if plan is None:
+        plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
+    if plan.detail is not None:
+        batch.details[info.name] = plan.detail
+    batch.writer.add(ArrayWrite(info.name, plan.layout, plan.document, shards, plan.native))
+    return plan.layout
+
+
+class _ArrayPlan(NamedTuple):
+    """How arrays of some shape and dtype are stored.
+
+    Attributes:
+        layout: The chunks and codecs.
+        document: Their zarr metadata.
+        native: The dtype that values are cast to.
+        detail: What Orbax's documents lose of them.
+        arg: The options that led to it, which must live as long as the plan.
+    """
+
+    layout: ZarrArray
+    document: bytes
+    native: DType
+    detail: LeafDetail | None
+    arg: SaveArgs
+
+
+def _plan_array(
+    shape: Shape,
+    dtype: DType,
+    write_shape: Shape,
+    info: ParamInfo,
+    arg: SaveArgs,
+    leaf_type: str | None,
+) -> _ArrayPlan:
     logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
     stored = stored_dtype(logical)
-    write_shape = shards[0].region.shape if shards else shape
     max_bytes = effective_chunk_bytes(
         math.prod(write_shape) * stored.itemsize,
         chunk_bytes=arg.chunk_byte_size,
@@ -79,12 +116,10 @@ def add_array(
         zarr_format=3 if info.use_zarr3 else 2,
         compress=bool(info.use_compression),
     )
-    detail = LeafDetail(leaf_type, logical_name(logical))
-    if detail != LeafDetail():
-        batch.details[info.name] = detail
-    native = logical.newbyteorder("<") if logical_name(logical) else stored
-    batch.writer.add(ArrayWrite(info.name, layout, document, shards, native))
-    return layout
+    name = logical_name(logical)
+    detail = LeafDetail(leaf_type, name) if leaf_type or name else None
+    native = logical.newbyteorder("<") if name else stored
+    return _ArrayPlan(layout, document, native, detail, arg)
 
 
 def layout_of(info: ParamInfo) -> ZarrArray:
