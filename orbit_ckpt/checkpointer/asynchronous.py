@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -82,14 +82,9 @@ class SaveHandle:
             TimeoutError: The save goes on.
             CheckpointError: What it failed with; nothing was left behind.
         """
-        try:
-            self._outcome.result(timeout)
-        except TimeoutError as error:
-            if self._outcome.done():
-                raise
-            raise TimeoutError(
-                f"{self._path}: the save goes on after {timeout} seconds ({self.progress})"
-            ) from error
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until the save has ended; return what it failed with, None if it did not.
@@ -97,7 +92,13 @@ class SaveHandle:
         Raises:
             TimeoutError: The save goes on after `timeout` seconds.
         """
-        return self._outcome.exception(timeout)
+        if wait([self._outcome], timeout).not_done:
+            done = self.progress
+            raise TimeoutError(
+                f"{self._path}: the save goes on after {timeout} seconds; {done.nbytes} of "
+                f"{done.total_nbytes} bytes are written"
+            )
+        return self._outcome.exception()
 
     def __await__(self) -> Generator[Any, None, None]:
         return asyncio.wrap_future(self._outcome).__await__()
@@ -178,11 +179,11 @@ def _stage(handler: CheckpointHandler, directory: Path, args: Mapping[str, objec
     else:
         handler.save(directory, **args)
 
-    async def wait() -> None:
+    async def write() -> None:
         for future in futures:
             await asyncio.to_thread(future.result)
 
-    return Commit(wait, lambda: handler.finalize(directory))
+    return Commit(write, lambda: handler.finalize(directory))
 
 
 class AsyncCheckpointer(Checkpointer):

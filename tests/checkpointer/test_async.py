@@ -186,10 +186,13 @@ def test_a_save_after_a_failed_one_is_carried_out(broken: list[OSError], tmp_pat
 def test_a_save_waits_for_the_one_before(gate: threading.Event, tmp_path: Path) -> None:
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler(), timeout_secs=0.01)
     checkpointer.save(tmp_path / "1", {"a": 1})
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"1: the save goes on after 0\.01 seconds"):
         checkpointer.save(tmp_path / "2", {"a": 2})
     gate.set()
-    ocp.AsyncCheckpointer.wait_until_finished(checkpointer)
+    while checkpointer.is_saving_in_progress():
+        pass
+    checkpointer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_savers_do_not_disturb_one_another(tmp_path: Path) -> None:
