@@ -18,13 +18,23 @@ from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointe
 from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt.items.array import ArrayHandler
 from orbit_ckpt.items.base import CheckpointHandler
+from orbit_ckpt.items.composite import CompositeHandler
+from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
+from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
+from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
+ArrayCheckpointHandler = ArrayHandler
+CompositeCheckpointHandler = CompositeHandler
+JaxRandomKeyCheckpointHandler = JaxRandomKeyHandler
+JsonCheckpointHandler = JsonHandler
+NumpyRandomKeyCheckpointHandler = NumpyRandomKeyHandler
 PyTreeCheckpointHandler = PyTreeHandler
 StandardCheckpointHandler = StandardHandler
 
@@ -32,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PLACEHOLDER",
+    "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
     "AsyncCheckpointer",
     "AsyncOptions",
@@ -39,8 +50,17 @@ __all__ = [
     "AtomicityOptions",
     "CheckpointHandler",
     "Checkpointer",
+    "CompositeCheckpointHandler",
+    "CompositeHandler",
+    "DefaultCheckpointHandlerRegistry",
     "FileOptions",
+    "JaxRandomKeyCheckpointHandler",
+    "JaxRandomKeyHandler",
+    "JsonCheckpointHandler",
+    "JsonHandler",
     "MemoryOptions",
+    "NumpyRandomKeyCheckpointHandler",
+    "NumpyRandomKeyHandler",
     "ParamInfo",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",

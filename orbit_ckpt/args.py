@@ -1,13 +1,31 @@
 """Arguments of item handlers, by Orbax's names."""
 
+from orbit_ckpt.items.array import ArrayRestoreArgs as ArrayRestore
+from orbit_ckpt.items.array import ArraySaveArgs as ArraySave
 from orbit_ckpt.items.base import CheckpointArgs, register_with_handler
+from orbit_ckpt.items.composite import Composite
+from orbit_ckpt.items.json import JsonRestoreArgs as JsonRestore
+from orbit_ckpt.items.json import JsonSaveArgs as JsonSave
 from orbit_ckpt.items.pytree import PyTreeRestoreArgs as PyTreeRestore
 from orbit_ckpt.items.pytree import PyTreeSaveArgs as PyTreeSave
+from orbit_ckpt.items.random_key import JaxRandomKeyRestoreArgs as JaxRandomKeyRestore
+from orbit_ckpt.items.random_key import JaxRandomKeySaveArgs as JaxRandomKeySave
+from orbit_ckpt.items.random_key import NumpyRandomKeyRestoreArgs as NumpyRandomKeyRestore
+from orbit_ckpt.items.random_key import NumpyRandomKeySaveArgs as NumpyRandomKeySave
 from orbit_ckpt.items.standard import StandardRestoreArgs as StandardRestore
 from orbit_ckpt.items.standard import StandardSaveArgs as StandardSave
 
 __all__ = [
+    "ArrayRestore",
+    "ArraySave",
     "CheckpointArgs",
+    "Composite",
+    "JaxRandomKeyRestore",
+    "JaxRandomKeySave",
+    "JsonRestore",
+    "JsonSave",
+    "NumpyRandomKeyRestore",
+    "NumpyRandomKeySave",
     "PyTreeRestore",
     "PyTreeSave",
     "StandardRestore",

@@ -12,6 +12,7 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 TYPE_HANDLERS = "orbit_ckpt.type_handlers"
+ITEMS = "orbit_ckpt.items"
 
 
 def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[str, T]]:

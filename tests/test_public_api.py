@@ -15,6 +15,10 @@ PUBLIC = {
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),
+        *("ArrayCheckpointHandler", "JsonHandler", "JsonCheckpointHandler"),
+        *("JaxRandomKeyHandler", "JaxRandomKeyCheckpointHandler"),
+        *("NumpyRandomKeyHandler", "NumpyRandomKeyCheckpointHandler"),
+        *("CompositeHandler", "CompositeCheckpointHandler", "DefaultCheckpointHandlerRegistry"),
         *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
         *(
             "AsyncOptions",
@@ -29,6 +33,9 @@ PUBLIC = {
     "orbit_ckpt.args": {
         *("CheckpointArgs", "register_with_handler"),
         *("PyTreeSave", "PyTreeRestore", "StandardSave", "StandardRestore"),
+        *("ArraySave", "ArrayRestore", "JsonSave", "JsonRestore", "Composite"),
+        *("JaxRandomKeySave", "JaxRandomKeyRestore"),
+        *("NumpyRandomKeySave", "NumpyRandomKeyRestore"),
     },
     "orbit_ckpt.type_handlers": {
         *("TypeHandler", "ParamInfo", "SaveArgs", "RestoreArgs", "ArrayRestoreArgs"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.options import (
@@ -25,7 +25,7 @@ from orbit_ckpt.checkpointer.options import (
 )
 from orbit_ckpt.checkpointer.session import SaveSession
 from orbit_ckpt.errors import BackgroundSaveError
-from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, typestr_of
+from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, stage_item, typestr_of
 from orbit_ckpt.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt.runtime.commit import Commit, Progress
@@ -33,15 +33,6 @@ from orbit_ckpt.runtime.loop import run_in_background, run_sync
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 
 _logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class StagingHandler(Protocol):
-    """An item handler that saves in two phases."""
-
-    async def stage(self, directory: Path, args: Any, *, copy: bool) -> Commit:
-        """Take the item from the caller and return what remains to be done."""
-        ...
 
 
 class SaveHandle:
@@ -149,7 +140,7 @@ def begin_save(
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", advice):
             stack.enter_context(session)
-            commit = _stage(handler, session.directory, request.args)
+            commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
         opened = stack.pop_all()
 
     async def finish() -> None:
@@ -157,7 +148,7 @@ def begin_save(
             with storage_errors(path, "saving", advice), opened:
                 await commit.run()
                 await asyncio.to_thread(commit.finalize)
-                await asyncio.to_thread(session.commit, typestr_of(handler))
+                await asyncio.to_thread(session.commit, commit.recorded_as or typestr_of(handler))
         except BaseException:
             _logger.exception("Saving %s in the background failed", path)
             raise
@@ -166,24 +157,6 @@ def begin_save(
             request.when_done()
 
     return SaveHandle(path, request.step, run_in_background(finish()), commit)
-
-
-def _stage(handler: CheckpointHandler, directory: Path, args: Mapping[str, object]) -> Commit:
-    """Take the item from the caller; a handler that cannot do so saves it at once."""
-    if isinstance(handler, StagingHandler):
-        return run_sync(handler.stage(directory, args["args"], copy=True))
-    saves = getattr(handler, "async_save", None)
-    futures: list[Any] = []
-    if saves is not None:
-        futures = run_sync(saves(directory, **args)) or []
-    else:
-        handler.save(directory, **args)
-
-    async def write() -> None:
-        for future in futures:
-            await asyncio.to_thread(future.result)
-
-    return Commit(write, lambda: handler.finalize(directory))
 
 
 class AsyncCheckpointer(Checkpointer):

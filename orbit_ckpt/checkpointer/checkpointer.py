@@ -5,17 +5,25 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, cast
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
 from orbit_ckpt.formats.orbax import check_complete
-from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args, typestr_of
+from orbit_ckpt.items.base import (
+    CheckpointArgs,
+    CheckpointHandler,
+    registered_args,
+    stage_item,
+    typestr_of,
+)
 from orbit_ckpt.items.pytree import PyTreeHandler
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.values import StepMetadata
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 
@@ -75,10 +83,16 @@ class Checkpointer:
             path, overwrite=force, options=self._options, custom_metadata=custom_metadata
         )
         advice = "Nothing was left behind; check the free space and permissions there."
+
+        async def both_phases() -> Commit:
+            commit = await stage_item(self._handler, session.directory, save_args, copy=False)
+            await commit.run()
+            return commit
+
         with storage_errors(path, "saving", advice), session:
-            self._handler.save(session.directory, **save_args)
-            self._handler.finalize(session.directory)
-            session.commit(typestr_of(self._handler))
+            commit = run_sync(both_phases())
+            commit.finalize()
+            session.commit(commit.recorded_as or typestr_of(self._handler))
         _logger.info("Saved %s", path)
 
     def restore(
@@ -163,10 +177,12 @@ class Checkpointer:
                 f"{type(self._handler).__qualname__} has no registered arguments for {names}; "
                 "register a class with register_with_handler and pass args=."
             )
-        names = [field.name for field in fields(cast(Any, classes[position]))]
+        kind = cast(Any, classes[position])
+        has_fields = is_dataclass(classes[position])
+        names = [field.name for field in fields(kind)] if has_fields else []
         if len(args) > len(names):
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
-        return {"args": classes[position](**dict(zip(names, args, strict=False)), **kwargs)}
+        return {"args": kind(**dict(zip(names, args, strict=False)), **kwargs)}
 
 
 class PyTreeCheckpointer(Checkpointer):

@@ -121,7 +121,7 @@ def find_tree(path: Path) -> Path:
     check_complete(path)
     if _holds_tree(path):
         return path
-    names = sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
+    names = find_items(path)
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
     checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
     items = [name for name in names if name not in {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}]
@@ -131,6 +131,11 @@ def find_tree(path: Path) -> Path:
             return path / name
     steps = checkpoints or [name for name in names if _step_of(name) is not None]
     raise CheckpointNotFoundError(_no_tree_message(path, steps))
+
+
+def find_items(path: Path) -> list[str]:
+    """Return the names of the items of a checkpoint: its directories."""
+    return sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
 
 
 def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTree:

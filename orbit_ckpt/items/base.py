@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+from orbit_ckpt.runtime.commit import Commit
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
@@ -41,7 +46,49 @@ class CheckpointHandler(Protocol):
         ...
 
 
-_SAVE, _RESTORE = "_orbit_save_args", "_orbit_restore_args"
+@runtime_checkable
+class StagingHandler(Protocol):
+    """An item handler that saves in two phases."""
+
+    async def stage(self, directory: Path, args: Any, *, copy: bool) -> Commit:
+        """Take an item from the caller and return what remains to be done.
+
+        Args:
+            directory: Where the item will be written; may not exist yet.
+            args: What to save.
+            copy: Whether the caller may change the item before the commit has run.
+        """
+        ...
+
+
+async def stage_item(
+    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, copy: bool
+) -> Commit:
+    """Take an item from the caller; a handler that cannot do so saves it at once.
+
+    Handlers written for Orbax may have a coroutine `async_save` that returns futures.
+    """
+    if isinstance(handler, StagingHandler):
+        return await handler.stage(directory, args["args"], copy=copy)
+    await asyncio.to_thread(directory.mkdir, exist_ok=True)
+    save_async = cast(
+        Callable[..., Awaitable[Sequence[Future[Any]] | None]] | None,
+        getattr(handler, "async_save", None),
+    )
+    futures: Sequence[Future[Any]] = ()
+    if save_async is not None:
+        futures = await save_async(directory, **args) or ()
+    else:
+        handler.save(directory, **args)
+
+    async def write() -> None:
+        for future in futures:
+            await asyncio.to_thread(future.result)
+
+    return Commit(write, lambda: handler.finalize(directory))
+
+
+_SAVE, _RESTORE, _HANDLER = "_orbit_save_args", "_orbit_restore_args", "_orbit_handler"
 
 
 def register_with_handler(
@@ -62,9 +109,20 @@ def register_with_handler(
             setattr(handler_cls, _SAVE, args_cls)
         if for_restore:
             setattr(handler_cls, _RESTORE, args_cls)
+        setattr(args_cls, _HANDLER, handler_cls)
+        _known_handlers[typestr_of(handler_cls)] = handler_cls
         return args_cls
 
     return register
+
+
+_known_handlers: dict[str, type] = {}
+"""Handler classes by typestr: those that have been imported, wherever they are from."""
+
+
+def known_handlers() -> Mapping[str, type[CheckpointHandler]]:
+    """Return the item handlers that have been imported, by typestr."""
+    return cast(Mapping[str, type[CheckpointHandler]], _known_handlers)
 
 
 def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
@@ -74,9 +132,23 @@ def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[Check
     return None if save is None or restore is None else (save, restore)
 
 
+def handler_class_of(args: object) -> type[CheckpointHandler]:
+    """Return the handler class that an args object or class belongs to.
+
+    Raises:
+        ValueError: It belongs to none.
+    """
+    found = getattr(args, _HANDLER, None)
+    if found is None:
+        name = args.__qualname__ if isinstance(args, type) else type(args).__qualname__
+        raise ValueError(
+            f"{name} belongs to no item handler; decorate it with register_with_handler."
+        )
+    return cast(type[CheckpointHandler], found)
+
+
 def typestr_of(handler: object) -> str:
-    """Return the name under which a checkpoint records a handler."""
-    typestr = cast(Callable[[], str] | None, getattr(type(handler), "typestr", None))
-    if typestr is not None:
-        return typestr()
-    return f"{type(handler).__module__}.{type(handler).__qualname__}"
+    """Return the name under which a checkpoint records a handler, or a handler class."""
+    kind = handler if isinstance(handler, type) else type(handler)
+    typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
+    return typestr() if typestr is not None else f"{kind.__module__}.{kind.__qualname__}"

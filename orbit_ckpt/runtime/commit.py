@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 
@@ -59,6 +59,7 @@ class Commit:
         write: Callable[[], Awaitable[None]],
         finalize: Callable[[], None] | None = None,
         counter: ProgressCounter | None = None,
+        recorded_as: Mapping[str, str] | None = None,
     ) -> None:
         """Make a commit.
 
@@ -66,7 +67,10 @@ class Commit:
             write: Writes what every process writes.
             finalize: Does what one process does when all have written.
             counter: What `write` reports its progress to.
+            recorded_as: Typestrs of the handlers of several items by name, which the checkpoint
+                records instead of that of the handler that made this.
         """
+        self.recorded_as = recorded_as
         self._write: Callable[[], Awaitable[None]] | None = write
         self._finalize = finalize
         self._counter = counter or ProgressCounter()

@@ -1,0 +1,246 @@
+"""Several items, each in a directory of its own, as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.orbax import find_items
+from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    CheckpointHandler,
+    handler_class_of,
+    register_with_handler,
+    registered_args,
+    stage_item,
+    typestr_of,
+)
+from orbit_ckpt.items.registry import (
+    DefaultCheckpointHandlerRegistry,
+    find_handler_class,
+)
+from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.layout import COMMIT_MARKER
+from orbit_ckpt.storage.path import describe_directory, resolve_path
+
+_RESERVED_PREFIX = "__"
+
+
+class Composite(CheckpointArgs, Mapping[str, Any]):
+    """Items by name: arguments of each for a save or a restore, or what was restored.
+
+    `composite.state` and `composite["state"]` are the same.
+    """
+
+    def __init__(self, **items: Any) -> None:
+        """Make one.
+
+        Raises:
+            ValueError: A name cannot be the name of a directory, or begins with `__`.
+        """
+        for name in items:
+            if name.startswith(_RESERVED_PREFIX) or not name or "/" in name or name in (".", ".."):
+                raise ValueError(f"{name!r} cannot be the name of an item")
+        self.__items = items
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self.__items[key]
+        except KeyError:
+            raise KeyError(f"there is no item {key!r}; there are {sorted(self.__items)}") from None
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith(_RESERVED_PREFIX) or key not in self.__items:
+            raise AttributeError(f"there is no item {key!r}")
+        return self.__items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__items)
+
+    def __len__(self) -> int:
+        return len(self.__items)
+
+    def __repr__(self) -> str:
+        return f"Composite({', '.join(f'{k}={v!r}' for k, v in self.__items.items())})"
+
+
+class CompositeHandler:
+    """Saves and restores several items, each through a handler of its own.
+
+    The handler of an item is the one given for its name, else that of its arguments, else the one
+    that the checkpoint records.
+    """
+
+    def __init__(
+        self,
+        *item_names: str,
+        composite_options: object = None,  # noqa: ARG002 - Orbax's signature
+        handler_registry: DefaultCheckpointHandlerRegistry | None = None,
+        **items_and_handlers: CheckpointHandler | None,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            *item_names: Names of items whose handlers follow from their arguments.
+            composite_options: Not used; kept because Orbax has it.
+            handler_registry: Handlers by item and arguments.
+            **items_and_handlers: Handlers by item.
+        """
+        self._names = frozenset({*item_names, *items_and_handlers})
+        self._registry = handler_registry
+        self._handlers: dict[str, CheckpointHandler] = {
+            name: handler for name, handler in items_and_handlers.items() if handler is not None
+        }
+
+    def set_handler(self, name: str, handler: CheckpointHandler) -> None:
+        """Set the handler of an item."""
+        self._handlers[name] = handler
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}composite_checkpoint_handler.CompositeCheckpointHandler"
+
+    def save(self, directory: str | os.PathLike[str], args: Composite) -> None:
+        """Write items into an existing directory."""
+
+        async def both_phases() -> None:
+            commit = await self.stage(resolve_path(directory), args, copy=False)
+            await commit.run()
+            commit.finalize()
+
+        run_sync(both_phases())
+
+    async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
+        """Take all items from the caller; see `StagingHandler`.
+
+        Raises:
+            ValueError: It is not known how to save an item.
+        """
+        names = sorted(name for name in args if args[name] is not None)
+        handlers = {name: self._handler_for(name, args[name]) for name in names}
+        commits: dict[str, Commit] = {}
+        for name in names:
+            try:
+                arguments = {"args": args[name]}
+                commits[name] = await stage_item(
+                    handlers[name], directory / name, arguments, copy=copy
+                )
+            except Exception as error:
+                error.add_note(f"in item {name!r}")
+                raise
+
+        async def write(name: str) -> None:
+            folder = directory / name
+            await asyncio.to_thread(folder.mkdir, exist_ok=True)
+            await commits[name].run()
+
+        async def write_all() -> None:
+            await run_all(write(name) for name in names)
+
+        def finalize() -> None:
+            for name in names:
+                commits[name].finalize()
+                marker = f"Checkpoint commit was successful to {directory / name}"
+                write_file(directory / name / COMMIT_MARKER, marker.encode())
+
+        recorded = {name: typestr_of(handler) for name, handler in handlers.items()}
+        return Commit(write_all, finalize, recorded_as=recorded)
+
+    def restore(
+        self, directory: str | os.PathLike[str], args: Composite | None = None
+    ) -> Composite:
+        """Read items.
+
+        Args:
+            directory: Where they are.
+            args: Arguments of the items wanted; None, or no items, for all that are there. None for
+                an item restores it as it was saved.
+
+        Raises:
+            CheckpointNotFoundError: An item is not there.
+            ValueError: It is not known how to restore an item.
+        """
+        path = resolve_path(directory)
+        recorded = _recorded(path)
+        names = list(args) if args else find_items(path)
+        found: dict[str, Any] = {}
+        for name in names:
+            if not (path / name).is_dir():
+                raise CheckpointNotFoundError(
+                    f"No item {name!r} at {path}: {describe_directory(path)}."
+                )
+            wanted = args[name] if args else None
+            handler = self._handler_for(name, wanted, recorded.get(name))
+            try:
+                given = {"args": wanted} if wanted is not None else _default_args(handler)
+                found[name] = handler.restore(path / name, **given)
+            except Exception as error:
+                error.add_note(f"in item {name!r}")
+                raise
+        return Composite(**found)
+
+    def metadata(self, directory: str | os.PathLike[str]) -> Composite:
+        """Return what is known of every item, None for those of which nothing can be said."""
+        path = resolve_path(directory)
+        recorded = _recorded(path)
+        return Composite(
+            **{name: self._item_metadata(path, name, recorded) for name in find_items(path)}
+        )
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def close(self) -> None:
+        """Close the handlers of all items."""
+        for handler in self._handlers.values():
+            handler.close()
+
+    def _item_metadata(self, path: Path, name: str, recorded: Mapping[str, str]) -> object:
+        try:
+            handler = self._handler_for(name, None, recorded.get(name))
+        except ValueError:
+            return None
+        describe = getattr(handler, "metadata", None)
+        return describe(path / name) if describe is not None else None
+
+    def _handler_for(
+        self, name: str, args: object, typestr: str | None = None
+    ) -> CheckpointHandler:
+        if self._registry is not None and self._registry.has(name, args):
+            return self._registry.get(name, args)
+        if name in self._handlers:
+            return self._handlers[name]
+        if args is not None:
+            kind = handler_class_of(args)
+        elif typestr is not None:
+            kind = find_handler_class(typestr)
+        else:
+            raise ValueError(
+                f"It is not known how item {name!r} was saved. Give arguments for it, for example "
+                f"args.Composite({name}=args.StandardRestore())."
+            )
+        self._handlers[name] = kind()
+        return self._handlers[name]
+
+
+register_with_handler(CompositeHandler, for_save=True, for_restore=True)(Composite)
+
+
+def _recorded(path: Path) -> Mapping[str, str]:
+    recorded = read_step(CheckedDirectory(path)).item_handlers
+    return recorded if isinstance(recorded, Mapping) else {}
+
+
+def _default_args(handler: CheckpointHandler) -> dict[str, object]:
+    classes = registered_args(type(handler))
+    return {} if classes is None else {"args": cast(Any, classes[1])()}

@@ -1,0 +1,125 @@
+"""JSON as an item."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_sync
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
+from orbit_ckpt.storage.path import describe_directory, resolve_path
+
+
+class JsonHandler:
+    """Saves and restores what JSON can hold."""
+
+    def __init__(self, filename: str | None = None) -> None:
+        """Make a handler.
+
+        Args:
+            filename: Name of the file in the item's directory; `metadata` by default.
+        """
+        self._filename = filename or "metadata"
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}json_checkpoint_handler.JsonCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        args: JsonSaveArgs | None = None,
+    ) -> None:
+        """Write a value into an existing directory.
+
+        Raises:
+            TypeError: It is not JSON.
+        """
+        args = args or JsonSaveArgs(item)
+
+        async def both_phases() -> None:
+            commit = await self.stage(resolve_path(directory), args, copy=False)
+            await commit.run()
+            commit.finalize()
+
+        run_sync(both_phases())
+
+    async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
+        """Take the value from the caller; see `StagingHandler`.
+
+        Raises:
+            TypeError: It is not JSON.
+        """
+        try:
+            text = encode_user_json(args.item)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{directory.name}: a JSON item must be of dicts, lists, strings, numbers, "
+                f"booleans and None: {error}"
+            ) from error
+
+        async def write() -> None:
+            await asyncio.to_thread(write_file, directory / self._filename, text)
+
+        return Commit(write, lambda: write_manifest(directory))
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,  # noqa: ARG002 - Orbax's signature
+        args: JsonRestoreArgs | None = None,  # noqa: ARG002 - Orbax's signature
+    ) -> Any:  # any JSON value
+        """Read a value.
+
+        Raises:
+            CheckpointNotFoundError: There is no such file.
+            FormatError: It is not JSON.
+        """
+        path = resolve_path(directory)
+        data = CheckedDirectory(path).read_bytes(self._filename)
+        if data is None:
+            raise CheckpointNotFoundError(
+                f"No JSON item at {path}: there is no file {self._filename!r} "
+                f"({describe_directory(path)})."
+            )
+        return decode_json(data, object, str(path / self._filename))
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(JsonHandler, for_save=True)
+@dataclass
+class JsonSaveArgs(CheckpointArgs):
+    """What to save as JSON.
+
+    Attributes:
+        item: The value.
+    """
+
+    item: object
+
+
+@register_with_handler(JsonHandler, for_restore=True)
+@dataclass
+class JsonRestoreArgs(CheckpointArgs):
+    """How to restore JSON.
+
+    Attributes:
+        item: Not used; kept because Orbax has it.
+    """
+
+    item: object = None

@@ -1,0 +1,96 @@
+"""Which handler saves and restores an item."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from orbit_ckpt.items.base import CheckpointHandler, handler_class_of, known_handlers
+from orbit_ckpt.plugins import ITEMS
+
+Key = tuple[str | None, type]
+
+
+class DefaultCheckpointHandlerRegistry:
+    """Handlers by item name and class of arguments; Orbax's."""
+
+    def __init__(self, other_registry: DefaultCheckpointHandlerRegistry | None = None) -> None:
+        """Make a registry, with the entries of another."""
+        self._entries: dict[Key, CheckpointHandler] = {}
+        if other_registry is not None:
+            self._entries.update(other_registry.get_all_entries())
+
+    def add(
+        self,
+        item: str | None,
+        args: object,
+        handler: CheckpointHandler | type[CheckpointHandler] | None = None,
+    ) -> None:
+        """Register a handler.
+
+        Args:
+            item: Name of the item; None for all items.
+            args: A class of arguments, or an object of one.
+            handler: A handler or its class; None for the one that the arguments belong to.
+
+        Raises:
+            ValueError: There is one already, or the arguments belong to no handler.
+        """
+        key = item, _class_of(args)
+        if key in self._entries:
+            raise ValueError(
+                f"item {item!r} has a handler for {key[1].__name__} already: {self._entries[key]!r}"
+            )
+        handler = handler or handler_class_of(args)
+        self._entries[key] = cast(Any, handler)() if isinstance(handler, type) else handler
+
+    def has(self, item: str | None, args: object) -> bool:
+        """Whether there is a handler for an item, or for all items, with these arguments."""
+        return self._find(item, args) is not None
+
+    def get(self, item: str | None, args: object) -> CheckpointHandler:
+        """Return the handler of an item.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = self._find(item, args)
+        if found is None:
+            raise KeyError(f"no handler for item {item!r} with {_class_of(args).__name__}")
+        return found
+
+    def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
+        """Return all handlers by item and class of arguments."""
+        return MappingProxyType(self._entries)
+
+    def _find(self, item: str | None, args: object) -> CheckpointHandler | None:
+        kind = _class_of(args)
+        found = self._entries.get((item, kind)) or self._entries.get((None, kind))
+        if found is None and args is None:
+            # what was saved under this name says enough
+            of_item = [h for (name, _), h in self._entries.items() if name == item]
+            return of_item[0] if of_item else None
+        return found
+
+
+def find_handler_class(typestr: str) -> type[CheckpointHandler]:
+    """Return the handler class that a checkpoint records: built-in, imported, or a plug-in.
+
+    Raises:
+        ValueError: There is none.
+    """
+    known = known_handlers()
+    if typestr in known:
+        return known[typestr]
+    for entry in importlib.metadata.entry_points(group=ITEMS, name=typestr):
+        return cast(type[CheckpointHandler], entry.load())
+    raise ValueError(
+        f"no item handler {typestr!r} is known here. Import the module that defines it, or give "
+        "arguments for the item."
+    )
+
+
+def _class_of(args: object) -> type:
+    return args if isinstance(args, type) else type(args)

@@ -1,0 +1,278 @@
+"""Items other than trees, alone and together; Orbax reads them and we read Orbax's."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.args import CheckpointArgs, register_with_handler
+from orbit_ckpt.arrays.dtypes import is_prng_dtype
+from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
+from tests.support import assert_same_tree
+
+VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
+CONFIG = {"lr": 0.1, "layers": [1, 2, {"name": "ä"}], "none": None}
+
+
+def state() -> dict[str, Any]:
+    return {"w": jnp.asarray(VALUES), "step": 3}
+
+
+def numpy_state(*, legacy: bool) -> Any:
+    return np.random.RandomState(3).get_state(legacy=legacy)
+
+
+def same_key(found: jax.Array, expected: jax.Array) -> bool:
+    if is_prng_dtype(expected.dtype):
+        assert jax.random.key_impl(found) == jax.random.key_impl(expected)
+        found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+    return found.dtype == expected.dtype and np.array_equal(found, expected)
+
+
+def every_item(args: Any) -> dict[str, Any]:
+    """Arguments to save one item of every kind, of our classes or Orbax's."""
+    return {
+        "state": args.StandardSave({"w": jnp.asarray(VALUES)}),
+        "params": args.PyTreeSave(state()),
+        "config": args.JsonSave(CONFIG),
+        "array": args.ArraySave(jnp.asarray(VALUES)),
+        "scalar": args.ArraySave(2.5),
+        "key": args.JaxRandomKeySave(jax.random.key(1)),
+        "raw_key": args.JaxRandomKeySave(jax.random.PRNGKey(2)),
+        "numpy_key": args.NumpyRandomKeySave(numpy_state(legacy=True)),
+        "numpy_dict": args.NumpyRandomKeySave(numpy_state(legacy=False)),
+    }
+
+
+def assert_every_item(found: Any) -> None:
+    assert_same_tree(dict(found["state"]), {"w": jnp.asarray(VALUES)})
+    assert_same_tree(found["params"], state())
+    assert found["config"] == CONFIG
+    assert np.array_equal(found["array"], VALUES)
+    assert found["scalar"] == 2.5
+    assert same_key(found["key"], jax.random.key(1))
+    assert same_key(found["raw_key"], jax.random.PRNGKey(2))
+    for name, legacy in (("numpy_key", True), ("numpy_dict", False)):
+        generator = np.random.RandomState(0)
+        generator.set_state(found[name])
+        assert generator.randint(10**9) == np.random.RandomState(3).randint(10**9), name
+        assert isinstance(found[name], tuple) == legacy
+
+
+def test_items_of_every_kind_round_trip_and_need_no_arguments(tmp_path: Path) -> None:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "x", ocp.args.Composite(**every_item(ocp.args)))
+    found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x")
+    assert_every_item(found)
+    assert found.config is found["config"]
+
+
+def test_items_are_saved_in_the_background_too(tmp_path: Path) -> None:
+    with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        config = dict(CONFIG)
+        items = every_item(ocp.args) | {"config": ocp.args.JsonSave(config)}
+        checkpointer.save(tmp_path / "x", ocp.args.Composite(**items))
+        config["lr"] = 7
+    assert_every_item(ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x"))
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_orbax_restores_every_item(tmp_path: Path) -> None:
+    import orbax.checkpoint as orbax  # noqa: PLC0415 - optional
+
+    items = every_item(ocp.args)
+    ocp.Checkpointer(ocp.CompositeCheckpointHandler()).save(
+        tmp_path / "x", ocp.args.Composite(**items)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = orbax.Checkpointer(orbax.CompositeCheckpointHandler()).restore(tmp_path / "x")
+    assert_every_item(found)
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_every_item_of_orbax_is_restored(tmp_path: Path) -> None:
+    import orbax.checkpoint as orbax  # noqa: PLC0415 - optional
+
+    with orbax.Checkpointer(orbax.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "x", orbax.args.Composite(**every_item(orbax.args)))
+    found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x")
+    assert_every_item(found)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jax.random.key(0, impl="rbg"),
+        lambda: jax.random.key(0, impl="unsafe_rbg"),
+        lambda: jax.random.split(jax.random.key(5), 3),
+        lambda: jax.random.PRNGKey(9),
+    ],
+    ids=["rbg", "unsafe_rbg", "several", "raw"],
+)
+def test_keys_of_every_implementation_come_back(
+    make: Callable[[], jax.Array], tmp_path: Path
+) -> None:
+    checkpointer = ocp.Checkpointer(ocp.JaxRandomKeyCheckpointHandler())
+    checkpointer.save(tmp_path / "x", ocp.args.JaxRandomKeySave(make()))
+    assert same_key(checkpointer.restore(tmp_path / "x"), make())
+
+
+def test_an_array_is_restored_as_asked_for(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.ArrayCheckpointHandler())
+    save_args = ocp.SaveArgs(dtype=np.float16)
+    checkpointer.save(tmp_path / "x", ocp.args.ArraySave(jnp.asarray(VALUES), save_args))
+    wanted = ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.float64)
+    found = checkpointer.restore(tmp_path / "x", ocp.args.ArrayRestore(restore_args=wanted))
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.float64
+    assert np.array_equal(found, VALUES)
+    described: Any = checkpointer.metadata(tmp_path / "x").item_metadata
+    assert described.shape == (3, 4)
+
+
+def test_items_wanted_are_restored_and_others_left_alone(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    items = {"a": ocp.args.JsonSave(1), "b": ocp.args.JsonSave(2), "c": None}
+    checkpointer.save(tmp_path / "x", ocp.args.Composite(**items))
+    found = checkpointer.restore(tmp_path / "x", ocp.args.Composite(b=ocp.args.JsonRestore()))
+    assert dict(found) == {"b": 2}
+    assert dict(checkpointer.restore(tmp_path / "x", ocp.args.Composite(a=None))) == {"a": 1}
+    with pytest.raises(CheckpointNotFoundError, match=r"No item 'c' at .*a, b"):
+        checkpointer.restore(tmp_path / "x", ocp.args.Composite(c=ocp.args.JsonRestore()))
+
+
+def test_metadata_tell_of_every_item(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(
+        tmp_path / "x", ocp.args.Composite(s=ocp.args.PyTreeSave(state()), j=ocp.args.JsonSave(1))
+    )
+    found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).metadata(tmp_path / "x")
+    described: Any = found.item_metadata
+    assert described["s"].tree["w"].shape == (3, 4)
+    assert described["j"] is None
+    assert isinstance(found.item_handlers, dict)
+    assert set(found.item_handlers) == {"s", "j"}
+
+
+def test_an_error_names_the_item_and_nothing_is_left(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    items = {"good": ocp.args.JsonSave(1), "bad": ocp.args.JsonSave({1, 2})}
+    with pytest.raises(TypeError, match="bad: a JSON item must be"):
+        checkpointer.save(tmp_path / "x", ocp.args.Composite(**items))
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_items_are_noticed(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(
+        tmp_path / "x",
+        ocp.args.Composite(
+            j=ocp.args.JsonSave(CONFIG), k=ocp.args.JaxRandomKeySave(jax.random.key(0))
+        ),
+    )
+    for file in ("j/metadata", "k/jax_random_key_metadata/metadata"):
+        text = (tmp_path / "x" / file).read_text()
+        (tmp_path / "x" / file).write_text(text.replace("true", "fals").replace("0.1", "0.2"))
+        name = file.split("/")[0]
+        with pytest.raises(CorruptionError, match=file):
+            checkpointer.restore(tmp_path / "x", ocp.args.Composite(**{name: None}))
+
+
+@pytest.mark.parametrize("about", ["[]", "{}", '{"typed": 1}'])
+def test_what_is_not_understood_of_a_key_is_named(about: str, tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.JaxRandomKeyCheckpointHandler())
+    checkpointer.save(tmp_path / "x", ocp.args.JaxRandomKeySave(jax.random.key(0)))
+    for manifest in (tmp_path / "x").rglob("orbit_manifest.json"):
+        manifest.unlink()
+    (tmp_path / "x" / "jax_random_key_metadata" / "metadata").write_text(about)
+    with pytest.raises(FormatError, match="jax_random_key_metadata: expected an object"):
+        checkpointer.restore(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["__a", "", "a/b", "..", "."])
+def test_names_that_cannot_be_directories_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of an item"):
+        ocp.args.Composite(**{name: 1})
+
+
+class LinesHandler:
+    """A third party's item."""
+
+    def save(self, directory: Path, args: LinesSave) -> None:
+        (directory / "lines").write_text("\n".join(args.lines))
+
+    def restore(self, directory: Path, args: LinesRestore) -> list[str]:
+        return (directory / "lines").read_text().split("\n")[: args.count]
+
+    def finalize(self, directory: Path) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@register_with_handler(LinesHandler, for_save=True)
+@dataclass
+class LinesSave(CheckpointArgs):
+    """What to save."""
+
+    lines: list[str]
+
+
+@register_with_handler(LinesHandler, for_restore=True)
+@dataclass
+class LinesRestore(CheckpointArgs):
+    """What to restore."""
+
+    count: int | None = None
+
+
+def test_items_of_third_parties_are_found_by_their_arguments_and_by_name(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(tmp_path / "x", ocp.args.Composite(text=LinesSave(["a", "b"])))
+    fresh = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    assert fresh.restore(tmp_path / "x").text == ["a", "b"]
+    assert fresh.restore(tmp_path / "x", ocp.args.Composite(text=LinesRestore(1))).text == ["a"]
+    step = json.loads((tmp_path / "x" / "_CHECKPOINT_METADATA").read_text())
+    assert step["item_handlers"]["text"].endswith("LinesHandler")
+
+
+def test_an_item_of_an_unknown_handler_says_what_to_do(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(tmp_path / "x", ocp.args.Composite(a=ocp.args.JsonSave(1)))
+    file = tmp_path / "x" / "_CHECKPOINT_METADATA"
+    (tmp_path / "x" / "orbit_manifest.json").unlink()
+    file.write_text(file.read_text().replace("orbax.checkpoint._src", "somewhere.else"))
+    with pytest.raises(ValueError, match=r"no item handler 'somewhere\.else.*Import the module"):
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x")
+
+
+def test_a_registry_chooses_handlers_by_item_and_arguments(tmp_path: Path) -> None:
+    registry = ocp.DefaultCheckpointHandlerRegistry()
+    special = ocp.JsonCheckpointHandler(filename="special")
+    registry.add("a", ocp.args.JsonSave, special)
+    registry.add("a", ocp.args.JsonRestore, special)
+    registry.add(None, ocp.args.JsonSave)
+    with pytest.raises(ValueError, match="has a handler for JsonSaveArgs already"):
+        registry.add("a", ocp.args.JsonSave(1))
+    handler = ocp.CompositeCheckpointHandler(handler_registry=registry)
+    items = {"a": ocp.args.JsonSave(1), "b": ocp.args.JsonSave(2)}
+    ocp.Checkpointer(handler).save(tmp_path / "x", ocp.args.Composite(**items))
+    assert (tmp_path / "x" / "a" / "special").exists()
+    assert (tmp_path / "x" / "b" / "metadata").exists()
+    assert dict(ocp.Checkpointer(handler).restore(tmp_path / "x")) == {"a": 1, "b": 2}
+    with pytest.raises(KeyError, match="no handler for item 'c' with ArraySaveArgs"):
+        registry.get("c", ocp.args.ArraySave(1))
