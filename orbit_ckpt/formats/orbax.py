@@ -77,7 +77,7 @@ class StoredTree:
         return LoadBatch(
             reader=reader,
             arrays=files.read_arrays(self.directory, keys_only=has_shapes),
-            shardings=files.read_shardings(self.directory),
+            decode_shardings=files.read_shardings(self.directory),
             details=self.details.leaves,
             strings=files.read_strings(self.directory),
             resolver=resolver or ShardingResolver(),

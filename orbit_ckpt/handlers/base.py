@@ -7,7 +7,8 @@ A handler written for Orbax registers unchanged: it sees the same methods, argum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -119,14 +120,14 @@ class SaveBatch:
     plans: dict[object, object] = field(default_factory=dict[object, object])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadBatch:
     """What the handlers of one restore share.
 
     Attributes:
         reader: Reads arrays.
         arrays: Records of JAX arrays by storage name, where they say more than the rest.
-        shardings: Their recorded shardings.
+        decode_shardings: Returns their recorded shardings.
         details: What Orbax's documents lose of a leaf.
         strings: Contents of the strings file.
         resolver: Turns recorded shardings into JAX's.
@@ -134,10 +135,15 @@ class LoadBatch:
 
     reader: BatchReader
     arrays: Mapping[str, ArrayRecord]
-    shardings: Mapping[str, ShardingMetadata]
+    decode_shardings: Callable[[], Mapping[str, ShardingMetadata]]
     details: Mapping[str, LeafDetail]
     strings: Mapping[str, object]
     resolver: ShardingResolver
+
+    @functools.cached_property
+    def shardings(self) -> Mapping[str, ShardingMetadata]:
+        """The recorded shardings of JAX arrays; decoded when one is asked for."""
+        return self.decode_shardings()
 
 
 class _JoinedPath:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -127,17 +127,22 @@ def _is_without_keys(data: bytes) -> bool:
     return is_whole and RANDOM_KEY_IMPL.encode() not in data
 
 
-def read_shardings(directory: CheckedDirectory) -> dict[str, ShardingMetadata]:
-    """Return the recorded shardings by storage name; kinds not known here are left out.
+def read_shardings(
+    directory: CheckedDirectory,
+) -> Callable[[], dict[str, ShardingMetadata]]:
+    """Return what decodes the recorded shardings, by storage name; unknown kinds are left out.
+
+    Not every restore needs them. What is returned may raise FormatError.
 
     Raises:
-        FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
     data = directory.read_bytes(SHARDINGS)
-    if data is None:
-        return {}
     where = str(directory.path / SHARDINGS)
+    return lambda: {} if data is None else _decode_shardings(data, where)
+
+
+def _decode_shardings(data: bytes, where: str) -> dict[str, ShardingMetadata]:
     shardings: dict[str, ShardingMetadata] = {}
     decoded: dict[str, ShardingMetadata | None] = {}  # most leaves share one
     for key, text in decode_json(data, dict[str, str], where).items():

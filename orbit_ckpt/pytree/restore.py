@@ -31,7 +31,7 @@ from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.tree.diff import TreeDifference, compare_names, nearest_names
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import NamePath, format_path, name_path
+from orbit_ckpt.tree.keypath import NamePath, format_path
 
 _STRING = "string"
 
@@ -90,7 +90,7 @@ async def restore_tree(
     return target.unflatten(
         [
             value if value is PLACEHOLDER or is_empty_node(value) else values[names]
-            for names, value in zip(map(name_path, target.paths), target.values, strict=True)
+            for names, value in zip(target.names, target.values, strict=True)
         ]
     )
 
@@ -187,7 +187,11 @@ def _align(
     Raises:
         TreeMismatchError: Target and checkpoint do not have the same leaves.
     """
-    wanted = dict(zip(map(name_path, target.paths), target.values, strict=True))
+    wanted = dict(zip(target.names, target.values, strict=True))
+    if wanted.keys() == records.keys() and not any(
+        record.is_empty or is_empty_node(wanted[names]) for names, record in records.items()
+    ):
+        return wanted
     stored = {names for names, record in records.items() if not record.is_empty}
     has_empty = {names for names, record in records.items() if record.is_empty}
     full = {names for names, value in wanted.items() if not is_empty_node(value)}
@@ -238,10 +242,11 @@ def _restore_args(
                 args[names] = restore_args_of(value, strict=request.strict)
     if request.restore_args is not None:
         flat = flatten(request.restore_args)
-        for path, value in zip(flat.paths, flat.values, strict=True):
+        is_like = target is not None and flat.treedef == target.treedef
+        all_names = target.names if target is not None and is_like else flat.names
+        for names, path, value in zip(all_names, flat.paths, flat.values, strict=True):
             if is_empty_node(value) or value is PLACEHOLDER:
                 continue
-            names = name_path(path)
             if names not in known:
                 near = nearest_names(format_path(path), [format_path(p) for p in known])
                 raise ValueError(

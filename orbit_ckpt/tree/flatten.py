@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -10,7 +11,14 @@ import jax
 from jax.tree_util import DictKey
 from typing_extensions import TypeIs
 
-from orbit_ckpt.tree.keypath import KeyPath, format_path, is_sequence_key, key_value
+from orbit_ckpt.tree.keypath import (
+    KeyPath,
+    NamePath,
+    format_path,
+    is_sequence_key,
+    key_value,
+    name_path,
+)
 
 _registry = jax.tree_util.default_registry
 
@@ -18,7 +26,7 @@ PLACEHOLDER = ...
 """Stands for a leaf of a target that is not to be restored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FlatTree:
     """A tree taken apart; empty containers and None count as leaves.
 
@@ -31,6 +39,11 @@ class FlatTree:
     paths: list[KeyPath]
     values: list[object]
     treedef: jax.tree_util.PyTreeDef
+
+    @functools.cached_property
+    def names(self) -> list[NamePath]:
+        """The names of the keys of every path."""
+        return list(map(name_path, self.paths))
 
     def unflatten(self, values: Sequence[object]) -> object:
         """Return a tree of this structure with other leaves."""

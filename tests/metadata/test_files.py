@@ -87,7 +87,7 @@ def test_array_records_and_shardings_round_trip(tmp_path: Path) -> None:
     files.write_arrays(tmp_path, 0, records, shardings)
     directory = CheckedDirectory(tmp_path)
     assert files.read_arrays(directory) == {record.name: record for record in records}
-    assert files.read_shardings(directory) == shardings
+    assert files.read_shardings(directory)() == shardings
     assert set(json.loads((tmp_path / "_sharding").read_text())) == {"", "YS5i"}
 
 
@@ -142,7 +142,7 @@ def test_a_kind_of_sharding_that_is_not_known_is_left_out(tmp_path: Path) -> Non
     known = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
     unknown = '{"sharding_type": "PositionalSharding"}'
     (tmp_path / "_sharding").write_text(json.dumps({"YQ==": unknown, "Yg==": known}))
-    found = files.read_shardings(CheckedDirectory(tmp_path))
+    found = files.read_shardings(CheckedDirectory(tmp_path))()
     assert found == {"b": SingleDeviceShardingMetadata("cpu:0")}
 
 
@@ -163,4 +163,4 @@ def test_a_sharding_that_is_not_understood_is_named(
 ) -> None:
     (tmp_path / "_sharding").write_text(json.dumps(content))
     with pytest.raises(FormatError, match=f"_sharding: .*{message}"):
-        files.read_shardings(CheckedDirectory(tmp_path))
+        files.read_shardings(CheckedDirectory(tmp_path))()
