@@ -7,11 +7,13 @@ B+tree that says where each value lies is written last. Nothing is copied on the
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +37,10 @@ DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
 _GATHER_BUFFERS = 512
 """The system takes at most 1024 buffers at once."""
+
+_WRITEBACK_BYTES = 1 << 25
+"""How much is written before the disk is told to begin. Left to itself the system begins when it
+is asked to finish, and the disk is idle until then."""
 
 _CHILDREN = 256
 """Children of an interior node; there is one for every 100 MB of keys and small values."""
@@ -156,6 +162,8 @@ class _DataFile:
         self._descriptor = os.open(root / name, flags, 0o666)
         self._gathered: list[memoryview] = []
         self._gathered_bytes = 0
+        self._written = 0
+        self._on_its_way = 0
 
     def append(self, parts: Iterable[Buffer]) -> Extent:
         offset = self.nbytes
@@ -179,8 +187,13 @@ class _DataFile:
             os.close(descriptor)
 
     def _flush(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        gathered, self._gathered = self._gathered, []
+        self._written += self._gathered_bytes
+        self._gathered_bytes = 0
         write_all(self._descriptor, gathered)
+        if self._written - self._on_its_way >= _WRITEBACK_BYTES:
+            start_writeback(self._descriptor, self._on_its_way, self._written - self._on_its_way)
+            self._on_its_way = self._written
 
 
 class FilesWriter:
@@ -210,6 +223,24 @@ class FilesWriter:
 
     def abort(self) -> None:
         """See `ValueWriter`."""
+
+
+def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to bring written bytes to the disk, where it can be asked to."""
+    sync_file_range = _sync_file_range()
+    if sync_file_range is not None:
+        sync_file_range(descriptor, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None)  # of Linux
+    if found is not None:
+        found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return found
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
