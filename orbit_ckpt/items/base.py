@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_sync
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
@@ -86,6 +87,17 @@ async def stage_item(
             await asyncio.to_thread(future.result)
 
     return Commit(write, lambda: handler.finalize(directory))
+
+
+def save_now(staged: Coroutine[object, object, Commit]) -> None:
+    """Run both phases of the save of an item, and finish its directory."""
+
+    async def both_phases() -> Commit:
+        commit = await staged
+        await commit.run()
+        return commit
+
+    run_sync(both_phases()).finalize()
 
 
 _SAVE, _RESTORE, _HANDLER = "_orbit_save_args", "_orbit_restore_args", "_orbit_handler"

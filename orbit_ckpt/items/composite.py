@@ -17,6 +17,7 @@ from orbit_ckpt.items.base import (
     handler_class_of,
     register_with_handler,
     registered_args,
+    save_now,
     stage_item,
     typestr_of,
 )
@@ -26,7 +27,7 @@ from orbit_ckpt.items.registry import (
 )
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
@@ -112,13 +113,7 @@ class CompositeHandler:
 
     def save(self, directory: str | os.PathLike[str], args: Composite) -> None:
         """Write items into an existing directory."""
-
-        async def both_phases() -> None:
-            commit = await self.stage(resolve_path(directory), args, copy=False)
-            await commit.run()
-            commit.finalize()
-
-        run_sync(both_phases())
+        save_now(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
         """Take all items from the caller; see `StagingHandler`.

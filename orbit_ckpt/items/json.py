@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler, save_now
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
@@ -46,13 +45,7 @@ class JsonHandler:
             TypeError: It is not JSON.
         """
         args = args or JsonSaveArgs(item)
-
-        async def both_phases() -> None:
-            commit = await self.stage(resolve_path(directory), args, copy=False)
-            await commit.run()
-            commit.finalize()
-
-        run_sync(both_phases())
+        save_now(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
         """Take the value from the caller; see `StagingHandler`.

@@ -21,12 +21,12 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     register_with_handler,
+    save_now,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
 from orbit_ckpt.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.path import resolve_path
 
 
@@ -78,7 +78,7 @@ class JaxRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs) -> None:
         """Write a key into an existing directory."""
-        _save(self.stage(resolve_path(directory), args, copy=False))
+        save_now(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the key from the caller; see `StagingHandler`.
@@ -172,7 +172,7 @@ class NumpyRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs) -> None:
         """Write a state into an existing directory."""
-        _save(self.stage(resolve_path(directory), args, copy=False))
+        save_now(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the state from the caller; see `StagingHandler`.
@@ -227,12 +227,3 @@ class NumpyRandomKeySaveArgs(CheckpointArgs):
 @dataclass
 class NumpyRandomKeyRestoreArgs(CheckpointArgs):
     """How to restore a state; there is nothing to choose."""
-
-
-def _save(stage: Any) -> None:
-    async def both_phases() -> None:
-        commit = await stage
-        await commit.run()
-        commit.finalize()
-
-    run_sync(both_phases())
