@@ -154,9 +154,16 @@ def begin_save(
             raise
         _logger.info("Saved %s", path)
         if request.when_done is not None:
-            request.when_done()
+            _call(request.when_done, path)
 
     return SaveHandle(path, request.step, run_in_background(finish()), commit)
+
+
+def _call(callback: Callable[[], object], path: Path) -> None:
+    try:
+        callback()
+    except Exception:
+        _logger.exception("%s is saved, but post_finalization_callback %r failed", path, callback)
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -216,7 +223,12 @@ class AsyncCheckpointer(Checkpointer):
             when_done=self._when_done,
         )
         failed = self._end_of_last()
-        self._saving = begin_save(self.handler, request, self._options)
+        try:
+            self._saving = begin_save(self.handler, request, self._options)
+        except Exception as error:  # raised again
+            if failed is not None:
+                error.add_note(str(failed))
+            raise
         if failed is not None:
             raise failed
 

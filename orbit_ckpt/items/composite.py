@@ -26,7 +26,7 @@ from orbit_ckpt.items.registry import (
     find_handler_class,
 )
 from orbit_ckpt.metadata.files import read_step
-from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -60,9 +60,10 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
             raise KeyError(f"there is no item {key!r}; there are {sorted(self.__items)}") from None
 
     def __getattr__(self, key: str) -> Any:
-        if key.startswith(_RESERVED_PREFIX) or key not in self.__items:
+        items: dict[str, Any] = vars(self).get("_Composite__items", {})  # none while it is copied
+        if key not in items:
             raise AttributeError(f"there is no item {key!r}")
-        return self.__items[key]
+        return items[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.__items)
@@ -83,7 +84,7 @@ class CompositeHandler:
 
     def __init__(
         self,
-        *item_names: str,
+        *item_names: str,  # noqa: ARG002 - arguments say the same, and more
         composite_options: object = None,  # noqa: ARG002 - Orbax's signature
         handler_registry: DefaultCheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler | None,
@@ -96,15 +97,15 @@ class CompositeHandler:
             handler_registry: Handlers by item and arguments.
             **items_and_handlers: Handlers by item.
         """
-        self._names = frozenset({*item_names, *items_and_handlers})
         self._registry = handler_registry
-        self._handlers: dict[str, CheckpointHandler] = {
+        self._given: dict[str, CheckpointHandler] = {
             name: handler for name, handler in items_and_handlers.items() if handler is not None
         }
+        self._made: dict[tuple[str, type], CheckpointHandler] = {}
 
     def set_handler(self, name: str, handler: CheckpointHandler) -> None:
         """Set the handler of an item."""
-        self._handlers[name] = handler
+        self._given[name] = handler
 
     @classmethod
     def typestr(cls) -> str:
@@ -130,7 +131,7 @@ class CompositeHandler:
                 commits[name] = await stage_item(
                     handlers[name], directory / name, arguments, copy=copy
                 )
-            except Exception as error:
+            except Exception as error:  # raised again
                 error.add_note(f"in item {name!r}")
                 raise
 
@@ -149,7 +150,11 @@ class CompositeHandler:
                 write_file(directory / name / COMMIT_MARKER, marker.encode())
 
         recorded = {name: typestr_of(handler) for name, handler in handlers.items()}
-        return Commit(write_all, finalize, recorded_as=recorded)
+
+        def progress() -> Progress:
+            return sum((commit.progress for commit in commits.values()), Progress())
+
+        return Commit(write_all, finalize, progress, recorded)
 
     def restore(
         self, directory: str | os.PathLike[str], args: Composite | None = None
@@ -179,7 +184,7 @@ class CompositeHandler:
             try:
                 given = {"args": wanted} if wanted is not None else _default_args(handler)
                 found[name] = handler.restore(path / name, **given)
-            except Exception as error:
+            except Exception as error:  # raised again
                 error.add_note(f"in item {name!r}")
                 raise
         return Composite(**found)
@@ -197,7 +202,7 @@ class CompositeHandler:
 
     def close(self) -> None:
         """Close the handlers of all items."""
-        for handler in self._handlers.values():
+        for handler in (*self._given.values(), *self._made.values()):
             handler.close()
 
     def _item_metadata(self, path: Path, name: str, recorded: Mapping[str, str]) -> object:
@@ -213,8 +218,9 @@ class CompositeHandler:
     ) -> CheckpointHandler:
         if self._registry is not None and self._registry.has(name, args):
             return self._registry.get(name, args)
-        if name in self._handlers:
-            return self._handlers[name]
+        if name in self._given:
+            _check_args(name, self._given[name], args)
+            return self._given[name]
         if args is not None:
             kind = handler_class_of(args)
         elif typestr is not None:
@@ -224,11 +230,26 @@ class CompositeHandler:
                 f"It is not known how item {name!r} was saved. Give arguments for it, for example "
                 f"args.Composite({name}=args.StandardRestore())."
             )
-        self._handlers[name] = kind()
-        return self._handlers[name]
+        if (name, kind) not in self._made:
+            self._made[name, kind] = kind()
+        return self._made[name, kind]
 
 
 register_with_handler(CompositeHandler, for_save=True, for_restore=True)(Composite)
+
+
+def _check_args(name: str, handler: CheckpointHandler, args: object) -> None:
+    """Check that arguments are those of a handler.
+
+    Raises:
+        ValueError: They are another's, which would save an item as something else.
+    """
+    classes = registered_args(type(handler))
+    if args is not None and classes is not None and not isinstance(args, classes):
+        raise ValueError(
+            f"Item {name!r} has the handler {type(handler).__name__}, which takes "
+            f"{' and '.join(kind.__name__ for kind in classes)}; found {type(args).__name__}."
+        )
 
 
 def _recorded(path: Path) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.formats.orbax import find_tree, open_tree
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler, save_now
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.plan import plan_save
@@ -93,7 +93,6 @@ class PyTreeHandler:
             max_bytes=self._memory.write_concurrent_bytes,
             rich_types=self._rich_types,
         )
-        self._saved: Commit | None = None
 
     @classmethod
     def typestr(cls) -> str:
@@ -121,12 +120,7 @@ class PyTreeHandler:
             StorageError: The storage refused a write.
         """
         args = args or PyTreeSaveArgs(_not_args(item), save_args)
-
-        async def both_phases() -> None:
-            self._saved = await self.stage(resolve_path(directory), args, copy=False)
-            await self._saved.run()
-
-        run_sync(both_phases())
+        save_now(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
@@ -142,11 +136,8 @@ class PyTreeHandler:
         )
         return await stage_tree(plan, directory, options, copy=copy)
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:  # noqa: ARG002 - the interface has it
-        """Finish the directory that `save` has written: type handlers first, then checksums."""
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            saved.finalize()
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
 
     def restore(
         self,

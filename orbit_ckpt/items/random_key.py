@@ -44,7 +44,7 @@ class _KeyFiles:
     ) -> Commit:
         both = Composite(**{self._key: key, self._about: JsonSaveArgs(dict(about))})
         commit = await self._items.stage(directory, both, copy=copy)
-        return Commit(commit.run, commit.finalize)
+        return Commit(commit.run, commit.finalize, lambda: commit.progress)
 
     def restore(
         self, directory: str | os.PathLike[str], key: CheckpointArgs, field: str

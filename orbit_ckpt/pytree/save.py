@@ -90,7 +90,7 @@ async def stage_tree(
     def finalize() -> None:
         _finalize([handler for handler, _ in plan.batches()], directory, options)
 
-    return Commit(write, finalize, writer.progress)
+    return Commit(write, finalize, writer.progress.now)
 
 
 def _finalize(handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:

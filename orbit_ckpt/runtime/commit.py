@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class Progress:
     total_leaves: int = 0
     nbytes: int = 0
     total_nbytes: int = 0
+
+    def __add__(self, other: Progress) -> Progress:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Progress(*(mine + yours for mine, yours in pairs))
 
 
 class ProgressCounter:
@@ -42,7 +46,6 @@ class ProgressCounter:
             now = self._now
             self._now = replace(now, leaves=now.leaves + leaves, nbytes=now.nbytes + nbytes)
 
-    @property
     def now(self) -> Progress:
         """The progress at this moment."""
         return self._now
@@ -58,7 +61,7 @@ class Commit:
         self,
         write: Callable[[], Awaitable[None]],
         finalize: Callable[[], None] | None = None,
-        counter: ProgressCounter | None = None,
+        progress: Callable[[], Progress] = Progress,
         recorded_as: Mapping[str, str] | None = None,
     ) -> None:
         """Make a commit.
@@ -66,19 +69,19 @@ class Commit:
         Args:
             write: Writes what every process writes.
             finalize: Does what one process does when all have written.
-            counter: What `write` reports its progress to.
+            progress: Returns how far `write` is.
             recorded_as: Typestrs of the handlers of several items by name, which the checkpoint
                 records instead of that of the handler that made this.
         """
         self.recorded_as = recorded_as
         self._write: Callable[[], Awaitable[None]] | None = write
         self._finalize = finalize
-        self._counter = counter or ProgressCounter()
+        self._progress = progress
 
     @property
     def progress(self) -> Progress:
         """How much has been written."""
-        return self._counter.now
+        return self._progress()
 
     async def run(self) -> None:
         """Write everything.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures.thread  # noqa: F401 # pyright: ignore[reportUnusedImport] - see below
 import contextlib
 import contextvars
 import gc
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
@@ -47,6 +48,7 @@ def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
     The interpreter does not end before it has ended.
     """
     outcome, thread = _thread_of(_Runner(coroutine, pause_collector=False))
+    outcome.set_running_or_notify_cancel()  # who stops to wait for it does not cancel it
     _running.add(outcome)
     thread.start()
     return outcome
@@ -80,7 +82,7 @@ def _wait_for_running() -> None:
 
 # At the end, executors of threads refuse work before `atexit` functions are called. What is
 # registered here is called before that, because their module registered itself earlier.
-_register_at_end = cast(Callable[[Callable[[], object]], None], vars(threading)["_register_atexit"])
+_register_at_end = vars(threading).get("_register_atexit", atexit.register)
 _register_at_end(_wait_for_running)
 
 

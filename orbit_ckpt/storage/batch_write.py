@@ -96,8 +96,15 @@ class BatchWriter:
 
     async def take(self) -> None:
         """Copy everything that was added to where only this batch can change it."""
-        shares = _shares(self._writes)
-        copies = await run_all(asyncio.to_thread(_take, share) for share in shares)
+        limiter = ByteLimiter(self._options.max_transfer_bytes)
+
+        async def take(share: Sequence[ArrayWrite]) -> list[ArrayWrite]:
+            shards = [shard for write in share for shard in write.shards]
+            remote = sum(shard.nbytes for shard in shards if not is_on_host(shard.data))
+            async with limiter.reserve(remote):
+                return await asyncio.to_thread(_take, share)
+
+        copies = await run_all(map(take, _shares(self._writes, limiter.max_bytes)))
         self._writes = [write for share in copies for write in share]
 
     async def commit(self) -> None:
@@ -149,17 +156,19 @@ def _nbytes(write: ArrayWrite) -> int:
     return sum(shard.nbytes for shard in write.shards)
 
 
-def _shares(writes: Sequence[ArrayWrite]) -> list[Sequence[ArrayWrite]]:
+def _shares(writes: Sequence[ArrayWrite], max_bytes: int | None) -> list[Sequence[ArrayWrite]]:
     """Deal writes out to threads, each about the same number of bytes; few bytes to one."""
     target = max(_TASK_BYTES, sum(map(_nbytes, writes)) // _THREADS)
+    target = target if max_bytes is None else min(target, max_bytes)
     shares: list[list[ArrayWrite]] = [[]]
     held = 0
     for write in writes:
-        if held >= target:
+        nbytes = _nbytes(write)
+        if shares[-1] and held + nbytes > target:
             shares.append([])
             held = 0
         shares[-1].append(write)
-        held += _nbytes(write)
+        held += nbytes
     return list(shares)
 
 

@@ -47,8 +47,8 @@ class ValueReader:
         gap = value.offset - last.offset - last.length
         is_next = value.file == last.file and 0 <= gap <= last.length
         nbytes = max(value.length, min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0)
+        self._window_place = Extent("", 0, 0)  # the last window is overwritten
         if len(self._scratch) < nbytes:
-            self._window.release()
             self._scratch = bytearray(nbytes)
         place = Extent(value.file, value.offset, nbytes)
         buffer = memoryview(self._scratch)[:nbytes]

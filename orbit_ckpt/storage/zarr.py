@@ -21,7 +21,7 @@ from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
 
 MIN_COMPRESSED_BYTES = 16 * 1024
 """Arrays below this size are stored uncompressed: what zstd saves on them is less than what a
-leaf costs in metadata, and uncompressed leaves skip TensorStore's per-array work."""
+leaf costs in metadata."""
 
 _ZSTD_LEVEL = 1
 

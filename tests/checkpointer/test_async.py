@@ -25,6 +25,7 @@ from orbit_ckpt.errors import (
     StorageError,
     UnsupportedLeafError,
 )
+from orbit_ckpt.storage import batch_write
 from orbit_ckpt.storage.batch_write import BatchWriter
 from tests.support import assert_same_tree, put
 
@@ -308,3 +309,58 @@ def test_handlers_without_our_interface_are_finalized_before_the_commit(
         checkpointer.save(tmp_path / "x", "text")
     assert (tmp_path / "x" / "final").exists()
     assert ocp.Checkpointer(handler).restore(tmp_path / "x", Text("!")) == "text!"
+
+
+def test_who_stops_to_wait_does_not_cancel_the_save(gate: threading.Event, tmp_path: Path) -> None:
+    handle = ocp.save_async(tmp_path / "x", {"a": VALUES})
+
+    async def wait() -> None:
+        await asyncio.wait_for(handle, 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+    gate.set()
+    handle.result()
+    assert_same_tree(ocp.load(tmp_path / "x"), {"a": VALUES})
+
+
+def test_a_callback_that_fails_does_not_make_a_durable_save_a_failed_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ocp.AsyncOptions(post_finalization_callback=lambda: 1 // 0)
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler(), async_options=options) as checkpointer:
+        checkpointer.save(tmp_path / "x", {"a": 1})
+    assert ocp.load(tmp_path / "x") == {"a": 1}
+    assert "is saved, but post_finalization_callback" in caplog.text
+
+
+def test_an_error_is_told_even_if_the_next_save_cannot_begin(
+    broken: list[OSError], tmp_path: Path
+) -> None:
+    ocp.save(tmp_path / "taken", 1)
+    broken.append(OSError(5, "Input/output error"))
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler())
+    checkpointer.save(tmp_path / "1", {"a": 1})
+    with pytest.raises(CheckpointExistsError) as caught:
+        checkpointer.save(tmp_path / "taken", {"a": 2})
+    assert any("/1 failed in the background" in note for note in caught.value.__notes__)
+
+
+def test_copies_from_devices_keep_their_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held: list[int] = []
+    take = getattr(batch_write, "_take")  # noqa: B009 - private
+
+    def spy(writes: Any) -> Any:
+        held.append(sum(shard.nbytes for write in writes for shard in write.shards))
+        return take(writes)
+
+    monkeypatch.setattr(batch_write, "_take", spy)
+    monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
+    memory = ocp.MemoryOptions(transfer_concurrent_bytes=2100)
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler(memory_options=memory)) as checkpointer:
+        checkpointer.save(tmp_path / "x", tree)
+    assert sorted(held) == [1024, 2048, 2048, 2048]
+    assert_same_tree(ocp.load(tmp_path / "x"), tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.arrays.dtypes import is_prng_dtype
+from orbit_ckpt.checkpointer.asynchronous import SaveRequest, begin_save
+from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from tests.support import assert_same_tree
 
@@ -276,3 +279,33 @@ def test_a_registry_chooses_handlers_by_item_and_arguments(tmp_path: Path) -> No
     assert dict(ocp.Checkpointer(handler).restore(tmp_path / "x")) == {"a": 1, "b": 2}
     with pytest.raises(KeyError, match="no handler for item 'c' with ArraySaveArgs"):
         registry.get("c", ocp.args.ArraySave(1))
+
+
+def test_progress_counts_the_arrays_of_all_items(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    items = ocp.args.Composite(**every_item(ocp.args))
+    request = SaveRequest(path, {"args": items})
+    handle = begin_save(ocp.CompositeCheckpointHandler(), request, SessionOptions())
+    handle.result()
+    assert handle.progress.leaves == handle.progress.total_leaves > 5
+    assert handle.progress.nbytes == handle.progress.total_nbytes > 0
+
+
+def test_arguments_of_another_handler_than_the_given_one_are_refused(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler(a=ocp.JsonCheckpointHandler()))
+    with pytest.raises(ValueError, match="'a' has the handler JsonHandler, which takes JsonSave"):
+        checkpointer.save(tmp_path / "x", ocp.args.Composite(a=ocp.args.PyTreeSave({"b": 1})))
+
+
+def test_an_item_may_be_of_another_kind_the_next_time(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(tmp_path / "1", ocp.args.Composite(a=ocp.args.JsonSave({"b": 1})))
+    checkpointer.save(tmp_path / "2", ocp.args.Composite(a=ocp.args.PyTreeSave({"b": 2})))
+    assert checkpointer.restore(tmp_path / "1").a == {"b": 1}
+    assert checkpointer.restore(tmp_path / "2").a == {"b": 2}
+    assert (tmp_path / "2" / "a" / "_METADATA").exists()
+
+
+def test_a_composite_can_be_copied() -> None:
+    found = copy.copy(ocp.args.Composite(a=1))
+    assert found.a == 1
