@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,21 +29,16 @@ from orbit_ckpt.storage.layout import (
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     TREE_METADATA,
+    is_temporary_name,
 )
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 
 _REPLACED = "-replaced"
 
-_SIGNS = (
-    STEP_METADATA,
-    TREE_METADATA,
-    OCDBT_MANIFEST,
-    AGGREGATE,
-    COMMIT_MARKER,
-    IN_PROGRESS,
-    MANIFEST,
+_SIGNS = frozenset(
+    {STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, AGGREGATE, COMMIT_MARKER, MANIFEST}
 )
-"""Any of these makes a directory a checkpoint, which may be overwritten if asked to."""
+"""Any of these makes a directory a checkpoint."""
 
 _logger = logging.getLogger(__name__)
 
@@ -163,7 +159,7 @@ class AtomicDirectory:
             return
         if not self._overwrite:
             raise _exists(self.final)
-        if not any((self.final / name).exists() for name in _SIGNS) and not _is_empty(self.final):
+        if not (_has_sign(self.final) or is_in_progress(self.final) or _is_empty(self.final)):
             raise CheckpointExistsError(
                 f"{self.final} exists and is no checkpoint: {describe_directory(self.final)}. It "
                 "is not overwritten; choose another path, or remove it yourself."
@@ -178,6 +174,26 @@ class AtomicDirectory:
 def is_in_progress(directory: Path) -> bool:
     """Whether a directory was begun in marker mode and never committed."""
     return (directory / IN_PROGRESS).exists()
+
+
+def looks_like_checkpoint(
+    directory: Path, entries: Iterable[os.DirEntry[str]] | None = None
+) -> bool:
+    """Whether a directory holds the files of a checkpoint or, in a directory, those of an item.
+
+    Says nothing about whether it was committed: see `is_in_progress` and `is_temporary_name`.
+
+    Args:
+        directory: The directory.
+        entries: What is in it, if that is known.
+    """
+    entries = list(os.scandir(directory) if entries is None else entries)
+    if not _SIGNS.isdisjoint(entry.name for entry in entries):
+        return True
+    return any(
+        entry.is_dir() and not is_temporary_name(entry.name) and _has_sign(Path(entry.path))
+        for entry in entries
+    )
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -207,6 +223,10 @@ def _exists(final: Path) -> CheckpointExistsError:
         f"Destination {final} already exists. Choose another path, or pass overwrite=True "
         "(force=True) to replace it."
     )
+
+
+def _has_sign(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _SIGNS)
 
 
 def _is_empty(path: Path) -> bool:

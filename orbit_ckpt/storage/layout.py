@@ -1,4 +1,4 @@
-"""Names of the files of a checkpoint; Orbax's, and the two that are ours."""
+"""Names of the files of a checkpoint; Orbax's, T5X's, and ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ ZARR3_DOCUMENT = "zarr.json"
 
 MANIFEST = "orbit_manifest.json"
 TREE_DETAILS = "orbit_tree.json"
+STEP_DETAILS = "orbit_step.json"
 IN_PROGRESS = "orbit_save_in_progress"
+
+PINNED = "PINNED"
+"""A file that people put into a step's directory so that it is kept; T5X's name."""
 
 RESERVED = frozenset(
     {

@@ -106,6 +106,13 @@ def test_everything_a_save_makes_is_on_the_disk_before_it_is_visible(
     assert str(tmp_path / "new" / "run") in events[at:]
 
 
+def test_a_directory_above_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "run" / "7", {"a": 1})
+    with pytest.raises(CheckpointExistsError, match="is no checkpoint"):
+        ocp.save(tmp_path / "run", {"a": 2}, overwrite=True)
+    assert ocp.load(tmp_path / "run" / "7") == {"a": 1}
+
+
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")

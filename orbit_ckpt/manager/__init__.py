@@ -1,0 +1,1 @@
+"""A run of checkpoints: its steps, which to keep, following it."""

@@ -1,0 +1,275 @@
+"""The steps of a run: how their directories are named, and which are there."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.metadata.schema import StepDocument
+from orbit_ckpt.metadata.step_details import read_step_details
+from orbit_ckpt.storage.atomic import looks_like_checkpoint
+from orbit_ckpt.storage.layout import (
+    IN_PROGRESS,
+    PINNED,
+    STEP_DETAILS,
+    STEP_METADATA,
+    TEMPORARY_SUFFIX,
+    is_temporary_name,
+)
+from orbit_ckpt.storage.path import storage_errors
+
+_DIGITS = re.compile("[0-9]+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepNameFormat:
+    """Names of steps: an optional prefix, then the number.
+
+    Orbax's names are `7`, `0007`, `step_7` and `step_0007`. T5X's `checkpoint_7` has the prefix
+    `checkpoint`; `run-10` has the prefix `run` and the separator `-`.
+
+    Attributes:
+        prefix: What the name begins with; the separator follows it, unless it is None.
+        fixed_length: Shortest number of digits, reached with leading zeros.
+        separator: What stands between prefix and number.
+    """
+
+    prefix: str | None = None
+    fixed_length: int | None = None
+    separator: str = "_"
+
+    def __post_init__(self) -> None:
+        if "/" in self._start or "\0" in self._start or TEMPORARY_SUFFIX in self._start:
+            raise ValueError(
+                f"Step names that begin with {self._start!r} cannot be found again; give a prefix "
+                f"without slashes and without {TEMPORARY_SUFFIX!r}."
+            )
+        if self.fixed_length is not None and self.fixed_length < 0:
+            raise ValueError(
+                f"Step names of {self.fixed_length} digits; give a fixed length of 0 or more."
+            )
+
+    @property
+    def _start(self) -> str:
+        return "" if self.prefix is None else f"{self.prefix}{self.separator}"
+
+    def build_name(self, step: int) -> str:
+        """Return the name of a step's directory.
+
+        Raises:
+            ValueError: The step is negative.
+            TypeError: The step is not an integer.
+        """
+        return f"{self._start}{as_step(step):0{self.fixed_length or 0}d}"
+
+    def parse(self, name: str) -> int | None:
+        """Return the step that a name stands for, None if it is not the name of a step.
+
+        Names padded otherwise than `fixed_length` says are accepted, so that a run whose padding
+        was changed keeps its earlier steps.
+        """
+        if not name.startswith(self._start):
+            return None
+        digits = name[len(self._start) :]
+        return int(digits) if _DIGITS.fullmatch(digits) else None
+
+
+@runtime_checkable
+class StepParser(Protocol):
+    """Names steps, and tells which step a name stands for."""
+
+    def build_name(self, step: int, /) -> str:
+        """Return the name of a step's directory."""
+        ...
+
+    def parse(self, name: str, /) -> int | None:
+        """Return the step that a name stands for, None if it is not the name of a step."""
+        ...
+
+
+class FoundStep(Protocol):
+    """A step that a `StepFinder` found."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def path(self) -> os.PathLike[str]:
+        """Its directory."""
+        ...
+
+
+@runtime_checkable
+class StepFinder(Protocol):
+    """Names steps, and finds them; the interface of Orbax's `NameFormat`."""
+
+    def build_name(self, step: int, /) -> str:
+        """Return the name of a step's directory."""
+        ...
+
+    def find_all(self, base_path: Path, /) -> Iterable[FoundStep]:
+        """Return the steps below a directory; of several with one number the first counts."""
+        ...
+
+
+StepNames = StepParser | StepFinder
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A committed step.
+
+    Attributes:
+        step: Its number.
+        path: Its directory.
+        commit_time: When it was committed, in UTC.
+        pinned: Whether it must never be deleted.
+        temporary: Whether it was saved only to bridge the time to the next permanent step.
+    """
+
+    step: int
+    path: Path
+    commit_time: datetime
+    pinned: bool = False
+    temporary: bool = False
+
+
+def as_step(value: object) -> int:
+    """Return a step number as Python's own integer; numpy's and JAX's scalars are accepted.
+
+    Raises:
+        TypeError: The value is not an integer.
+        ValueError: It is negative.
+    """
+    try:
+        step = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
+    except TypeError:
+        step = None
+    if step is None:
+        raise TypeError(
+            f"A step is {value!r}, of {type(value).__name__}; give an integer, for example "
+            "int(state.step)."
+        )
+    if step < 0:
+        raise ValueError(f"A step is {step}; steps are numbered from 0.")
+    return step
+
+
+def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
+    """Return the committed steps of a run in ascending order.
+
+    A step is a directory with a name that `names` knows and with files of a checkpoint, directly
+    or in the directory of an item. What the step's own documents say is not checked: one whose
+    time cannot be read has the time of its directory, and one whose details cannot be read is
+    permanent.
+
+    Args:
+        root: The run's directory; one that does not exist has no steps.
+        names: How steps are named.
+
+    Raises:
+        StorageError: A directory cannot be read.
+        TypeError: `names` is no way to name steps.
+    """
+    advice = "Check that it is a directory that may be read."
+    with storage_errors(root, "listing steps", advice):
+        records: dict[int, StepRecord] = {}
+        for step, path in _candidates(root, names):
+            record = _read_record(step, path)
+            if record is None:
+                continue
+            other = records.setdefault(step, record)
+            if other is not record:
+                _warn_of_duplicate(step, other.path, path)
+    return [records[step] for step in sorted(records)]
+
+
+def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
+    """Yield directories by name alone; of those with one number the preferred one first."""
+    if isinstance(names, StepParser):
+        yield from _parsed(root, names)
+    elif isinstance(names, StepFinder):
+        for found in names.find_all(root):
+            path = Path(os.fspath(found.path))
+            if not is_temporary_name(path.name):
+                yield as_step(found.step), path
+    else:
+        raise TypeError(
+            f"A step name format is {names!r}; give a StepNameFormat, or an object with build_name "
+            "and either parse or find_all."
+        )
+
+
+def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
+    found: list[tuple[bool, str, int]] = []
+    try:
+        entries = os.scandir(root)
+    except FileNotFoundError:
+        return []
+    with entries:
+        for entry in entries:
+            if is_temporary_name(entry.name):
+                continue
+            step = names.parse(entry.name)
+            if step is not None and entry.is_dir():
+                found.append((entry.name != names.build_name(step), entry.name, as_step(step)))
+    return [(step, root / name) for _, name, step in sorted(found)]
+
+
+def _read_record(step: int, path: Path) -> StepRecord | None:
+    """Return the record of a directory, None if it is not a committed checkpoint."""
+    try:
+        with os.scandir(path) as scanned:
+            entries = list(scanned)
+        names = {entry.name for entry in entries}
+        if IN_PROGRESS in names or not looks_like_checkpoint(path, entries):
+            return None
+        return StepRecord(
+            step,
+            path,
+            commit_time=_commit_time(path, recorded=STEP_METADATA in names),
+            pinned=PINNED in names,
+            temporary=STEP_DETAILS in names and _is_temporary(path),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # deleted while it was looked at
+
+
+def _commit_time(path: Path, *, recorded: bool) -> datetime:
+    file = path / STEP_METADATA
+    if recorded:
+        try:
+            nsecs = StepDocument.decode(file.read_bytes(), str(file)).commit_timestamp_nsecs
+            if nsecs is not None:
+                return _EPOCH + timedelta(microseconds=nsecs // 1000)
+        except (OSError, FormatError, OverflowError) as error:
+            _logger.debug("%s: no commit time, %s", file, error)
+    return _EPOCH + timedelta(microseconds=path.stat().st_mtime_ns // 1000)
+
+
+def _is_temporary(path: Path) -> bool:
+    try:
+        return read_step_details(path).temporary
+    except (OSError, FormatError) as error:
+        _logger.debug("%s is taken for a permanent step: %s", path, error)
+        return False
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_of_duplicate(step: int, used: Path, ignored: Path) -> None:
+    """Warn once, though a run is listed at every save."""
+    _logger.warning("Step %d is there twice: %s is used, %s is not", step, used, ignored)
