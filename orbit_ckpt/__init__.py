@@ -8,15 +8,12 @@
 The classes of Orbax's API are here under Orbax's names.
 """
 
-from orbit_ckpt import args, checkpoint_utils, errors, type_handlers
-from orbit_ckpt.checkpointer.asynchronous import (
-    AsyncCheckpointer,
-    SaveHandle,
-    StandardCheckpointer,
-)
+from orbit_ckpt import args, checkpoint_managers, checkpoint_utils, errors, policies, type_handlers
+from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
 from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
+from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt.items.array import ArrayHandler
 from orbit_ckpt.items.base import CheckpointHandler
@@ -27,6 +24,9 @@ from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
+from orbit_ckpt.manager.manager import CheckpointManager
+from orbit_ckpt.manager.options import CheckpointManagerOptions
+from orbit_ckpt.manager.steps import StepNameFormat
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
@@ -49,6 +49,8 @@ __all__ = [
     "AtomicityMode",
     "AtomicityOptions",
     "CheckpointHandler",
+    "CheckpointManager",
+    "CheckpointManagerOptions",
     "Checkpointer",
     "CompositeCheckpointHandler",
     "CompositeHandler",
@@ -72,11 +74,14 @@ __all__ = [
     "StandardCheckpointHandler",
     "StandardCheckpointer",
     "StandardHandler",
+    "StepNameFormat",
     "args",
+    "checkpoint_managers",
     "checkpoint_utils",
     "errors",
     "load",
     "metadata",
+    "policies",
     "save",
     "save_async",
     "type_handlers",

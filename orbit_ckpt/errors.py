@@ -2,7 +2,9 @@
 
     CheckpointError
     ├── CheckpointNotFoundError      (FileNotFoundError)  nothing restorable at a path
+    │   └── StepNotFoundError        a run has no such step, or none at all
     ├── CheckpointExistsError        (FileExistsError, ValueError)  destination is taken
+    │   └── StepAlreadyExistsError   a manager has saved that step before
     ├── IncompleteCheckpointError    (ValueError)  a save that never committed
     ├── FormatError                  (ValueError)  a metadata document is not understood
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
@@ -31,8 +33,16 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint, or no restorable item, at a path."""
 
 
+class StepNotFoundError(CheckpointNotFoundError):
+    """A run has no such step, or none at all."""
+
+
 class CheckpointExistsError(CheckpointError, FileExistsError, ValueError):
     """The destination of a save exists and overwriting was not asked for."""
+
+
+class StepAlreadyExistsError(CheckpointExistsError):
+    """A manager has saved that step before."""
 
 
 class IncompleteCheckpointError(CheckpointError, ValueError):

@@ -9,6 +9,20 @@ import pytest
 
 import orbit_ckpt
 
+POLICIES = {
+    *("SaveDecisionPolicy", "DecisionContext", "SaveDecision", "decide"),
+    *("FixedIntervalPolicy", "SpecificStepsPolicy", "IntervalsPolicy", "CheckpointInterval"),
+    *("TimeIntervalPolicy", "ContinuousCheckpointingPolicy", "BoundedOverheadPolicy"),
+    *("PreemptionCheckpointingPolicy", "InitialSavePolicy", "FunctionPolicy", "TemporaryPolicy"),
+    *("AnySavePolicy", "AllSavePolicy"),
+    *("PreservationPolicy", "PreservationContext", "RetentionRules", "RetentionPlan"),
+    *("StepRetention", "StepInfo", "PolicyCheckpointInfo"),
+    *("PreserveAll", "LatestN", "LatestDuration", "EveryNSeconds", "EveryNSteps"),
+    *("EveryNStepsClosest", "CustomSteps", "BestN", "SaveBest", "Pinned"),
+    *("LatestTemporary", "AmongPermanent"),
+    *("AnyPreservationPolicy", "AllPreservationPolicy", "InTurn"),
+}
+
 PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "metadata"),
@@ -28,8 +42,12 @@ PUBLIC = {
             "MemoryOptions",
             "PyTreeMetadataOptions",
         ),
-        *("args", "checkpoint_utils", "errors", "type_handlers"),
+        *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
+        *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
+        "type_handlers",
     },
+    "orbit_ckpt.policies": POLICIES,
+    "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
     "orbit_ckpt.args": {
         *("CheckpointArgs", "register_with_handler"),
         *("PyTreeSave", "PyTreeRestore", "StandardSave", "StandardRestore"),
@@ -48,6 +66,8 @@ PUBLIC = {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
         "BackgroundSaveError",
+        "StepAlreadyExistsError",
+        "StepNotFoundError",
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
     },
 }

@@ -10,22 +10,18 @@ from types import TracebackType
 from typing import Any, Protocol, cast
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
-from orbit_ckpt.checkpointer.session import SaveSession
+from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     registered_args,
-    stage_item,
-    typestr_of,
 )
 from orbit_ckpt.items.pytree import PyTreeHandler
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.values import StepMetadata
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import resolve_path
 
 _logger = logging.getLogger(__name__)
 
@@ -77,23 +73,13 @@ class Checkpointer:
             StorageError: The storage refused a write; nothing was left behind.
             CheckpointError: What the handler raises; nothing was left behind.
         """
-        path = resolve_path(directory)
-        save_args = self._make_args(0, args, kwargs)
-        session = SaveSession(
-            path, overwrite=force, options=self._options, custom_metadata=custom_metadata
+        request = SaveRequest(
+            resolve_path(directory),
+            self._make_args(0, args, kwargs),
+            overwrite=force,
+            custom_metadata=custom_metadata,
         )
-        advice = "Nothing was left behind; check the free space and permissions there."
-
-        async def both_phases() -> Commit:
-            commit = await stage_item(self._handler, session.directory, save_args, copy=False)
-            await commit.run()
-            return commit
-
-        with storage_errors(path, "saving", advice), session:
-            commit = run_sync(both_phases())
-            commit.finalize()
-            session.commit(commit.recorded_as or typestr_of(self._handler))
-        _logger.info("Saved %s", path)
+        save_now(self._handler, request, self._options)
 
     def restore(
         self, directory: str | os.PathLike[str], *args: object, **kwargs: object

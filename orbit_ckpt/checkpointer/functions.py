@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.checkpointer.asynchronous import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.options import SessionOptions
+from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.restore import RestoreRequest

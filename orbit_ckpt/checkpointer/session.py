@@ -11,6 +11,7 @@ from typing import cast
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
+from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.storage.atomic import AtomicDirectory
 from orbit_ckpt.storage.integrity import write_manifest
 
@@ -29,6 +30,7 @@ class SaveSession:
         overwrite: bool,
         options: SessionOptions,
         custom_metadata: Mapping[str, object] | None = None,
+        details: StepDetails | None = None,
     ) -> None:
         """Prepare a session; nothing is created yet.
 
@@ -42,6 +44,7 @@ class SaveSession:
             permissions=options.files.path_permission_mode,
         )
         self._custom = check_json_object(custom_metadata or {})
+        self._details = details
         self._began_ns = time.time_ns()
 
     @property
@@ -69,6 +72,8 @@ class SaveSession:
             custom_metadata=self._custom,
         )
         write_step(self.directory, document)
+        if self._details is not None:
+            write_step_details(self.directory, self._details)
         write_manifest(self.directory)
         self._atomic.commit()
 

@@ -107,6 +107,10 @@ class CompositeHandler:
         """Set the handler of an item."""
         self._given[name] = handler
 
+    def prefer(self, name: str, handler: CheckpointHandler) -> None:
+        """Use a handler for an item wherever one of its class is asked for."""
+        self._made[name, type(handler)] = handler
+
     @classmethod
     def typestr(cls) -> str:
         """Return the name under which checkpoints record this handler; Orbax's own."""

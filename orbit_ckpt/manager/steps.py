@@ -189,7 +189,7 @@ def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
     with storage_errors(root, "listing steps", advice):
         records: dict[int, StepRecord] = {}
         for step, path in _candidates(root, names):
-            record = _read_record(step, path)
+            record = read_step(step, path)
             if record is None:
                 continue
             other = records.setdefault(step, record)
@@ -230,8 +230,8 @@ def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
     return [(step, root / name) for _, name, step in sorted(found)]
 
 
-def _read_record(step: int, path: Path) -> StepRecord | None:
-    """Return the record of a directory, None if it is not a committed checkpoint."""
+def read_step(step: int, path: Path) -> StepRecord | None:
+    """Return the record of a step's directory, None if it is not a committed checkpoint."""
     try:
         with os.scandir(path) as scanned:
             entries = list(scanned)

@@ -33,6 +33,9 @@ from orbit_ckpt.storage.layout import (
 )
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 
+_OURS = f"{TEMPORARY_SUFFIX}-orbit-"
+"""Part of the names of temporary directories that are locked while a save goes on."""
+
 _REPLACED = "-replaced"
 
 _SIGNS = frozenset(
@@ -79,29 +82,38 @@ class AtomicDirectory:
         self._in_place = mode is AtomicityMode.COMMIT_FILE
         self._permissions = permissions
         self._lock: int | None = None
-        suffix = f"{TEMPORARY_SUFFIX}-{time.time_ns()}"
-        self.path = self.final if self._in_place else self.final.with_name(self.final.name + suffix)
+        self.path = self.final if self._in_place else _temporary(self.final)
 
     def __enter__(self) -> AtomicDirectory:
         advice = f"Check that {self.final.parent} is a writable directory with space left."
         with storage_errors(self.final, "creating a directory to save into", advice):
-            _make_directories(self.final.parent)
+            make_directories(self.final.parent)
             _remove_abandoned(self.final)
             self._check_free()
             if self._in_place:
                 _remove_in_place(self.final)
+            self._make()
+        return self
+
+    def _make(self) -> None:
+        """Make and lock the directory; again if someone removed it before it was locked."""
+        while True:
             self.path.mkdir()
             try:
-                self._prepare()
+                self._lock = _try_lock(self.path)
+                if self._lock is not None and _is_at(self._lock, self.path):
+                    self._prepare()
+                    return
             except OSError:
+                self._unlock()
                 shutil.rmtree(self.path, ignore_errors=True)
                 raise
-        return self
+            self._unlock()
+            self.path = self.final if self._in_place else _temporary(self.final)
 
     def _prepare(self) -> None:
         if self._permissions is not None:
             self.path.chmod(self._permissions)
-        self._lock = _try_lock(self.path)
         if self._in_place:
             write_file(self.path / IN_PROGRESS, b"")
 
@@ -233,13 +245,32 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _make_directories(path: Path) -> None:
+def make_directories(path: Path) -> None:
     """Make a directory and those above it, each durable before something is put into it."""
     if path.is_dir():
         return
-    _make_directories(path.parent)
+    make_directories(path.parent)
     path.mkdir(exist_ok=True)
     sync_directory(path.parent)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove what saves into a directory have left whose process is gone.
+
+    Saves that go on are locked and stay, as does everything on file systems without locks.
+    """
+    with os.scandir(root) as entries:
+        found = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in found:
+        path = root / name
+        if _OURS in name:
+            _remove_unlocked(path, root / name.partition(_OURS)[0], needs_lock=True)
+        elif is_in_progress(path):
+            lock = _try_lock(path, needs_lock=True)
+            if lock is not None:
+                _logger.info("Removing %s, left behind by a save that did not finish", path)
+                _remove_marked(path, ignore_errors=True)
+                os.close(lock)
 
 
 def _remove_abandoned(final: Path) -> None:
@@ -247,18 +278,21 @@ def _remove_abandoned(final: Path) -> None:
     prefix = final.name + TEMPORARY_SUFFIX
     found = sorted(e.path for e in os.scandir(final.parent) if e.name.startswith(prefix))
     for path in map(Path, found):
-        if path.is_symlink() or not path.is_dir():
-            continue
-        lock = _try_lock(path)
-        if lock is None:
-            _logger.warning("%s: another process is saving to %s", path, final)
-            continue
-        if path.name.endswith(_REPLACED) and not final.exists():
-            path.rename(final)  # a save died between the two renames of `_exchange`
-        else:
-            _logger.info("Removing %s, left behind by a save that did not finish", path)
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        if not path.is_symlink() and path.is_dir():
+            _remove_unlocked(path, final, needs_lock=False)
+
+
+def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
+    lock = _try_lock(path, needs_lock=needs_lock)
+    if lock is None:
+        _logger.debug("%s: a save to %s goes on", path, final)
+        return
+    if path.name.endswith(_REPLACED) and not final.exists():
+        path.rename(final)  # a save died between the two renames of `_exchange`
+    else:
+        _logger.info("Removing %s, left behind by a save that did not finish", path)
+        shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
 
 
 def _remove_in_place(final: Path) -> None:
@@ -288,9 +322,28 @@ def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
-def _try_lock(directory: Path) -> int | None:
-    """Return a descriptor that holds the lock of a directory, None if another one does."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _temporary(final: Path) -> Path:
+    return final.with_name(f"{final.name}{_OURS}{time.time_ns()}")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
+    """Return a descriptor that holds the lock of a directory, None if another one does.
+
+    Args:
+        directory: The directory.
+        needs_lock: Whether to return None too where the file system has no locks.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -299,6 +352,9 @@ def _try_lock(directory: Path) -> int | None:
     except OSError as error:
         # some network file systems have no locks; every process then owns its own directory
         _logger.debug("%s cannot be locked: %s", directory, error)
+        if needs_lock:
+            os.close(descriptor)
+            return None
     return descriptor
 
 

@@ -1,0 +1,278 @@
+"""One save, at once or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orbit_ckpt.checkpointer.options import SessionOptions
+from orbit_ckpt.checkpointer.session import SaveSession
+from orbit_ckpt.errors import BackgroundSaveError
+from orbit_ckpt.items.base import CheckpointHandler, stage_item, typestr_of
+from orbit_ckpt.metadata.step_details import StepDetails
+from orbit_ckpt.runtime.commit import Commit, Progress
+from orbit_ckpt.runtime.loop import run_in_background, run_sync
+from orbit_ckpt.storage.path import storage_errors
+
+_logger = logging.getLogger(__name__)
+
+_ADVICE = "Nothing was left behind; check the free space and permissions there."
+
+
+class SaveHandle:
+    """A save that goes on in the background; can be awaited too."""
+
+    def __init__(self, path: Path, step: int | None, outcome: Future[None], commit: Commit) -> None:
+        self._path = path
+        self._step = step
+        self._outcome = outcome
+        self._commit = commit
+
+    @property
+    def path(self) -> Path:
+        """Where the checkpoint will be."""
+        return self._path
+
+    @property
+    def step(self) -> int | None:
+        """Its step, None if it has none."""
+        return self._step
+
+    @property
+    def progress(self) -> Progress:
+        """How much has been written."""
+        return self._commit.progress
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        return self._outcome.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until the checkpoint is durable.
+
+        Args:
+            timeout: Most seconds to wait.
+
+        Raises:
+            TimeoutError: The save goes on.
+            CheckpointError: What it failed with; nothing was left behind.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the save has ended; return what it failed with, None if it did not.
+
+        Raises:
+            TimeoutError: The save goes on after `timeout` seconds.
+        """
+        if wait([self._outcome], timeout).not_done:
+            done = self.progress
+            raise TimeoutError(
+                f"{self._path}: the save goes on after {timeout} seconds; {done.nbytes} of "
+                f"{done.total_nbytes} bytes are written"
+            )
+        return self._outcome.exception()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.wrap_future(self._outcome).__await__()
+
+    def __repr__(self) -> str:
+        state = "saving" if not self.done() else "failed" if self.exception() else "saved"
+        return f"SaveHandle({str(self._path)!r}, {state})"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """One save to do.
+
+    Attributes:
+        path: Where.
+        args: Arguments of the handler's `save`.
+        overwrite: Whether to replace an existing checkpoint.
+        custom_metadata: A JSON object to keep with the checkpoint.
+        step: Which step it is, for messages.
+        details: What to record of a step besides.
+        when_done: Called once the checkpoint is durable; what it raises is logged only.
+    """
+
+    path: Path
+    args: Mapping[str, object]
+    overwrite: bool = False
+    custom_metadata: Mapping[str, object] | None = None
+    step: int | None = None
+    details: StepDetails | None = None
+    when_done: Callable[[], object] | None = None
+
+    def open(self, options: SessionOptions) -> SaveSession:
+        """Return a session that writes it.
+
+        Raises:
+            TypeError: The custom metadata are not JSON.
+        """
+        return SaveSession(
+            self.path,
+            overwrite=self.overwrite,
+            options=options,
+            custom_metadata=self.custom_metadata,
+            details=self.details,
+        )
+
+    def report(self) -> None:
+        """Say that it is durable."""
+        _logger.info("Saved %s", self.path)
+        if self.when_done is None:
+            return
+        try:
+            self.when_done()
+        except Exception:
+            _logger.exception("%s is saved, but %r failed", self.path, self.when_done)
+
+
+def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionOptions) -> None:
+    """Save; when this returns the checkpoint is durable.
+
+    Raises:
+        CheckpointExistsError: The path exists and is not to be overwritten.
+        CheckpointError: What the handler raises; nothing was left behind.
+    """
+    session = request.open(options)
+
+    async def both_phases() -> Commit:
+        commit = await stage_item(handler, session.directory, request.args, copy=False)
+        await commit.run()
+        return commit
+
+    with storage_errors(request.path, "saving", _ADVICE), session:
+        commit = run_sync(both_phases())
+        commit.finalize()
+        session.commit(commit.recorded_as or typestr_of(handler))
+    request.report()
+
+
+def begin_save(
+    handler: CheckpointHandler, request: SaveRequest, options: SessionOptions
+) -> SaveHandle:
+    """Begin a save; return once nothing of it depends on the caller's data.
+
+    Raises:
+        CheckpointExistsError: The path exists and is not to be overwritten.
+        CheckpointError: What the handler raises; nothing was left behind.
+    """
+    path = request.path
+    session = request.open(options)
+    with contextlib.ExitStack() as stack:
+        with storage_errors(path, "saving", _ADVICE):
+            stack.enter_context(session)
+            commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
+        opened = stack.pop_all()
+
+    async def finish() -> None:
+        try:
+            with storage_errors(path, "saving", _ADVICE), opened:
+                await commit.run()
+                await asyncio.to_thread(commit.finalize)
+                await asyncio.to_thread(session.commit, commit.recorded_as or typestr_of(handler))
+        except BaseException:
+            _logger.exception("Saving %s in the background failed", path)
+            raise
+        await asyncio.to_thread(request.report)
+
+    return SaveHandle(path, request.step, run_in_background(finish()), commit)
+
+
+class LastSave:
+    """The last save of a checkpointer, which may go on; what it failed with is told once."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Make one.
+
+        Args:
+            timeout_s: Most seconds to wait for a save.
+        """
+        self._timeout_s = timeout_s
+        self._handle: SaveHandle | None = None
+
+    @property
+    def handle(self) -> SaveHandle | None:
+        """The save, None if there is none or it has been told of."""
+        return self._handle
+
+    def is_running(self) -> bool:
+        """Whether it goes on."""
+        return self._handle is not None and not self._handle.done()
+
+    def begin(self, save: Callable[[], SaveHandle | None]) -> None:
+        """Begin another once the last one has ended.
+
+        Args:
+            save: Begins a save, or does it at once and returns None.
+
+        Raises:
+            BackgroundSaveError: The last one has failed; the other is begun all the same.
+            TimeoutError: The last one goes on for longer than the time to wait.
+        """
+        failed = self._take_failure()
+        try:
+            self._handle = save()
+        except Exception as error:  # raised again
+            if failed is not None:
+                error.add_note(str(failed))
+            raise
+        if failed is not None:
+            raise failed
+
+    def wait(self) -> None:
+        """Wait until it has ended, well or not.
+
+        Raises:
+            TimeoutError: It goes on for longer than the time to wait.
+        """
+        if self._handle is not None:
+            self._handle.exception(self._timeout_s)
+
+    def check(self) -> None:
+        """Raise what it has failed with, without waiting.
+
+        Raises:
+            BackgroundSaveError: It has failed.
+        """
+        if self._handle is not None and self._handle.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            BackgroundSaveError: It has failed.
+            TimeoutError: It goes on for longer than the time to wait.
+        """
+        failed = self._take_failure()
+        if failed is not None:
+            raise failed
+
+    def _take_failure(self) -> BackgroundSaveError | None:
+        handle = self._handle
+        if handle is None:
+            return None
+        error = handle.exception(self._timeout_s)
+        self._handle = None
+        return None if error is None else _background_error(handle, error)
+
+
+def _background_error(handle: SaveHandle, cause: BaseException) -> BackgroundSaveError:
+    what = f"step {handle.step} ({handle.path})" if handle.step is not None else str(handle.path)
+    error = BackgroundSaveError(
+        f"The save of {what} failed in the background: {cause}",
+        path=str(handle.path),
+        step=handle.step,
+    )
+    error.__cause__ = cause
+    return error

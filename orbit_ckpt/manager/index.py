@@ -1,0 +1,199 @@
+"""The steps that a manager knows of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from orbit_ckpt.errors import CheckpointError, StepNotFoundError
+from orbit_ckpt.formats.orbax import find_items
+from orbit_ckpt.items.json import JsonHandler
+from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.manager.steps import StepNames, StepRecord, list_steps, read_step
+from orbit_ckpt.storage.atomic import sync_directory, write_file
+from orbit_ckpt.storage.layout import PINNED
+from orbit_ckpt.storage.path import storage_errors
+
+METRICS_ITEM = "metrics"
+"""Name of the item, and of the file in it, that holds the metrics of a step."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MetricsSource(Protocol):
+    """Where metrics of steps come from, if they are not given to `save`."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        ...
+
+    def values(self, steps: Collection[int], /) -> Mapping[int, float]:
+        """Return the metric of the steps that have one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    info: StepInfo
+    path: Path
+
+
+class StepIndex:
+    """Committed steps, as they were on disk when last looked at.
+
+    What this process saves, deletes and pins is entered at once. A step that could not be restored
+    can be refused: it is then not listed any more, and not deleted.
+    """
+
+    def __init__(self, root: Path, names: StepNames, source: MetricsSource | None = None) -> None:
+        """Make an index and read the directory.
+
+        Args:
+            root: The run's directory.
+            names: How steps are named.
+            source: Where else metrics come from.
+        """
+        self._root = root
+        self._names = names
+        self._source = source
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+        self._refused: dict[int, Exception] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the directory again."""
+        known = {step: entry.info.metrics for step, entry in self._entries.items()}
+        entries = {
+            record.step: _entry(record, known.get(record.step))
+            for record in list_steps(self._root, self._names)
+        }
+        with self._lock:
+            self._entries = entries
+
+    def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
+        """Enter a step that has been committed.
+
+        Args:
+            step: Its number.
+            path: Its directory.
+            metrics: Its metrics, None for those that it was saved with.
+        """
+        record = read_step(step, path)
+        if record is not None:
+            with self._lock:
+                self._entries[step] = _entry(record, metrics)
+                self._refused.pop(step, None)
+
+    def remove(self, step: int) -> None:
+        """Forget a step that has been deleted."""
+        with self._lock:
+            self._entries.pop(step, None)
+
+    def pin(self, step: int) -> None:
+        """Pin a step; see `CheckpointManager.pin`."""
+        path = self.path(step)
+        with storage_errors(path, "pinning", "Check the permissions there."):
+            if not (path / PINNED).exists():
+                write_file(path / PINNED, b"")
+                sync_directory(path)
+        self._set_pinned(step, pinned=True)
+
+    def unpin(self, step: int) -> None:
+        """Unpin a step; see `CheckpointManager.unpin`."""
+        path = self.path(step)
+        with storage_errors(path, "unpinning", "Check the permissions there."):
+            (path / PINNED).unlink(missing_ok=True)
+            sync_directory(path)
+        self._set_pinned(step, pinned=False)
+
+    def _set_pinned(self, step: int, *, pinned: bool) -> None:
+        with self._lock:
+            entry = self._entries[step]
+            self._entries[step] = replace(entry, info=replace(entry.info, pinned=pinned))
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """List a step no more because it cannot be restored."""
+        with self._lock:
+            self._refused[step] = error
+
+    @property
+    def refused(self) -> Mapping[int, Exception]:
+        """Steps that could not be restored, and why."""
+        return dict(self._refused)
+
+    def steps(self) -> list[int]:
+        """Return the numbers of all steps, ascending."""
+        with self._lock:
+            return sorted(self._entries.keys() - self._refused.keys())
+
+    def path(self, step: int) -> Path:
+        """Return the directory of a step.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        entry = self._entries.get(step)
+        if entry is None:
+            known = ", ".join(map(str, self.steps()[-10:])) or "none"
+            raise StepNotFoundError(
+                f"There is no step {step} in {self._root}; the latest are: {known}. If another "
+                "process saved it, call reload() first."
+            )
+        return entry.path
+
+    def infos(self, *, with_items: bool = False) -> list[StepInfo]:
+        """Return what policies know of all steps, ascending.
+
+        Args:
+            with_items: Whether to look which items they have.
+        """
+        with self._lock:
+            entries = [self._entries[s] for s in sorted(self._entries) if s not in self._refused]
+        infos = [entry.info for entry in entries]
+        if self._source is not None:
+            values = self._source.values([info.step for info in infos])
+            name = self._source.metric
+            infos = [
+                replace(info, metrics={**(info.metrics or {}), name: values[info.step]})
+                if info.step in values
+                else info
+                for info in infos
+            ]
+        if with_items:
+            items = [frozenset(find_items(entry.path)) for entry in entries]
+            infos = [replace(i, items=names) for i, names in zip(infos, items, strict=True)]
+        return infos
+
+
+def read_metrics(path: Path) -> Mapping[str, object] | None:
+    """Return the metrics that a step was saved with, None if there are none.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    directory = path / METRICS_ITEM
+    if not directory.is_dir():
+        return None
+    return cast(Mapping[str, object], JsonHandler(METRICS_ITEM).restore(directory))
+
+
+def _entry(record: StepRecord, metrics: Mapping[str, object] | None) -> _Entry:
+    if metrics is None:
+        try:
+            metrics = read_metrics(record.path)
+        except CheckpointError as error:
+            _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
+    info = StepInfo(
+        record.step,
+        record.commit_time,
+        metrics,
+        pinned=record.pinned,
+        temporary=record.temporary,
+    )
+    return _Entry(info, record.path)

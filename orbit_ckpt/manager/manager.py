@@ -1,0 +1,463 @@
+"""The checkpoints of one training run."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, SessionOptions
+from orbit_ckpt.checkpointer.saving import LastSave, SaveHandle, SaveRequest, begin_save, save_now
+from orbit_ckpt.errors import (
+    CheckpointExistsError,
+    StepAlreadyExistsError,
+    StepNotFoundError,
+)
+from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt.manager.deletion import StepDeleter
+from orbit_ckpt.manager.fallback import restore_newest_intact
+from orbit_ckpt.manager.index import StepIndex, read_metrics
+from orbit_ckpt.manager.keeper import StepKeeper
+from orbit_ckpt.manager.options import CheckpointManagerOptions
+from orbit_ckpt.manager.preemption import PreemptionWatch
+from orbit_ckpt.manager.preservation import rank
+from orbit_ckpt.manager.retention import RetentionPlan
+from orbit_ckpt.manager.root_metadata import open_root, read_root_metadata
+from orbit_ckpt.manager.save_policies import DecisionContext, SaveDecision, decide
+from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.manager.step_items import (
+    Handlers,
+    StepItems,
+    handlers_of,
+    plain_metrics,
+    with_metrics,
+)
+from orbit_ckpt.manager.steps import as_step
+from orbit_ckpt.metadata.step_details import StepDetails
+from orbit_ckpt.metadata.values import StepMetadata
+from orbit_ckpt.storage.path import resolve_path
+
+PathLike = str | os.PathLike[str]
+
+_logger = logging.getLogger(__name__)
+
+
+class StatisticsLogger(Protocol):
+    """Takes what happened, once per save and restore; Orbax's `AbstractLogger`."""
+
+    def log_entry(self, entry: dict[str, Any], /) -> None:
+        """Take one event."""
+        ...
+
+
+class CheckpointManager:
+    """Saves steps of a run, keeps those that its policies want, and restores them.
+
+    A step is listed once it is durable, and an old one deleted only after that. An error of a save
+    in the background is raised once, naming its step, by whichever method is called next of `save`,
+    `check_for_errors`, `wait_until_finished` and `close`; a save that raises it is begun all the
+    same.
+
+    Example:
+        >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:
+        ...     for step in range(10):
+        ...         run.save(step, {"w": jax.numpy.full(3, step)})
+        >>> CheckpointManager("run").all_steps()
+        [7, 8, 9]
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - Orbax's signature
+        self,
+        directory: PathLike,
+        checkpointers: Checkpointer | Mapping[str, Checkpointer] | None = None,
+        options: CheckpointManagerOptions | None = None,
+        metadata: Mapping[str, object] | None = None,
+        item_names: Sequence[str] | None = None,
+        item_handlers: Handlers = None,
+        logger: StatisticsLogger | None = None,
+        handler_registry: DefaultCheckpointHandlerRegistry | None = None,
+    ) -> None:
+        """Open a run, or begin one.
+
+        Args:
+            directory: The run's directory.
+            checkpointers: One checkpointer, or some by item, whose handlers are used; Orbax's old
+                way to say `item_handlers`.
+            options: When to save, what to keep, and how.
+            metadata: A JSON object to keep with the run; the first one given stays.
+            item_names: Names of items whose handlers follow from their arguments.
+            item_handlers: The handler of the only item, or handlers by item.
+            logger: Is told of every save and restore.
+            handler_registry: Handlers by item and arguments.
+
+        Raises:
+            StepNotFoundError: The directory does not exist and is not to be made.
+            ValueError: Arguments contradict each other.
+        """
+        self._options = copy.copy(options) if options else CheckpointManagerOptions()
+        self._directory = resolve_path(directory)
+        open_root(self._directory, metadata, self._options)
+        self._names = self._options.step_names()
+        self._index = StepIndex(self._directory, self._names, self._options.metrics_source)
+        if checkpointers is not None:
+            item_handlers, is_async = handlers_of(checkpointers, item_handlers)
+            self._options.enable_async_checkpointing &= is_async
+        self._items = StepItems(item_handlers, item_names, handler_registry)
+        atomicity = self._options.atomicity_options or AtomicityOptions()
+        self._session = SessionOptions(self._options.file_options, atomicity)
+        self._checkpointer = Checkpointer(self._items.handler, atomicity_options=atomicity)
+        self._async = self._options.async_options or AsyncOptions()
+        self._last = LastSave(self._async.timeout_secs)
+        self._policy = self._options.decision_policy()
+        deleter = StepDeleter(self._directory, todelete_subdir=self._options.todelete_subdir)
+        if not self._options.read_only:
+            deleter.sweep(everything=self._options.cleanup_tmp_directories)
+        self._keeper = StepKeeper(
+            self._index,
+            self._options.retention(),
+            deleter,
+            in_background=self._options.enable_background_delete,
+        )
+        self._watch = PreemptionWatch()
+        self._started = datetime.now(tz=UTC)
+        self._blocked: timedelta | None = None
+        self._logger = logger
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self._directory
+
+    def save(
+        self,
+        step: int,
+        items: object = None,
+        save_kwargs: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        force: bool = False,
+        args: object = None,
+        custom_metadata: Mapping[str, object] | None = None,
+    ) -> bool:
+        """Save a step if the policies say so.
+
+        When this returns, the items may be changed, deleted or donated.
+
+        Args:
+            step: Its number.
+            items: A pytree; or the item, or items by name, of the handlers that the manager was
+                made with.
+            save_kwargs: Further arguments of the handler, or of handlers by item.
+            metrics: What was measured, a JSON object whose numbers may be numpy's or JAX's scalars.
+            force: Whether to save whatever the policies say.
+            args: Arguments of the only item, or `args.Composite` of several.
+            custom_metadata: A JSON object to keep with the step.
+
+        Returns:
+            Whether the step is being saved, or has been.
+
+        Raises:
+            StepAlreadyExistsError: It has been saved before.
+            BackgroundSaveError: An earlier save has failed; this one goes on.
+            TimeoutError: The job is about to be stopped and the save did not end before that.
+            CheckpointError: What handlers raise; nothing was left behind.
+        """
+        number = as_step(step)
+        decision = self._decide(number)
+        if self._options.read_only or not (force or decision):
+            self.check_for_errors()
+            return False
+        if number in self._index.steps() or number == self._running_step():
+            raise StepAlreadyExistsError(
+                f"Step {number} of {self._directory} exists. Save another step, or delete it first."
+            )
+        composite = self._items.to_save(items, save_kwargs, args)
+        measured = None if metrics is None else plain_metrics(metrics)
+        if measured is not None and not self._options.prevent_write_metrics:
+            composite = with_metrics(composite, measured)
+        path = self._directory / self._names.build_name(number)
+        request = SaveRequest(
+            path,
+            {"args": composite},
+            overwrite=number in self._index.refused,
+            custom_metadata=custom_metadata,
+            step=number,
+            details=StepDetails(temporary=True) if decision.temporary and not force else None,
+            when_done=lambda: self._committed(number, path, measured),
+        )
+        began = time.monotonic()
+        self._keeper.check()
+        try:
+            self._last.begin(lambda: self._begin(request))
+            if self._watch.received and self._last.handle is not None:
+                self._last.handle.result(self._watch.remaining_s())
+        except CheckpointExistsError as error:
+            raise StepAlreadyExistsError(str(error)) from error
+        finally:
+            self._blocked = timedelta(seconds=time.monotonic() - began)
+            self._log("save", number, self._blocked)
+        return True
+
+    def restore(
+        self,
+        step: int | None = None,
+        items: object = None,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        args: object = None,
+        *,
+        fallback: bool = False,
+    ) -> Any:  # the item, whatever it is, or a composite of items
+        """Restore a step.
+
+        Args:
+            step: Its number, None for the newest.
+            items: Target of the item, or targets by name; None for what was saved.
+            restore_kwargs: Further arguments of the handler, or of handlers by item.
+            directory: Another run's directory to restore from.
+            args: Arguments of the only item, or `args.Composite` of several.
+            fallback: Whether to restore the newest older step whose data is intact if this one's is
+                not. `refused` then says which were not and why; they are not listed any more, and
+                are replaced if they are saved again.
+
+        Returns:
+            The item, or an `args.Composite` of items.
+
+        Raises:
+            StepNotFoundError: There is no such step, or no step that can be restored.
+            CorruptionError: Stored data is missing or damaged.
+            CheckpointError: What handlers raise.
+        """
+        self._last.wait()
+        index = self._index
+        if directory is not None and resolve_path(directory) != self._directory:
+            index = StepIndex(resolve_path(directory), self._names)
+        steps = index.steps()
+        if step is None and not steps:
+            raise StepNotFoundError(f"No steps found in {directory or self._directory}.")
+        first = steps[-1] if step is None else as_step(step)
+
+        def restore_one(number: int) -> Any:  # as above
+            began = time.monotonic()
+            path = index.path(number)
+            wanted = self._items.to_restore(path, items, restore_kwargs, args)
+            restored = self._checkpointer.restore(path, args=wanted)
+            self._log("restore", number, timedelta(seconds=time.monotonic() - began))
+            return self._items.unwrap(restored)
+
+        if not fallback:
+            return restore_one(first)
+        older = [number for number in reversed(steps) if number <= first]
+        return restore_newest_intact(older, restore_one, index)
+
+    @property
+    def refused(self) -> Mapping[int, Exception]:
+        """Steps that `restore` with `fallback` could not restore, and why."""
+        return self._index.refused
+
+    def should_save(self, step: int) -> bool:
+        """Return whether `save` would save a step."""
+        return not self._options.read_only and bool(self._decide(as_step(step)))
+
+    def all_steps(self, read: bool = False) -> list[int]:
+        """Return the durable steps, ascending.
+
+        Args:
+            read: Whether to look at the directory again, because others write into it.
+        """
+        if read:
+            self.reload()
+        return self._index.steps()
+
+    def latest_step(self) -> int | None:
+        """Return the newest durable step, None if there is none."""
+        return max(self._index.steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """Return the best step by `best_fn`, the newest without it, None if there is none."""
+        if self._options.best_fn is None:
+            return self.latest_step()
+        measured = [info for info in self._index.infos() if info.metrics is not None]
+        ranked = rank(measured, self._options.best_fn, self._options.best_mode)
+        return measured[ranked[-1]].step if ranked else None
+
+    def metrics(self, step: int) -> Mapping[str, object] | None:
+        """Return the metrics that a step was saved with, None if there are none."""
+        return read_metrics(self._index.path(step))
+
+    def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
+        """Return what is known of a step's item, or of its items, without reading arrays."""
+        return self.metadata(step).item_metadata
+
+    def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
+        """Return `StepMetadata` of a step, or `RootMetadata` of the run.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        if step is None:
+            return read_root_metadata(self._directory)
+        path = self._index.path(as_step(step))
+        self._items.to_restore(path, None, None, None)
+        found: StepMetadata = self._checkpointer.metadata(path)
+        metrics = {**found.metrics, **(read_metrics(path) or {})}
+        items = self._items.unwrap(cast(Any, found.item_metadata))
+        return replace(found, metrics=metrics, item_metadata=items)
+
+    def reload(self) -> None:
+        """Look at the directory again, because others write into it."""
+        self._index.reload()
+
+    def retention(self) -> RetentionPlan:
+        """Return what the policies would keep and delete now, and why; deletes nothing."""
+        return self._keeper.plan()
+
+    def delete(self, step: int) -> None:
+        """Delete a step.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+            StorageError: The storage refused.
+        """
+        if self._options.read_only:
+            _logger.warning("%s is read-only: step %d is not deleted", self._directory, step)
+            return
+        self._keeper.delete(as_step(step))
+        self._keeper.check()
+
+    def pin(self, step: int) -> None:
+        """Keep a step whatever the policies say, also if it is temporary.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        self._index.pin(as_step(step))
+
+    def unpin(self, step: int) -> None:
+        """Keep a step only as long as the policies say.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        self._index.unpin(as_step(step))
+
+    def install_signal_handler(
+        self, signum: int, *, deadline: float | timedelta | None = None
+    ) -> None:
+        """Save when a signal announces the end of the process, SIGTERM for example.
+
+        From then on `should_save` is true, and `save` returns once the step is durable. A handler
+        that was there before is called too.
+
+        Args:
+            signum: Which signal.
+            deadline: Seconds, or time, between the signal and the end of the process; `save` raises
+                `TimeoutError` if the step is not durable then.
+
+        Raises:
+            RuntimeError: This is not the main thread.
+        """
+        seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
+        self._watch.install(signum, deadline_s=seconds)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the job is about to be stopped, by a watched signal or JAX's service."""
+        return self._watch.reached(step)
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save and no deletion goes on.
+
+        Raises:
+            BackgroundSaveError: A save has failed and nobody has been told.
+            StorageError: A deletion has failed and nobody has been told.
+        """
+        self._last.finish()
+        self._keeper.finish()
+
+    def check_for_errors(self) -> None:
+        """Raise what has failed in the background, without waiting.
+
+        Raises:
+            BackgroundSaveError: A save has failed and nobody has been told.
+            StorageError: A deletion has failed and nobody has been told.
+        """
+        self._last.check()
+        self._keeper.check()
+
+    def is_saving_in_progress(self) -> bool:
+        """Whether a save goes on in the background."""
+        return self._last.is_running()
+
+    def close(self) -> None:
+        """Wait until nothing goes on, and give up resources.
+
+        Raises:
+            BackgroundSaveError: A save has failed and nobody has been told.
+            StorageError: A deletion has failed and nobody has been told.
+        """
+        self._watch.uninstall()
+        try:
+            self.wait_until_finished()
+        finally:
+            self._keeper.close()
+            self._checkpointer.close()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _decide(self, step: int) -> SaveDecision:
+        infos = self._index.infos()
+        running = self._running_step()
+        now = datetime.now(tz=UTC)
+        if running is not None:
+            infos.append(StepInfo(running, now))
+        if infos and infos[-1].step >= step:
+            return SaveDecision()
+        told = self._options.enable_should_save_is_saving_in_progress_check
+        context = DecisionContext(
+            is_saving_in_progress=told and self.is_saving_in_progress(),
+            reached_preemption=self._watch.reached(step),
+            started=self._started,
+            blocked=self._blocked,
+        )
+        return decide(self._policy, StepInfo(step, now), infos, context=context)
+
+    def _running_step(self) -> int | None:
+        return self._last.handle.step if self._last.handle and self._last.is_running() else None
+
+    def _begin(self, request: SaveRequest) -> SaveHandle | None:
+        """Save a step in the background; at once if that is asked for, or a signal has come."""
+        handler = self._items.handler
+        at_once = self._watch.received or not self._options.enable_async_checkpointing
+        if at_once and self._watch.remaining_s() is None:
+            save_now(handler, request, self._session)
+            return None
+        return begin_save(handler, request, self._session)
+
+    def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
+        """Enter a durable step, then delete what it makes superfluous."""
+        self._index.add(step, path, metrics)
+        self._keeper.apply()
+        if self._async.post_finalization_callback is not None:
+            self._async.post_finalization_callback()
+
+    def _log(self, event: str, step: int, duration: timedelta) -> None:
+        if self._logger is not None:
+            seconds = duration.total_seconds()
+            entry = {"event_type": event, "step": step, "directory": str(self._directory)}
+            self._logger.log_entry({**entry, "duration_secs": seconds})

@@ -1,0 +1,192 @@
+"""Options of `CheckpointManager`; Orbax's names, and some of ours at the end."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
+from orbit_ckpt.manager.index import MetricsSource
+from orbit_ckpt.manager.preservation import (
+    AnyPreservationPolicy,
+    BestN,
+    EveryNSeconds,
+    EveryNSteps,
+    LatestN,
+    PreservationPolicy,
+)
+from orbit_ckpt.manager.retention import RetentionRules
+from orbit_ckpt.manager.save_policies import (
+    AnySavePolicy,
+    FixedIntervalPolicy,
+    FunctionPolicy,
+    InitialSavePolicy,
+    PreemptionCheckpointingPolicy,
+    SaveDecisionPolicy,
+    SpecificStepsPolicy,
+)
+from orbit_ckpt.manager.steps import StepNameFormat, StepNames
+
+
+@dataclass(kw_only=True)
+class CheckpointManagerOptions:
+    """When to save, what to keep, and how.
+
+    Attributes:
+        save_interval_steps: Save at multiples of it.
+        max_to_keep: Keep so many steps, the newest, or the best if there is `best_fn`.
+        keep_time_interval: Keep steps that are so far apart besides.
+        keep_period: Keep multiples of it besides.
+        should_save_fn: Decides instead of `save_interval_steps` and `save_on_steps`; takes the step
+            and the last one saved, or None.
+        best_fn: Takes the metrics given to `save`; returns what steps are ranked by.
+        best_mode: Whether the highest or the lowest is the best.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides.
+        step_prefix: What names of steps begin with; an underscore follows.
+        step_format_fixed_length: Number of digits of names of steps.
+        step_name_format: How steps are named, instead of the two before.
+        create: Whether to make the directory.
+        cleanup_tmp_directories: Whether to remove every unfinished save when the manager is made,
+            other writers' too. Those of dead processes of this library are always removed.
+        save_on_steps: Save at these steps besides.
+        single_host_load_and_broadcast: Not used; kept because Orbax has it.
+        todelete_subdir: Where to put steps instead of deleting them, below the directory.
+        todelete_full_path: As `todelete_subdir` on object stores, which are not supported yet.
+        enable_background_delete: Whether `save` and `delete` do not wait for deletions.
+        read_only: Whether nothing may be saved or deleted.
+        enable_async_checkpointing: Whether saves go on in the background.
+        async_options: How they do.
+        multiprocessing_options: Not used; kept because Orbax has it.
+        file_options: How files are made.
+        atomicity_options: How a step becomes visible.
+        save_root_metadata: Whether `metadata` given to the manager is written.
+        temporary_path_class: Not used; kept because Orbax has it.
+        save_decision_policy: When to save, instead of all options above that say so.
+        preservation_policy: What to keep, instead of all options above that say so.
+        prevent_write_metrics: Whether metrics given to `save` are used but not written.
+        enable_should_save_is_saving_in_progress_check: Whether policies are told of a save that
+            goes on.
+        enable_per_process_directory_creation: Not used; kept because Orbax has it.
+        lightweight_initialize: Not used; kept because Orbax has it.
+        num_deletion_threads: Not used; kept because Orbax has it.
+        keep_latest: Whether the newest step is kept whatever any policy says. Orbax has no such
+            guard: its `best_fn` deletes the newest step if it is not among the best.
+        item_preservation_policies: In which steps an item is kept, by its name.
+        metrics_source: Where metrics come from that are not given to `save`, `TensorBoardMetrics`
+            for example. Without `best_fn`, steps are ranked by its metric.
+
+    Raises:
+        ValueError: Options contradict each other.
+    """
+
+    save_interval_steps: int = 1
+    max_to_keep: int | None = None
+    keep_time_interval: timedelta | None = None
+    keep_period: int | None = None
+    should_save_fn: Callable[[int, int | None], bool] | None = None
+    best_fn: Callable[[Any], float] | None = None
+    best_mode: Literal["max", "min"] = "max"
+    keep_checkpoints_without_metrics: bool = True
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    step_name_format: StepNames | None = None
+    create: bool = True
+    cleanup_tmp_directories: bool = False
+    save_on_steps: Collection[int] | None = None
+    single_host_load_and_broadcast: bool = False
+    todelete_subdir: str | None = None
+    todelete_full_path: str | None = None
+    enable_background_delete: bool = False
+    read_only: bool = False
+    enable_async_checkpointing: bool = True
+    async_options: AsyncOptions | None = None
+    multiprocessing_options: object = None
+    file_options: FileOptions = field(default_factory=FileOptions)
+    atomicity_options: AtomicityOptions | None = None
+    save_root_metadata: bool = True
+    temporary_path_class: object = None
+    save_decision_policy: SaveDecisionPolicy | None = None
+    preservation_policy: PreservationPolicy | None = None
+    prevent_write_metrics: bool = False
+    enable_should_save_is_saving_in_progress_check: bool = True
+    enable_per_process_directory_creation: bool = False
+    lightweight_initialize: bool = False
+    num_deletion_threads: int | None = None
+    keep_latest: bool = True
+    item_preservation_policies: Mapping[str, PreservationPolicy] = field(
+        default_factory=dict[str, PreservationPolicy]
+    )
+    metrics_source: MetricsSource | None = None
+
+    def __post_init__(self) -> None:
+        if self.best_mode not in ("min", "max"):
+            raise ValueError(f"best_mode must be 'min' or 'max', found {self.best_mode!r}")
+        if self.max_to_keep is not None and self.max_to_keep < 0:
+            raise ValueError(f"max_to_keep must not be negative, found {self.max_to_keep}")
+        if self.todelete_full_path is not None:
+            raise ValueError(
+                "todelete_full_path is for object stores, which are not supported; use "
+                "todelete_subdir."
+            )
+        counts = (self.max_to_keep, self.keep_period, self.keep_time_interval)
+        if self.preservation_policy is not None and any(count is not None for count in counts):
+            raise ValueError(
+                "preservation_policy takes the place of max_to_keep, keep_period and "
+                "keep_time_interval; give one or the other."
+            )
+        if self.best_fn is None and self.metrics_source is not None:
+            self.best_fn = operator.itemgetter(self.metrics_source.metric)
+        if self.best_fn is not None and self.max_to_keep is not None and not self.keep_latest:
+            warnings.warn(
+                "best_fn with keep_latest=False deletes the newest step when it is not among the "
+                "best; a job that is restarted then goes back to an older one.",
+                stacklevel=3,
+            )
+        self.save_on_steps = frozenset(self.save_on_steps or ())
+
+    def step_names(self) -> StepNames:
+        """Return how steps are named."""
+        return self.step_name_format or StepNameFormat(
+            self.step_prefix, self.step_format_fixed_length
+        )
+
+    def decision_policy(self) -> SaveDecisionPolicy:
+        """Return when to save."""
+        if self.save_decision_policy is not None:
+            return self.save_decision_policy
+        if self.should_save_fn is not None:
+            rules = [FunctionPolicy(self.should_save_fn), PreemptionCheckpointingPolicy()]
+            return AnySavePolicy(rules)
+        return AnySavePolicy(
+            [
+                FixedIntervalPolicy(self.save_interval_steps),
+                SpecificStepsPolicy(self.save_on_steps or ()),
+                PreemptionCheckpointingPolicy(),
+                InitialSavePolicy(),
+            ]
+        )
+
+    def retention(self) -> RetentionRules:
+        """Return what to keep."""
+        policy = self.preservation_policy or AnyPreservationPolicy(self._default_preservation())
+        return RetentionRules(policy, self.keep_latest, self.item_preservation_policies)
+
+    def _default_preservation(self) -> list[PreservationPolicy]:
+        rules: list[PreservationPolicy] = []
+        if self.keep_period is not None:
+            rules.append(EveryNSteps(self.keep_period))
+        if self.keep_time_interval is not None:
+            rules.append(EveryNSeconds(self.keep_time_interval.total_seconds()))
+        if self.best_fn is None:
+            return [*rules, LatestN(self.max_to_keep)]
+        best = BestN(
+            get_metric_fn=self.best_fn,
+            reverse=self.best_mode == "min",
+            n=self.max_to_keep,
+            keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
+        )
+        return [*rules, best]

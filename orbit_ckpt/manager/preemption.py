@@ -1,0 +1,85 @@
+"""Notice that this job is about to be stopped."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import jax
+
+
+class PreemptionWatch:
+    """Remembers a signal that announces the end of the process.
+
+    Signals are watched once `install` has been called. JAX's preemption service, where it runs, is
+    asked too.
+    """
+
+    def __init__(self) -> None:
+        self._received_at: float | None = None
+        self._deadline_s: float | None = None
+        self._previous: dict[int, Any] = {}
+
+    def install(self, signum: int, *, deadline_s: float | None) -> None:
+        """Watch a signal; what handled it before is called too, unless that ended the process.
+
+        Args:
+            signum: Which.
+            deadline_s: Seconds between the signal and the end of the process, None if unknown.
+
+        Raises:
+            RuntimeError: This is not the main thread, the only one that may handle signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "install_signal_handler must be called from the main thread: Python handles "
+                "signals nowhere else."
+            )
+        self._deadline_s = deadline_s
+        previous = signal.signal(signum, self._receive)
+        self._previous.setdefault(signum, previous)
+
+    def uninstall(self) -> None:
+        """Give signals back to what handled them before."""
+        if threading.current_thread() is threading.main_thread():
+            for signum, previous in self._previous.items():
+                if signal.getsignal(signum) == self._receive:
+                    signal.signal(signum, previous)
+            self._previous.clear()
+
+    @property
+    def received(self) -> bool:
+        """Whether a signal has come."""
+        return self._received_at is not None
+
+    def reached(self, step: int) -> bool:
+        """Whether the job is about to be stopped, by a signal or by JAX's service."""
+        return self.received or _service_says(step)
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds until the process ends, None if unknown."""
+        if self._received_at is None or self._deadline_s is None:
+            return None
+        return max(0.0, self._received_at + self._deadline_s - time.monotonic())
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if self._received_at is None:
+            self._received_at = time.monotonic()
+        previous = self._previous.get(signum)
+        if callable(previous):
+            previous(signum, frame)
+
+
+def _service_says(step: int) -> bool:
+    """Ask JAX's preemption service, which only multi-process jobs have."""
+    if jax.process_count() == 1:
+        return False
+    from jax.experimental import multihost_utils  # noqa: PLC0415 - slow to import
+
+    try:
+        return multihost_utils.reached_preemption_sync_point(step)
+    except RuntimeError:
+        return False  # the service is off

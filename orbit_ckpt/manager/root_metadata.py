@@ -1,0 +1,88 @@
+"""What is kept with a run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from orbit_ckpt.errors import StepNotFoundError
+from orbit_ckpt.manager.options import CheckpointManagerOptions
+from orbit_ckpt.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt.storage.atomic import make_directories, sync_directory, write_file
+from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt.storage.path import describe_directory, storage_errors
+
+_DIRECTORY = "metadata"
+_FILE = "_ROOT_METADATA"
+_OLD_FILE = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class RootMetadata:
+    """Metadata of a run.
+
+    Attributes:
+        internal_metadata: What the library keeps; nothing yet.
+        custom_metadata: What the user gave to the manager.
+    """
+
+    internal_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class _Document(msgspec.Struct):
+    internal_metadata: dict[str, object] | None = None
+    custom_metadata: dict[str, object] | None = None
+
+
+def open_root(
+    root: Path, custom: Mapping[str, object] | None, options: CheckpointManagerOptions
+) -> None:
+    """Make the directory of a run and write its metadata, as far as that is asked for.
+
+    Raises:
+        StepNotFoundError: It does not exist and is not to be made.
+        StorageError: The storage refused.
+        TypeError: The metadata are not JSON.
+    """
+    with storage_errors(root, "opening a run", "Check that it is a writable directory."):
+        if not root.is_dir():
+            if options.read_only or not options.create:
+                raise StepNotFoundError(f"There is no run at {root}: {describe_directory(root)}.")
+            make_directories(root)
+        if custom and options.save_root_metadata and not options.read_only:
+            _write(root, custom)
+
+
+def read_root_metadata(root: Path) -> RootMetadata:
+    """Return the metadata of a run, empty ones if it has none.
+
+    Raises:
+        FormatError: They are damaged.
+    """
+    for name in (_FILE, _OLD_FILE):
+        file = root / _DIRECTORY / name
+        if file.is_file():
+            data = file.read_bytes()
+            if name == _OLD_FILE:  # holds the user's object only
+                return RootMetadata({}, decode_json(data, dict[str, object], str(file)))
+            found = decode_json(data, _Document, str(file))
+            return RootMetadata(found.internal_metadata or {}, found.custom_metadata or {})
+    return RootMetadata()
+
+
+def _write(root: Path, custom: Mapping[str, object]) -> None:
+    directory = root / _DIRECTORY
+    if (directory / _FILE).exists() or (directory / _OLD_FILE).exists():
+        return
+    text = encode_user_json({"internal_metadata": {}, "custom_metadata": dict(custom)})
+    directory.mkdir(exist_ok=True)
+    temporary = directory / f"{_FILE}{TEMPORARY_SUFFIX}"
+    temporary.unlink(missing_ok=True)
+    write_file(temporary, text)
+    temporary.rename(directory / _FILE)
+    sync_directory(directory)
+    sync_directory(root)

@@ -1,0 +1,189 @@
+"""What the caller of a manager calls a step's items, as arguments of a composite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+
+from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer
+from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args
+from orbit_ckpt.items.composite import Composite, CompositeHandler
+from orbit_ckpt.items.json import JsonHandler, JsonSaveArgs
+from orbit_ckpt.items.pytree import PyTreeMetadataOptions
+from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
+from orbit_ckpt.manager.index import METRICS_ITEM
+
+DEFAULT_ITEM = "default"
+"""Name of the only item of a step that has no names for its items."""
+
+Handlers = CheckpointHandler | Mapping[str, CheckpointHandler | None] | None
+
+
+class StepItems:
+    """Either one item without a name, or several with names.
+
+    Which of the two follows from how the manager was made, else from its first save or restore.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        item_names: Sequence[str] | None,
+        registry: DefaultCheckpointHandlerRegistry | None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            handlers: The handler of the only item, or handlers by item.
+            item_names: Names of items whose handlers follow from their arguments.
+            registry: Handlers by item and arguments.
+        """
+        self._single: bool | None = None
+        named: dict[str, CheckpointHandler | None] = dict.fromkeys(item_names or ())
+        if isinstance(handlers, Mapping):
+            named.update(handlers)
+        elif handlers is not None:
+            named[DEFAULT_ITEM] = handlers
+            self._single = True
+        if self._single is None and named:
+            self._single = False
+        self._handlers = {name: handler for name, handler in named.items() if handler is not None}
+        given = {METRICS_ITEM: JsonHandler(METRICS_ITEM), **self._handlers}
+        self.handler = CompositeHandler(handler_registry=registry, **given)
+        # without a word on how to save an item, it is a tree that comes back as it was
+        rich_types = PyTreeMetadataOptions(support_rich_types=True)
+        self.handler.prefer(DEFAULT_ITEM, StandardHandler(pytree_metadata_options=rich_types))
+
+    def to_save(self, items: object, kwargs: Mapping[str, Any] | None, args: object) -> Composite:
+        """Return the arguments that save a step.
+
+        Args:
+            items: The item, or items by name, if there are no `args`.
+            kwargs: Further arguments of the only handler, or of handlers by item.
+            args: Arguments of the only item, or a `Composite`.
+
+        Raises:
+            ValueError: Neither is given, or they do not fit how the manager was made.
+        """
+        if items is None and args is None:
+            raise ValueError("Nothing to save: give an item, or args=.")
+        _check_items(items)
+        if self._single is None:
+            self._single = not isinstance(args, Composite)
+        if args is not None:
+            return self._composite(args)
+        if self._takes_trees:
+            return Composite(**{DEFAULT_ITEM: StandardSaveArgs(items, **(kwargs or {}))})
+        return self._from_items(0, items, kwargs)
+
+    def to_restore(
+        self, path: Path, items: object, kwargs: Mapping[str, Any] | None, args: object
+    ) -> Composite:
+        """Return the arguments that restore a step; for the others see `to_save`.
+
+        Args:
+            path: The step's directory.
+            items: Target of the only item, or targets by name, None for all as they were saved.
+            kwargs: As for `to_save`.
+            args: As for `to_save`.
+        """
+        _check_items(items)
+        if self._single is None:
+            self._single = (path / DEFAULT_ITEM).is_dir()
+        if args is not None:
+            return self._composite(args)
+        if items is None and kwargs is None:
+            return Composite(**{DEFAULT_ITEM: None}) if self._single else Composite()
+        if self._takes_trees:
+            return Composite(**{DEFAULT_ITEM: StandardRestoreArgs(items, **(kwargs or {}))})
+        return self._from_items(1, items, kwargs)
+
+    def unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
+        """Return what the caller calls the items of a step."""
+        return items.get(DEFAULT_ITEM) if self._single else items
+
+    @property
+    def _takes_trees(self) -> bool:
+        """Whether the only item is a pytree, because nobody has said how to save it."""
+        return self._single is True and DEFAULT_ITEM not in self._handlers
+
+    def _composite(self, args: object) -> Composite:
+        if not isinstance(args, CheckpointArgs):
+            raise ValueError(f"args must be CheckpointArgs, found {type(args).__qualname__}.")
+        if self._single and isinstance(args, Composite):
+            raise ValueError(
+                "This manager has one item without a name; give its own arguments, not Composite."
+            )
+        if self._single:
+            return Composite(**{DEFAULT_ITEM: args})
+        if not isinstance(args, Composite):
+            raise ValueError(
+                f"This manager has several items; give args.Composite(name={type(args).__name__}"
+                "(...))."
+            )
+        return args
+
+    def _from_items(
+        self, position: int, items: object, kwargs: Mapping[str, Any] | None
+    ) -> Composite:
+        """Return arguments made from items and the fields of their handlers' argument classes."""
+        wrap = DEFAULT_ITEM if self._single else None
+        by_name = cast(Mapping[str, object], {wrap: items} if wrap else items or {})
+        fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
+        made: dict[str, CheckpointArgs] = {}
+        for name in dict.fromkeys([*by_name, *fields]):
+            classes = registered_args(type(self._handlers.get(name)))
+            if classes is None:
+                raise ValueError(
+                    f"It is not known how to save or restore item {name!r}; give args=, or "
+                    "item_handlers when the manager is made."
+                )
+            kind = cast(Any, classes[position])
+            made[name] = kind(by_name.get(name), **(fields.get(name) or {}))
+        return Composite(**made)
+
+
+def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
+    """Return items and the metrics among them.
+
+    Raises:
+        ValueError: There is an item of that name.
+    """
+    if METRICS_ITEM in args:
+        raise ValueError("Metrics are given twice: as metrics= and as the item 'metrics'.")
+    return Composite(**args, **{METRICS_ITEM: JsonSaveArgs(metrics)})
+
+
+def _check_items(items: object) -> None:
+    if isinstance(items, CheckpointArgs):
+        raise ValueError(f"Found {type(items).__qualname__} for `items`; give it by name: args=...")
+
+
+def handlers_of(
+    checkpointers: Checkpointer | Mapping[str, Checkpointer], handlers: Handlers
+) -> tuple[Handlers, bool]:
+    """Return the handlers of checkpointers, and whether they save in the background.
+
+    Raises:
+        ValueError: There are handlers too.
+    """
+    if handlers is not None:
+        raise ValueError("Give checkpointers or item_handlers, not both.")
+    if isinstance(checkpointers, Mapping):
+        is_async = all(isinstance(c, AsyncCheckpointer) for c in checkpointers.values())
+        return {name: c.handler for name, c in checkpointers.items()}, is_async
+    return checkpointers.handler, isinstance(checkpointers, AsyncCheckpointer)
+
+
+def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics with Python numbers in place of numpy's and JAX's scalars."""
+
+    def plain(value: Any) -> object:
+        return value.item() if getattr(value, "ndim", None) == 0 else value
+
+    return cast(dict[str, object], jax.tree_util.tree_map(plain, dict(metrics)))
