@@ -7,8 +7,9 @@ from typing import NamedTuple, cast
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
-from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.memory import Arena
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
@@ -30,6 +31,24 @@ class Shard(NamedTuple):
         return self.region.size * self.data.dtype.itemsize
 
 
+class TakenArray(NamedTuple):
+    """What a save needs of an array once its owner may change it; a tuple, as `Shard` is.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        shards: The parts that this process writes.
+        sharding: How it is laid out over devices, None in host memory.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+    """
+
+    shape: Shape
+    dtype: DType
+    shards: Sequence[Shard]
+    sharding: jax.sharding.Sharding | None = None
+    key_impl: str | None = None
+
+
 def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     """Return the distinct parts of an array that this process owns, each exactly once.
 
@@ -38,7 +57,8 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     """
     if isinstance(value, np.ndarray):
         return [Shard(whole(value.shape), value)]
-    if len(value.sharding.device_set) == 1 and value.is_fully_addressable:
+    sharding = value.sharding
+    if isinstance(sharding, SingleDeviceSharding) or len(sharding.device_set) == 1:
         return [Shard(whole(value.shape), value)]
     return [
         Shard(from_index(shard.index, value.shape), shard.data)
@@ -49,9 +69,11 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
 
 def is_on_host(data: np.ndarray | jax.Array) -> bool:
     """Whether data can be read where it is, without copying it from a device."""
-    if isinstance(data, np.ndarray):
-        return True
-    return all(device.platform == "cpu" for device in data.sharding.device_set)
+    return isinstance(data, np.ndarray) or _is_cpu(data.sharding)
+
+
+def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
 
 
 def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
@@ -79,7 +101,8 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
     copies: list[Shard] = []
     for shard, handle in zip(shards, handles, strict=True):
         host = np.asarray(handle)
-        data = _owned(host, arena) if is_on_host(shard.data) else host
+        # what comes from a device is a copy already
+        data = _owned(host, arena) if handle is shard.data else host
         copies.append(Shard(shard.region, data))
     return copies
 

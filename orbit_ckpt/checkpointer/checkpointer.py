@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
@@ -130,7 +130,7 @@ class Checkpointer:
         """Give up resources."""
         self._handler.close()
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

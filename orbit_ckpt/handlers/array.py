@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
-from orbit_ckpt.arrays.transfer import local_regions, shards_of
+from orbit_ckpt.arrays.transfer import TakenArray, local_regions, shards_of
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -67,6 +67,10 @@ class ArrayHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
+    def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
+        """See `ValueTaker`."""
+        return [_taken(cast(jax.Array, value)) for value in values]
+
     async def serialize(
         self,
         values: Sequence[object],
@@ -75,20 +79,20 @@ class ArrayHandler:
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
-            self._add(cast(jax.Array, value), info, arg)
+            taken = value if isinstance(value, TakenArray) else _taken(cast(jax.Array, value))
+            self._add(taken, info, arg)
         return []
 
-    def _add(self, array: jax.Array, info: ParamInfo, arg: SaveArgs) -> None:
+    def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
         batch = save_batch_of(info)
-        impl = None
-        if is_prng_dtype(array.dtype):
-            impl, array, arg = key_impl(array), key_data(array), SaveArgs()
-        shards = shards_of(array)
+        impl, shards = array.key_impl, array.shards
+        if impl is not None:
+            arg = SaveArgs()  # keys are not cast
         info.write_shape = shards[0].region.shape if shards else array.shape
         layout = add_array(array.shape, array.dtype, shards, info, arg)
         if impl is not None:  # of other arrays the record says nothing that is not elsewhere
             batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
-        sharding = describe_sharding(array.sharding)
+        sharding = None if array.sharding is None else describe_sharding(array.sharding)
         if sharding is not None:
             batch.shardings[info.name] = sharding
 
@@ -120,6 +124,13 @@ class ArrayHandler:
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
+
+
+def _taken(array: jax.Array) -> TakenArray:
+    impl = None
+    if is_prng_dtype(array.dtype):
+        impl, array = key_impl(array), key_data(array)
+    return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,6 +284,22 @@ class ValueChecker(Protocol):
         ...
 
 
+@runtime_checkable
+class ValueTaker(Protocol):
+    """A handler whose values can be taken from the caller before it is asked to write them.
+
+    A save in the background then calls `serialize` in the background too.
+    """
+
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """Return what `serialize` can be given in place of values.
+
+        `TakenArray`s refer to the caller's memory: whoever calls this copies their parts before
+        the caller may change them. All else must not depend on the caller any more.
+        """
+        ...
+
+
 def save_batch_of(info: ParamInfo) -> SaveBatch:
     """Return the shared state of the save that an info belongs to.
 

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray, storable
-from orbit_ckpt.arrays.transfer import shards_of
+from orbit_ckpt.arrays.transfer import TakenArray, shards_of
 from orbit_ckpt.handlers.base import (
     Future,
     ParamInfo,
@@ -49,6 +49,10 @@ class NumpyHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`."""
+        return [value if isinstance(value, bytes) else _taken(value) for value in values]
+
     async def serialize(
         self,
         values: Sequence[object],
@@ -59,10 +63,10 @@ class NumpyHandler:
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             if isinstance(value, bytes):
                 kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
-                host, leaf_type, arg = np.frombuffer(value, np.uint8), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+                array, leaf_type, arg = _taken(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
             else:
-                host, leaf_type = np.asarray(value), None
-            add_array(host.shape, host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
+                array, leaf_type = value if isinstance(value, TakenArray) else _taken(value), None
+            add_array(array.shape, array.dtype, array.shards, info, arg, leaf_type=leaf_type)
         return []
 
     async def deserialize(
@@ -77,6 +81,11 @@ class NumpyHandler:
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
+
+
+def _taken(value: object) -> TakenArray:
+    host = np.asarray(value)
+    return TakenArray(host.shape, host.dtype, shards_of(host))
 
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:

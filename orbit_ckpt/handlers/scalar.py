@@ -43,6 +43,10 @@ class ScalarHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ScalarMetadata)
 
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`; nobody can change these."""
+        return values
+
     async def serialize(
         self,
         values: Sequence[object],

@@ -36,6 +36,10 @@ class StringHandler:
         """See `TypeHandler`."""
         return [StringMetadata(info.name, info.parent_dir) for info in infos]
 
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`; nobody can change these."""
+        return values
+
     async def serialize(
         self,
         values: Sequence[object],

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, SessionOptions
@@ -409,7 +409,7 @@ class CheckpointManager:
             self._keeper.close()
             self._checkpointer.close()
 
-    def __enter__(self) -> CheckpointManager:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

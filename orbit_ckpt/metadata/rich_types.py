@@ -10,26 +10,57 @@ import collections
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from jax.tree_util import DictKey
 
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.tree.flatten import children_of, is_namedtuple
+from orbit_ckpt.tree.flatten import children_of, is_leaf, is_namedtuple
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, is_sequence_key, key_name, key_value
 
 _LEAF = "ValueMetadataEntry"
 
 
-def encode_rich_types(tree: object, values: Mapping[NamePath, object]) -> str:
+Outline = object
+"""The containers of a tree in the form of `value_metadata_tree`, with `LEAF` for every leaf."""
+
+LEAF = object()
+
+
+def outline_of(tree: object) -> Outline:
+    """Return the containers of a tree that is being saved; it may be changed afterwards."""
+    if is_leaf(tree):
+        return LEAF
+    children = children_of(tree)
+    below = {key_name(key): outline_of(child) for key, child in children}
+    if is_namedtuple(tree):
+        return {
+            "category": "namedtuple",
+            "module": type(tree).__module__,
+            "clazz": type(tree).__qualname__,
+            "entries": [{"key": name, "value": value} for name, value in below.items()],
+        }
+    if isinstance(tree, tuple):
+        return {"category": "custom", "clazz": "tuple", "entries": list(below.values())}
+    if all(is_sequence_key(key) for key, _ in children):
+        return list(below.values())
+    return below
+
+
+def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:
     """Return the text of `value_metadata_tree`.
 
     Args:
-        tree: The tree being saved; only its containers matter.
-        values: JSON form of every leaf, by path.
+        outline: The containers.
+        values: JSON form of every leaf, in JAX's order.
     """
-    return json.dumps(_encode(tree, (), values), separators=(",", ":"))
+    remaining = iter(values)
+
+    def leaf(_: object) -> object:
+        return {"category": "custom", "clazz": _LEAF, "data": next(remaining)}
+
+    return json.dumps(outline, separators=(",", ":"), default=leaf)
 
 
 def decode_rich_types(
@@ -82,27 +113,6 @@ def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
         return None
     cls = cast(type, found)
     return cls if getattr(cls, "_fields", None) == fields else None
-
-
-def _encode(node: object, path: NamePath, values: Mapping[NamePath, object]) -> object:
-    if path in values:
-        return {"category": "custom", "clazz": _LEAF, "data": values[path]}
-    children = children_of(node)
-    encoded = {
-        key_name(key): _encode(child, (*path, key_name(key)), values) for key, child in children
-    }
-    if is_namedtuple(node):
-        return {
-            "category": "namedtuple",
-            "module": type(node).__module__,
-            "clazz": type(node).__qualname__,
-            "entries": [{"key": name, "value": value} for name, value in encoded.items()],
-        }
-    if isinstance(node, tuple):
-        return {"category": "custom", "clazz": "tuple", "entries": list(encoded.values())}
-    if all(is_sequence_key(key) for key, _ in children):
-        return list(encoded.values())
-    return encoded
 
 
 def _decode(

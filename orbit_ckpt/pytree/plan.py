@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jax.core import Tracer
@@ -12,7 +13,7 @@ from orbit_ckpt.arrays.dtypes import as_dtype, storable
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import SaveArgs, TypeHandler, ValueChecker
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
-from orbit_ckpt.metadata.rich_types import class_name
+from orbit_ckpt.metadata.rich_types import Outline, class_name, outline_of
 from orbit_ckpt.metadata.schema import LeafDetail
 from orbit_ckpt.storage.layout import (
     RESERVED,
@@ -66,29 +67,74 @@ class PlannedLeaf(NamedTuple):
     args: SaveArgs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SavePlan:
     """All leaves of a tree, ready to be handed to their handlers.
 
+    What can go wrong has been checked when there is a plan; the rest is worked out when it is asked
+    for.
+
     Attributes:
-        tree: The tree itself.
-        leaves: Its leaves in JAX's order.
-        key_kinds: Kinds of keys that Orbax's metadata loses, by storage name.
-        details: Types of empty namedtuples, by storage name.
+        flat: The tree, taken apart.
+        handlers: The type handler of every leaf, None for empty containers.
+        args: Options of leaves by path, of those that have any.
+        outline: The containers, if they are recorded by type.
     """
 
-    tree: object
-    leaves: Sequence[PlannedLeaf]
-    key_kinds: Mapping[str, Sequence[KeyKind | None]]
-    details: Mapping[str, LeafDetail]
+    flat: FlatTree
+    handlers: Sequence[TypeHandler | None]
+    args: Mapping[NamePath, SaveArgs]
+    outline: Outline | None = None
+
+    @functools.cached_property
+    def leaves(self) -> Sequence[PlannedLeaf]:
+        """The leaves in JAX's order."""
+        rich_types = self.outline is not None
+        leaves: list[PlannedLeaf] = []
+        for path, names, value, handler in zip(
+            self.flat.paths, self.flat.names, self.flat.values, self.handlers, strict=True
+        ):
+            typestr = handler.typestr() if handler else _empty_typestr(value, rich_types=rich_types)
+            args = self.args.get(names) or _DEFAULT_ARGS
+            name = storage_name(names)
+            leaves.append(PlannedLeaf(path, names, name, value, handler, typestr, args))
+        return leaves
+
+    @property
+    def key_kinds(self) -> dict[str, Sequence[KeyKind | None]]:
+        """Kinds of keys that Orbax's metadata loses, by storage name."""
+        kinds: dict[str, Sequence[KeyKind | None]] = {}
+        for leaf in self.leaves:
+            row = [key_kind(key) for key in leaf.path]
+            if any(kind is not None for kind in row):
+                kinds[leaf.name] = row
+        return kinds
+
+    @property
+    def details(self) -> dict[str, LeafDetail]:
+        """Types of empty namedtuples, by storage name."""
+        return {
+            leaf.name: LeafDetail(type=class_name(leaf.value))
+            for leaf in self.leaves
+            if leaf.handler is None and is_namedtuple(leaf.value)
+        }
+
+    def groups(self) -> list[tuple[TypeHandler, list[int]]]:
+        """Return the positions of leaves that have something to store, by handler."""
+        groups: dict[int, tuple[TypeHandler, list[int]]] = {}
+        for position, handler in enumerate(self.handlers):
+            if handler is not None:
+                groups.setdefault(id(handler), (handler, []))[1].append(position)
+        return list(groups.values())
 
     def batches(self) -> list[tuple[TypeHandler, list[PlannedLeaf]]]:
-        """Return the leaves that have something to store, grouped by handler."""
-        groups: dict[int, tuple[TypeHandler, list[PlannedLeaf]]] = {}
-        for leaf in self.leaves:
-            if leaf.handler is not None:
-                groups.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
-        return list(groups.values())
+        """Return the leaves that have something to store, by handler."""
+        leaves = self.leaves
+        return [(handler, [leaves[i] for i in group]) for handler, group in self.groups()]
+
+    def with_values(self, values: list[object]) -> SavePlan:
+        """Return the same plan with something else in place of every leaf."""
+        return replace(self, flat=self.flat.with_values(values))
 
 
 def plan_save(
@@ -114,23 +160,11 @@ def plan_save(
         ValueError: The tree cannot be flattened, or `save_args` has leaves that it lacks.
     """
     flat = flatten(tree)
-    names = [name_path(path) for path in flat.paths]
-    _check_depth(names)
+    _check_depth(flat.names)
     handlers = _find_handlers(flat, registry)
-    _check_names(flat, names, handlers, as_files=not use_ocdbt)
-    args = _align_save_args(save_args, names)
-    leaves: list[PlannedLeaf] = []
-    details: dict[str, LeafDetail] = {}
-    for position, (path, value, handler) in enumerate(
-        zip(flat.paths, flat.values, handlers, strict=True)
-    ):
-        name = storage_name(names[position])
-        typestr = handler.typestr() if handler else _empty_typestr(value, rich_types=rich_types)
-        if handler is None and is_namedtuple(value):
-            details[name] = LeafDetail(type=class_name(value))
-        leaf_args = args.get(names[position]) or _DEFAULT_ARGS
-        leaves.append(PlannedLeaf(path, names[position], name, value, handler, typestr, leaf_args))
-    return SavePlan(tree, leaves, _key_kinds(flat.paths, leaves), details)
+    _check_names(flat, handlers, as_files=not use_ocdbt)
+    args = _align_save_args(save_args, flat.names)
+    return SavePlan(flat, handlers, args, outline_of(tree) if rich_types else None)
 
 
 _DEFAULT_ARGS = SaveArgs()
@@ -186,12 +220,12 @@ def _check_depth(names: Sequence[NamePath]) -> None:
 
 def _check_names(
     flat: FlatTree,
-    names: Sequence[NamePath],
     handlers: Sequence[TypeHandler | None],
     *,
     as_files: bool,
 ) -> None:
-    collisions = find_name_collisions(list(names))
+    names = flat.names
+    collisions = find_name_collisions(names)
     if collisions:
         pairs = [(flat.paths[a], flat.paths[b]) for a, b in collisions]
         lines = "\n".join(f"  {a} and {b}" for a, b in pairs[:20])
@@ -276,14 +310,3 @@ def _empty_typestr(value: object, *, rich_types: bool) -> str:
     if rich_types and is_namedtuple(value):
         return "NamedTuple"
     return _EMPTY_TYPESTRS.get(type(value), "None")
-
-
-def _key_kinds(
-    paths: Sequence[KeyPath], leaves: Sequence[PlannedLeaf]
-) -> dict[str, Sequence[KeyKind | None]]:
-    kinds: dict[str, Sequence[KeyKind | None]] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        row = [key_kind(key) for key in path]
-        if any(kind is not None for kind in row):
-            kinds[leaf.name] = row
-    return kinds

@@ -12,6 +12,7 @@ from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.rich_types import encode_rich_types
 from orbit_ckpt.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
 from orbit_ckpt.pytree.plan import SavePlan
+from orbit_ckpt.pytree.take import take_leaves
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
@@ -57,40 +58,68 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
-    writer = BatchWriter(
-        WriteOptions(
-            directory,
-            use_ocdbt=options.use_ocdbt,
-            data_file_bytes=options.data_file_bytes,
-            max_bytes=options.max_bytes,
-            max_transfer_bytes=options.max_transfer_bytes,
-        )
-    )
-    batch = SaveBatch(writer, copy)
-    infos = _make_infos(plan, directory, options, batch)
-    futures: list[Future] = []
-    results = await run_all(
-        handler.serialize(
-            [leaf.value for leaf in leaves],
-            [infos[leaf.name] for leaf in leaves],
-            [leaf.args for leaf in leaves],
-        )
-        for handler, leaves in plan.batches()
-    )
-    for result in results:
-        futures += result or ()
-    if copy:
-        await writer.take()
-    document, details = _documents(plan, infos, batch, options)
+    save = _TreeSave(directory, options, copy=copy)
+    taken = await take_leaves(plan, options.max_transfer_bytes) if copy else None
+    if taken is None:
+        await save.serialize(plan)
+    if taken is None and copy:
+        await save.writer.take()
 
     async def write() -> None:
-        await run_all([batch.writer.commit(), asyncio.to_thread(_wait, futures)])
-        await asyncio.to_thread(_write_documents, directory, batch, document, details)
+        if taken is not None:
+            await save.serialize(taken)
+        await save.write()
 
     def finalize() -> None:
-        _finalize([handler for handler, _ in plan.batches()], directory, options)
+        _finalize([handler for handler, _ in plan.groups()], directory, options)
 
-    return Commit(write, finalize, writer.progress.now)
+    return Commit(write, finalize, save.writer.progress.now)
+
+
+class _TreeSave:
+    """One tree on its way to the disk."""
+
+    def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
+        self.writer = BatchWriter(
+            WriteOptions(
+                directory,
+                use_ocdbt=options.use_ocdbt,
+                data_file_bytes=options.data_file_bytes,
+                max_bytes=options.max_bytes,
+                max_transfer_bytes=options.max_transfer_bytes,
+            )
+        )
+        self._directory = directory
+        self._options = options
+        self._batch = SaveBatch(self.writer, copy)
+        self._futures: list[Future] = []
+        self._documents: tuple[TreeDocument, TreeDetails] | None = None
+
+    async def serialize(self, plan: SavePlan) -> None:
+        """Hand all leaves to their handlers."""
+        infos = _make_infos(plan, self._directory, self._options, self._batch)
+        results = await run_all(
+            handler.serialize(
+                [leaf.value for leaf in leaves],
+                [infos[leaf.name] for leaf in leaves],
+                [leaf.args for leaf in leaves],
+            )
+            for handler, leaves in plan.batches()
+        )
+        for result in results:
+            self._futures += result or ()
+        self._documents = _documents(plan, infos, self._batch, self._options)
+
+    async def write(self) -> None:
+        """Write what handlers have left, and the documents about it."""
+        await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
+        await asyncio.to_thread(self._write_documents)
+
+    def _write_documents(self) -> None:
+        files.write_strings(self._directory, self._batch.strings)
+        files.write_arrays(self._directory, 0, self._batch.arrays, self._batch.shardings)
+        if self._documents is not None:
+            files.write_tree(self._directory, *self._documents)
 
 
 def _finalize(handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:
@@ -143,9 +172,8 @@ def _documents(
         for leaf in plan.leaves
     ]
     rich_types = None
-    if options.rich_types:
-        values = {record.names: encode_value(record) for record in records}
-        rich_types = encode_rich_types(plan.tree, values)
+    if plan.outline is not None:
+        rich_types = encode_rich_types(plan.outline, map(encode_value, records))
     document = TreeDocument(
         leaves=records,
         use_ocdbt=options.use_ocdbt,
@@ -153,17 +181,9 @@ def _documents(
         custom_metadata=options.custom_metadata,
         rich_types=rich_types,
     )
-    return document, TreeDetails(dict(plan.key_kinds), {**plan.details, **batch.details})
+    return document, TreeDetails(plan.key_kinds, {**plan.details, **batch.details})
 
 
 def _wait(futures: Sequence[Future]) -> None:
     for future in futures:
         future.result()
-
-
-def _write_documents(
-    directory: Path, batch: SaveBatch, document: TreeDocument, details: TreeDetails
-) -> None:
-    files.write_strings(directory, batch.strings)
-    files.write_arrays(directory, 0, batch.arrays, batch.shardings)
-    files.write_tree(directory, document, details)

@@ -24,7 +24,6 @@ from orbit_ckpt.arrays.transfer import (
     Shard,
     begin_transfer,
     byte_view,
-    copy_to_host,
     host_blocks,
     is_on_host,
 )
@@ -33,6 +32,7 @@ from orbit_ckpt.runtime.commit import ProgressCounter
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
+from orbit_ckpt.storage.host_copies import copy_all
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt_encode import MAX_INLINE_BYTES
 from orbit_ckpt.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
@@ -96,16 +96,9 @@ class BatchWriter:
 
     async def take(self) -> None:
         """Copy everything that was added to where only this batch can change it."""
-        limiter = ByteLimiter(self._options.max_transfer_bytes)
-
-        async def take(share: Sequence[ArrayWrite]) -> list[ArrayWrite]:
-            shards = [shard for write in share for shard in write.shards]
-            remote = sum(shard.nbytes for shard in shards if not is_on_host(shard.data))
-            async with limiter.reserve(remote):
-                return await asyncio.to_thread(_take, share)
-
-        copies = await run_all(map(take, _shares(self._writes, limiter.max_bytes)))
-        self._writes = [write for share in copies for write in share]
+        shards = [shard for write in self._writes for shard in write.shards]
+        copies = iter(await copy_all(shards, self._options.max_transfer_bytes))
+        self._writes = [w._replace(shards=[next(copies) for _ in w.shards]) for w in self._writes]
 
     async def commit(self) -> None:
         """Write everything that was added and wait until it is durable.
@@ -154,27 +147,6 @@ class _Part(NamedTuple):
 
 def _nbytes(write: ArrayWrite) -> int:
     return sum(shard.nbytes for shard in write.shards)
-
-
-def _shares(writes: Sequence[ArrayWrite], max_bytes: int | None) -> list[Sequence[ArrayWrite]]:
-    """Deal writes out to threads, each about the same number of bytes; few bytes to one."""
-    target = max(_TASK_BYTES, sum(map(_nbytes, writes)) // _THREADS)
-    target = target if max_bytes is None else min(target, max_bytes)
-    shares: list[list[ArrayWrite]] = [[]]
-    held = 0
-    for write in writes:
-        nbytes = _nbytes(write)
-        if shares[-1] and held + nbytes > target:
-            shares.append([])
-            held = 0
-        shares[-1].append(write)
-        held += nbytes
-    return list(shares)
-
-
-def _take(writes: Sequence[ArrayWrite]) -> list[ArrayWrite]:
-    copies = iter(copy_to_host([shard for write in writes for shard in write.shards]))
-    return [write._replace(shards=[next(copies) for _ in write.shards]) for write in writes]
 
 
 async def _write(

@@ -45,6 +45,12 @@ class FlatTree:
         """The names of the keys of every path."""
         return list(map(name_path, self.paths))
 
+    def with_values(self, values: list[object]) -> FlatTree:
+        """Return the same structure with other leaves."""
+        other = FlatTree(self.paths, values, self.treedef)
+        vars(other)["names"] = self.names
+        return other
+
     def unflatten(self, values: Sequence[object]) -> object:
         """Return a tree of this structure with other leaves."""
         return jax.tree_util.tree_unflatten(self.treedef, values)
@@ -75,6 +81,11 @@ def is_empty_node(node: object) -> bool:
         return True
     children = _registry.flatten_one_level(node)
     return children is not None and not any(True for _ in children[0])
+
+
+def is_leaf(node: object) -> bool:
+    """Whether a value is a leaf, empty containers and None included."""
+    return is_empty_node(node) or _registry.flatten_one_level(node) is None
 
 
 def children_of(node: object) -> list[tuple[object, object]]:

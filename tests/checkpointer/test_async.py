@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import subprocess
 import sys
 import threading
@@ -25,7 +26,9 @@ from orbit_ckpt.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.storage import batch_write
+from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.storage import host_copies
 from orbit_ckpt.storage.batch_write import BatchWriter
 from tests.support import assert_same_tree, put
 
@@ -34,15 +37,15 @@ VALUES = np.arange(4096, dtype=np.float32).reshape(64, 64)
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Hold back every commit until the event is set."""
+    """Hold back everything that a save does in the background until the event is set."""
     event = threading.Event()
-    commit = BatchWriter.commit
+    run = Commit.run
 
-    async def wait(self: BatchWriter) -> None:
+    async def wait(self: Commit) -> None:
         await asyncio.to_thread(event.wait)
-        await commit(self)
+        await run(self)
 
-    monkeypatch.setattr(BatchWriter, "commit", wait)
+    monkeypatch.setattr(Commit, "run", wait)
     yield event
     event.set()
 
@@ -108,6 +111,57 @@ def test_what_happens_to_leaves_afterwards_is_not_written(
     restored = ocp.load(tmp_path / "x")
     assert np.array_equal(jax.random.key_data(restored.pop("keys")), keys)
     assert_same_tree(jax.tree.map(np.asarray, restored), kept)
+
+
+def test_containers_may_be_changed_too(gate: threading.Event, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"list": [1, (2, {})], "dict": {"b": {"c": np.ones(3)}}, "empty": []}
+    expected = copy.deepcopy(tree)
+    handle = ocp.save_async(tmp_path / "x", tree)
+    tree["list"].append(3)
+    tree["dict"]["b"]["d"] = 1
+    tree["dict"]["x"] = 2
+    tree["empty"].append({})
+    gate.set()
+    handle.result()
+    assert_same_tree(ocp.load(tmp_path / "x"), expected)
+
+
+def test_handlers_that_must_write_at_once_do(gate: threading.Event, tmp_path: Path) -> None:
+    class Boxed:
+        def __init__(self, value: np.ndarray) -> None:
+            self.value = value
+
+    class BoxHandler:
+        def __init__(self) -> None:
+            self._arrays = NumpyHandler()
+
+        def typestr(self) -> str:
+            return "boxed"
+
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+            return await self._arrays.serialize([box.value for box in values], infos, args)
+
+        async def deserialize(self, infos: Any, args: Any = None) -> Any:
+            return [Boxed(np.asarray(v)) for v in await self._arrays.deserialize(infos, args)]
+
+        async def metadata(self, infos: Any) -> Any:
+            return await self._arrays.metadata(infos)
+
+        def finalize(self, directory: Path) -> None:
+            del directory
+
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (Boxed, BoxHandler()), (np.ndarray, NumpyHandler())
+    )
+    handler = ocp.PyTreeHandler(type_handler_registry=registry)
+    box, plain = Boxed(np.ones(3)), np.ones(3)
+    with ocp.AsyncCheckpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "x", {"box": box, "plain": plain})
+        box.value[:] = plain[:] = -1
+        gate.set()
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "x")
+    assert restored["box"].value.tolist() == restored["plain"].tolist() == [1, 1, 1]
 
 
 def test_a_checkpoint_appears_when_its_save_has_ended(
@@ -350,14 +404,14 @@ def test_copies_from_devices_keep_their_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held: list[int] = []
-    take = getattr(batch_write, "_take")  # noqa: B009 - private
+    copy = host_copies.copy_to_host
 
-    def spy(writes: Any) -> Any:
-        held.append(sum(shard.nbytes for write in writes for shard in write.shards))
-        return take(writes)
+    def spy(shards: Any) -> Any:
+        held.append(sum(shard.nbytes for shard in shards))
+        return copy(shards)
 
-    monkeypatch.setattr(batch_write, "_take", spy)
-    monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    monkeypatch.setattr(host_copies, "copy_to_host", spy)
+    monkeypatch.setattr(host_copies, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     memory = ocp.MemoryOptions(transfer_concurrent_bytes=2100)
     with ocp.AsyncCheckpointer(ocp.PyTreeHandler(memory_options=memory)) as checkpointer:

@@ -1,0 +1,40 @@
+"""Take the leaves of a tree from the caller, who may then change, delete or donate them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orbit_ckpt.arrays.transfer import Shard, TakenArray
+from orbit_ckpt.handlers.base import ValueTaker
+from orbit_ckpt.pytree.plan import SavePlan
+from orbit_ckpt.storage.host_copies import copy_all
+
+
+async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePlan | None:
+    """Return the plan with copies in place of the leaves.
+
+    Args:
+        plan: What to save.
+        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+
+    Returns:
+        None if a handler does not give its values away; all must then be asked to write at once.
+    """
+    groups = plan.groups()
+    takers = [handler for handler, _ in groups if isinstance(handler, ValueTaker)]
+    if len(takers) < len(groups) or plan.args:  # what is wrong with options is found by handlers
+        return None
+    values = list(plan.flat.values)
+    for taker, (_, positions) in zip(takers, groups, strict=True):
+        taken = taker.take([values[position] for position in positions])
+        for position, value in zip(positions, taken, strict=True):
+            values[position] = value
+    shards = [s for value in values if isinstance(value, TakenArray) for s in value.shards]
+    copies = iter(await copy_all(shards, max_transfer_bytes))
+    return plan.with_values([_with_copies(value, copies) for value in values])
+
+
+def _with_copies(value: object, copies: Iterator[Shard]) -> object:
+    if not isinstance(value, TakenArray):
+        return value
+    return value._replace(shards=[next(copies) for _ in value.shards])
