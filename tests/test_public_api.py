@@ -61,7 +61,9 @@ PUBLIC = {
         *("TypeHandlerRegistry", "GLOBAL_TYPE_HANDLER_REGISTRY", "create_type_handler_registry"),
         *("register_type_handler", "get_type_handler", "has_type_handler", "supported_types"),
     },
-    "orbit_ckpt.checkpoint_utils": {"construct_restore_args"},
+    "orbit_ckpt.checkpoint_utils": {
+        *("construct_restore_args", "checkpoints_iterator", "wait_for_new_checkpoint"),
+    },
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),

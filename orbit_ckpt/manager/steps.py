@@ -28,6 +28,7 @@ from orbit_ckpt.storage.layout import (
 from orbit_ckpt.storage.path import storage_errors
 
 _DIGITS = re.compile("[0-9]+")
+_ADVICE = "Check that it is a directory that may be read."
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _logger = logging.getLogger(__name__)
@@ -185,8 +186,7 @@ def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
         StorageError: A directory cannot be read.
         TypeError: `names` is no way to name steps.
     """
-    advice = "Check that it is a directory that may be read."
-    with storage_errors(root, "listing steps", advice):
+    with storage_errors(root, "listing steps", _ADVICE):
         records: dict[int, StepRecord] = {}
         for step, path in _candidates(root, names):
             record = read_step(step, path)
@@ -196,6 +196,19 @@ def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
             if other is not record:
                 _warn_of_duplicate(step, other.path, path)
     return [records[step] for step in sorted(records)]
+
+
+def latest_step(root: Path, names: StepNames) -> StepRecord | None:
+    """Return the last of `list_steps` without looking into the steps before it.
+
+    Raises:
+        StorageError: A directory cannot be read.
+        TypeError: `names` is no way to name steps.
+    """
+    with storage_errors(root, "looking for the latest step", _ADVICE):
+        candidates = sorted(_candidates(root, names), key=lambda found: -found[0])
+        records = (_read_record(step, path) for step, path in candidates)
+        return next((record for record in records if record is not None), None)
 
 
 def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:

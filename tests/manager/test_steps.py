@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, list_steps
+from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, latest_step, list_steps
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
 from orbit_ckpt.storage.layout import IN_PROGRESS, PINNED, STEP_DETAILS, STEP_METADATA
@@ -202,6 +202,14 @@ def test_steps_are_in_ascending_order(tmp_path: Path) -> None:
     for step in (100, 9, 0, 20):
         make_step(tmp_path / str(step))
     assert numbers(tmp_path) == [0, 9, 20, 100]
+
+
+def test_latest_step_is_the_last_that_is_listed(tmp_path: Path) -> None:
+    assert latest_step(tmp_path, StepNameFormat()) is None
+    for name in ("9", "009", "0", "7"):
+        make_step(tmp_path / name)
+    (tmp_path / "12").mkdir()
+    assert latest_step(tmp_path, StepNameFormat()) == list_steps(tmp_path, StepNameFormat())[-1]
 
 
 @pytest.mark.parametrize("mode", AtomicityMode)
