@@ -20,6 +20,7 @@ from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.composite import CompositeHandler
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.items.memory import MemoryOptions
+from orbit_ckpt.items.proto import ProtoHandler
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
@@ -35,6 +36,7 @@ CompositeCheckpointHandler = CompositeHandler
 JaxRandomKeyCheckpointHandler = JaxRandomKeyHandler
 JsonCheckpointHandler = JsonHandler
 NumpyRandomKeyCheckpointHandler = NumpyRandomKeyHandler
+ProtoCheckpointHandler = ProtoHandler
 PyTreeCheckpointHandler = PyTreeHandler
 StandardCheckpointHandler = StandardHandler
 
@@ -64,6 +66,8 @@ __all__ = [
     "NumpyRandomKeyCheckpointHandler",
     "NumpyRandomKeyHandler",
     "ParamInfo",
+    "ProtoCheckpointHandler",
+    "ProtoHandler",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",
     "PyTreeHandler",

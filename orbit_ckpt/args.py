@@ -6,6 +6,8 @@ from orbit_ckpt.items.base import CheckpointArgs, register_with_handler
 from orbit_ckpt.items.composite import Composite
 from orbit_ckpt.items.json import JsonRestoreArgs as JsonRestore
 from orbit_ckpt.items.json import JsonSaveArgs as JsonSave
+from orbit_ckpt.items.proto import ProtoRestoreArgs as ProtoRestore
+from orbit_ckpt.items.proto import ProtoSaveArgs as ProtoSave
 from orbit_ckpt.items.pytree import PyTreeRestoreArgs as PyTreeRestore
 from orbit_ckpt.items.pytree import PyTreeSaveArgs as PyTreeSave
 from orbit_ckpt.items.random_key import JaxRandomKeyRestoreArgs as JaxRandomKeyRestore
@@ -26,6 +28,8 @@ __all__ = [
     "JsonSave",
     "NumpyRandomKeyRestore",
     "NumpyRandomKeySave",
+    "ProtoRestore",
+    "ProtoSave",
     "PyTreeRestore",
     "PyTreeSave",
     "StandardRestore",

@@ -10,6 +10,7 @@
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
+    ├── MissingPackageError          (ImportError)   an optional package is not installed
     └── LeafError                    (ValueError)  some leaves are at fault
         ├── UnsupportedLeafError     values no type handler accepts
         ├── NameCollisionError       leaves that would share a storage name
@@ -92,6 +93,10 @@ class BackgroundSaveError(CheckpointError, RuntimeError):
         super().__init__(message)
         self.path = path
         self.step = step
+
+
+class MissingPackageError(CheckpointError, ImportError):
+    """What was asked for needs a package that is not installed."""
 
 
 class LeafError(CheckpointError, ValueError):

@@ -53,6 +53,17 @@ def scratch() -> Iterator[Path]:
         yield Path(directory) / "checkpoint"
 
 
+def flip_every_bit(file: Path) -> Iterator[None]:
+    """Flip one bit of a file after the other, each for the time of one round of a loop."""
+    data = file.read_bytes()
+    for index in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[index // 8] ^= 1 << index % 8
+        file.write_bytes(changed)
+        yield
+    file.write_bytes(data)
+
+
 def assert_same_tree(actual: object, expected: object) -> None:
     """Assert equal containers, key types, leaf types, dtypes, shapes, shardings and bits."""
     # equal structures may still differ in their keys: 1 == True == 1.0

@@ -32,6 +32,7 @@ PUBLIC = {
         *("ArrayCheckpointHandler", "JsonHandler", "JsonCheckpointHandler"),
         *("JaxRandomKeyHandler", "JaxRandomKeyCheckpointHandler"),
         *("NumpyRandomKeyHandler", "NumpyRandomKeyCheckpointHandler"),
+        *("ProtoHandler", "ProtoCheckpointHandler"),
         *("CompositeHandler", "CompositeCheckpointHandler", "DefaultCheckpointHandlerRegistry"),
         *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
         *(
@@ -52,7 +53,7 @@ PUBLIC = {
         *("CheckpointArgs", "register_with_handler"),
         *("PyTreeSave", "PyTreeRestore", "StandardSave", "StandardRestore"),
         *("ArraySave", "ArrayRestore", "JsonSave", "JsonRestore", "Composite"),
-        *("JaxRandomKeySave", "JaxRandomKeyRestore"),
+        *("ProtoSave", "ProtoRestore", "JaxRandomKeySave", "JaxRandomKeyRestore"),
         *("NumpyRandomKeySave", "NumpyRandomKeyRestore"),
     },
     "orbit_ckpt.type_handlers": {
@@ -67,9 +68,8 @@ PUBLIC = {
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
-        "BackgroundSaveError",
-        "StepAlreadyExistsError",
-        "StepNotFoundError",
+        *("StepAlreadyExistsError", "StepNotFoundError"),
+        *("BackgroundSaveError", "MissingPackageError"),
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
     },
 }
@@ -80,6 +80,7 @@ BASES = {
     "FormatError": {ValueError},
     "CorruptionError": {ValueError},
     "StorageError": {OSError},
+    "MissingPackageError": {ImportError},
     "UnsupportedLeafError": {ValueError},
     "NameCollisionError": {ValueError},
     "TreeMismatchError": {ValueError},

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
+from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
@@ -87,6 +88,11 @@ async def stage_item(
             await asyncio.to_thread(future.result)
 
     return Commit(write, lambda: handler.finalize(directory))
+
+
+def item_name(directory: Path) -> str:
+    """Return what to call an item in messages, from where it will be written."""
+    return directory.name.partition(TEMPORARY_SUFFIX)[0]
 
 
 def save_now(staged: Coroutine[object, object, Commit]) -> None:

@@ -186,7 +186,7 @@ class CompositeHandler:
             wanted = args[name] if args else None
             handler = self._handler_for(name, wanted, recorded.get(name))
             try:
-                given = {"args": wanted} if wanted is not None else _default_args(handler)
+                given = {"args": wanted} if wanted is not None else _default_args(name, handler)
                 found[name] = handler.restore(path / name, **given)
             except Exception as error:  # raised again
                 error.add_note(f"in item {name!r}")
@@ -261,6 +261,20 @@ def _recorded(path: Path) -> Mapping[str, str]:
     return recorded if isinstance(recorded, Mapping) else {}
 
 
-def _default_args(handler: CheckpointHandler) -> dict[str, object]:
+def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
+    """Return the arguments to restore an item as it was saved.
+
+    Raises:
+        ValueError: It cannot be restored without being told more.
+    """
     classes = registered_args(type(handler))
-    return {} if classes is None else {"args": cast(Any, classes[1])()}
+    if classes is None:
+        return {}
+    kind = cast(Any, classes[1])
+    try:
+        return {"args": kind()}
+    except TypeError as error:
+        raise ValueError(
+            f"Item {name!r} cannot be restored without arguments ({error}). Give them, as in "
+            f"args.Composite({name}={kind.__name__}(...)), with the other items that you want."
+        ) from error

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler, save_now
+from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    item_name,
+    register_with_handler,
+    save_now,
+)
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.atomic import write_file
@@ -57,7 +63,7 @@ class JsonHandler:
             text = encode_user_json(args.item)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{directory.name}: a JSON item must be of dicts, lists, strings, numbers, "
+                f"{item_name(directory)}: a JSON item must be of dicts, lists, strings, numbers, "
                 f"booleans and None: {error}"
             ) from error
 

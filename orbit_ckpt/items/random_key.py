@@ -20,6 +20,7 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     CheckpointHandler,
+    item_name,
     register_with_handler,
     save_now,
 )
@@ -89,12 +90,14 @@ class JaxRandomKeyHandler:
         """
         key = cast(object, args.item)
         if not isinstance(key, jax.Array):
-            raise TypeError(f"{directory.name}: expected a key of JAX, found {type(key).__name__}")
+            raise TypeError(
+                f"{item_name(directory)}: expected a key of JAX, found {type(key).__name__}"
+            )
         about: dict[str, object] = {"typed": is_prng_dtype(key.dtype)}
         if about["typed"]:
             reason = unsupported_key(key)
             if reason is not None:
-                raise ValueError(f"{directory.name}: the key cannot be saved: {reason}")
+                raise ValueError(f"{item_name(directory)}: the key cannot be saved: {reason}")
             about["impl"] = key_impl(key)
             key = key_data(key)
         return await self._files.stage(
@@ -183,7 +186,7 @@ class NumpyRandomKeyHandler:
         state = cast(object, args.item)
         if not isinstance(state, tuple | dict):
             raise TypeError(
-                f"{directory.name}: expected what np.random.get_state returns, found "
+                f"{item_name(directory)}: expected what np.random.get_state returns, found "
                 f"{type(state).__name__}"
             )
         about = {"legacy": isinstance(state, tuple)}
