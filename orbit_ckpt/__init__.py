@@ -25,6 +25,7 @@ from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
+from orbit_ckpt.items.stateful import StatefulHandler
 from orbit_ckpt.manager.manager import CheckpointManager
 from orbit_ckpt.manager.options import CheckpointManagerOptions
 from orbit_ckpt.manager.steps import StepNameFormat
@@ -78,6 +79,7 @@ __all__ = [
     "StandardCheckpointHandler",
     "StandardCheckpointer",
     "StandardHandler",
+    "StatefulHandler",
     "StepNameFormat",
     "args",
     "checkpoint_managers",

@@ -16,6 +16,8 @@ from orbit_ckpt.items.random_key import NumpyRandomKeyRestoreArgs as NumpyRandom
 from orbit_ckpt.items.random_key import NumpyRandomKeySaveArgs as NumpyRandomKeySave
 from orbit_ckpt.items.standard import StandardRestoreArgs as StandardRestore
 from orbit_ckpt.items.standard import StandardSaveArgs as StandardSave
+from orbit_ckpt.items.stateful import StatefulRestoreArgs as StatefulRestore
+from orbit_ckpt.items.stateful import StatefulSaveArgs as StatefulSave
 
 __all__ = [
     "ArrayRestore",
@@ -34,5 +36,7 @@ __all__ = [
     "PyTreeSave",
     "StandardRestore",
     "StandardSave",
+    "StatefulRestore",
+    "StatefulSave",
     "register_with_handler",
 ]

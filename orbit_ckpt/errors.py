@@ -10,6 +10,8 @@
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
+    ├── ItemError                    (RuntimeError)  an object that is an item raised an error
+    ├── ProcessCountError            (ValueError)  saved by another number of processes
     ├── MissingPackageError          (ImportError)   an optional package is not installed
     └── LeafError                    (ValueError)  some leaves are at fault
         ├── UnsupportedLeafError     values no type handler accepts
@@ -93,6 +95,32 @@ class BackgroundSaveError(CheckpointError, RuntimeError):
         super().__init__(message)
         self.path = path
         self.step = step
+
+
+class ItemError(CheckpointError, RuntimeError):
+    """An object that was to be saved or restored raised an error, which is the cause of this one.
+
+    Attributes:
+        item: Name of the item.
+    """
+
+    def __init__(self, message: str, *, item: str) -> None:
+        super().__init__(message)
+        self.item = item
+
+
+class ProcessCountError(CheckpointError, ValueError):
+    """An item has one part per process and was saved by another number of processes.
+
+    Attributes:
+        saved: How many saved it.
+        current: How many there are now.
+    """
+
+    def __init__(self, message: str, *, saved: int, current: int) -> None:
+        super().__init__(message)
+        self.saved = saved
+        self.current = current
 
 
 class MissingPackageError(CheckpointError, ImportError):

@@ -32,7 +32,7 @@ PUBLIC = {
         *("ArrayCheckpointHandler", "JsonHandler", "JsonCheckpointHandler"),
         *("JaxRandomKeyHandler", "JaxRandomKeyCheckpointHandler"),
         *("NumpyRandomKeyHandler", "NumpyRandomKeyCheckpointHandler"),
-        *("ProtoHandler", "ProtoCheckpointHandler"),
+        *("ProtoHandler", "ProtoCheckpointHandler", "StatefulHandler"),
         *("CompositeHandler", "CompositeCheckpointHandler", "DefaultCheckpointHandlerRegistry"),
         *("SaveArgs", "RestoreArgs", "ArrayRestoreArgs", "ParamInfo", "PLACEHOLDER"),
         *(
@@ -53,7 +53,8 @@ PUBLIC = {
         *("CheckpointArgs", "register_with_handler"),
         *("PyTreeSave", "PyTreeRestore", "StandardSave", "StandardRestore"),
         *("ArraySave", "ArrayRestore", "JsonSave", "JsonRestore", "Composite"),
-        *("ProtoSave", "ProtoRestore", "JaxRandomKeySave", "JaxRandomKeyRestore"),
+        *("ProtoSave", "ProtoRestore", "StatefulSave", "StatefulRestore"),
+        *("JaxRandomKeySave", "JaxRandomKeyRestore"),
         *("NumpyRandomKeySave", "NumpyRandomKeyRestore"),
     },
     "orbit_ckpt.type_handlers": {
@@ -69,7 +70,7 @@ PUBLIC = {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
         *("StepAlreadyExistsError", "StepNotFoundError"),
-        *("BackgroundSaveError", "MissingPackageError"),
+        *("BackgroundSaveError", "ItemError", "ProcessCountError", "MissingPackageError"),
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
     },
 }
@@ -80,6 +81,8 @@ BASES = {
     "FormatError": {ValueError},
     "CorruptionError": {ValueError},
     "StorageError": {OSError},
+    "ItemError": {RuntimeError},
+    "ProcessCountError": {ValueError},
     "MissingPackageError": {ImportError},
     "UnsupportedLeafError": {ValueError},
     "NameCollisionError": {ValueError},

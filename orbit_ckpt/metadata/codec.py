@@ -40,6 +40,31 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
         ) from error
 
 
+def decode_versioned(data: bytes, kind: type[T], where: str, *, newest: int) -> T:
+    """Return a JSON document of ours, which has a `format_version`.
+
+    Args:
+        data: Its bytes.
+        kind: What it must be.
+        where: The file, for errors.
+        newest: The latest version that can be read.
+
+    Raises:
+        FormatError: It is not such a document, or was written by a later version.
+    """
+    version = decode_json(data, _Version, where).format_version
+    if version > newest:
+        raise FormatError(
+            f"{where}: format version {version}; this version of orbit_ckpt reads up to {newest}. "
+            "Install a newer one."
+        )
+    return decode_json(data, kind, where)
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
 def encode_json(document: object) -> bytes:
     """Return a document of ours as JSON; for users' values see `encode_user_json`."""
     return msgspec.json.encode(document)

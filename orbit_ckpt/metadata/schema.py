@@ -17,7 +17,12 @@ from msgspec import UNSET, Struct, UnsetType
 from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.metadata.codec import decode_json, encode_json, encode_user_json
+from orbit_ckpt.metadata.codec import (
+    decode_json,
+    decode_versioned,
+    encode_json,
+    encode_user_json,
+)
 from orbit_ckpt.tree.keypath import (
     KeyKind,
     KeyPath,
@@ -170,13 +175,7 @@ class TreeDetails(Struct, frozen=True):
         Raises:
             FormatError: A field is missing or of a wrong type, or the version is a later one.
         """
-        version = decode_json(data, _Version, where).format_version
-        if version > DETAILS_VERSION:
-            raise FormatError(
-                f"{where}: format version {version}; this version of orbit_ckpt reads up to "
-                f"{DETAILS_VERSION}. Install a newer one."
-            )
-        details = decode_json(data, cls, where)
+        details = decode_versioned(data, cls, where, newest=DETAILS_VERSION)
         for name, detail in details.leaves.items():
             try:
                 parse_dtype(detail.dtype or "bool")
@@ -337,10 +336,6 @@ class _ArrayRow(Struct):
 
 class _Arrays(Struct):
     array_metadatas: list[_ArrayRow]
-
-
-class _Version(Struct):
-    format_version: int
 
 
 class _Step(Struct):

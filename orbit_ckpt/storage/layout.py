@@ -43,6 +43,10 @@ RESERVED = frozenset(
 TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 """Part of the name of every directory that is not committed, in Orbax and here."""
 
+STATE_JSON, STATE_BYTES, STATE_TREE, STATE_RECORD = ".json", ".bin", ".tree", ".kind"
+"""Endings of what holds the state of an object: the first is that of grain's files too."""
+
+_STATE_FILE = re.compile(r"process_(\d+)-of-(\d+)\.(json|bin|tree|kind)")
 _PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
 
 
@@ -54,6 +58,17 @@ def is_temporary_name(name: str) -> bool:
 def is_process_directory(name: str) -> bool:
     """Whether a directory of this name holds the database of one process."""
     return _PROCESS_DIRECTORY.fullmatch(name) is not None
+
+
+def state_stem(process: int, count: int) -> str:
+    """Return what the names of the files with one process's state begin with; as grain does it."""
+    return f"process_{process}-of-{count}"
+
+
+def process_of_state(name: str) -> tuple[int, int] | None:
+    """Return whose state is in a file: the process, and of how many; None if it is no state."""
+    match = _STATE_FILE.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def join_key(name: str, suffix: str) -> str:
