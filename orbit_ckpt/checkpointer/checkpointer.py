@@ -13,9 +13,10 @@ from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, Sessi
 from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
-    CheckpointArgs,
     CheckpointHandler,
+    is_args,
     registered_args,
+    restore_item,
 )
 from orbit_ckpt.items.pytree import PyTreeHandler
 from orbit_ckpt.metadata.files import read_step
@@ -98,7 +99,7 @@ class Checkpointer:
         """
         path = resolve_path(directory)
         check_complete(path, needs_marker=self._options.atomicity.needs_marker)
-        restored = self._handler.restore(path, **self._make_args(1, args, kwargs))
+        restored = restore_item(self._handler, path, self._make_args(1, args, kwargs))
         _logger.info("Restored %s", path)
         return restored
 
@@ -147,14 +148,14 @@ class Checkpointer:
         """Return the handler's keyword arguments, from an args object or its fields."""
         classes = registered_args(type(self._handler))
         given = [*args, *kwargs.values()]
-        objects = [value for value in given if isinstance(value, CheckpointArgs)]
+        objects = [value for value in given if is_args(value)]
         if objects:
             if len(given) > 1:
                 raise ValueError("Give either one CheckpointArgs or its fields, not both.")
             if classes is not None and not isinstance(objects[0], classes[position]):
                 raise ValueError(
                     f"{type(self._handler).__qualname__} takes {classes[position].__name__} here, "
-                    f"found {type(objects[0]).__name__}."
+                    f"found {type(objects[0]).__module__}.{type(objects[0]).__name__}."
                 )
             return {"args": objects[0]}
         if classes is None:

@@ -8,8 +8,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+from orbit_ckpt.items.foreign import (
+    foreign_args,
+    foreign_handler_class,
+    foreign_path,
+    is_foreign_args,
+)
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
+from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
@@ -73,6 +80,7 @@ async def stage_item(
     if isinstance(handler, StagingHandler):
         return await handler.stage(directory, args["args"], copy=copy)
     await asyncio.to_thread(directory.mkdir, exist_ok=True)
+    directory = foreign_path(handler, directory)
     save_async = cast(
         Callable[..., Awaitable[Sequence[Future[Any]] | None]] | None,
         getattr(handler, "async_save", None),
@@ -88,6 +96,30 @@ async def stage_item(
             await asyncio.to_thread(future.result)
 
     return Commit(write, lambda: handler.finalize(directory))
+
+
+def restore_item(
+    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, item: str = ""
+) -> object:
+    """Read an item.
+
+    The files of a handler that does not save in two phases are compared with the checkpoint's
+    manifest first: nothing else would notice damage to them.
+
+    Args:
+        handler: What reads it.
+        directory: A checkpoint.
+        args: Arguments of the handler's `restore`.
+        item: Name of the item in the checkpoint; empty if it is all of it.
+
+    Raises:
+        CorruptionError: A file differs from what was written.
+    """
+    path = directory / item
+    if not isinstance(handler, StagingHandler):
+        CheckedDirectory(directory).verify_below(f"{item}/" if item else "")
+        path = foreign_path(handler, path)
+    return handler.restore(path, **args)
 
 
 def item_name(directory: Path) -> str:
@@ -144,19 +176,27 @@ def known_handlers() -> Mapping[str, type[CheckpointHandler]]:
 
 
 def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
-    """Return the argument classes of a handler for save and restore, None if it has none."""
+    """Return the argument classes of a handler for save and restore, None if it has none.
+
+    They are registered here, or with Orbax if that has been imported.
+    """
     save = cast(type[CheckpointArgs] | None, getattr(handler_cls, _SAVE, None))
     restore = cast(type[CheckpointArgs] | None, getattr(handler_cls, _RESTORE, None))
-    return None if save is None or restore is None else (save, restore)
+    return foreign_args(handler_cls) if save is None or restore is None else (save, restore)
+
+
+def is_args(value: object) -> bool:
+    """Whether a value is an argument object, ours or Orbax's."""
+    return isinstance(value, CheckpointArgs) or is_foreign_args(value)
 
 
 def handler_class_of(args: object) -> type[CheckpointHandler]:
-    """Return the handler class that an args object or class belongs to.
+    """Return the handler class that an args object or class belongs to, here or at Orbax.
 
     Raises:
         ValueError: It belongs to none.
     """
-    found = getattr(args, _HANDLER, None)
+    found = getattr(args, _HANDLER, None) or foreign_handler_class(args)
     if found is None:
         name = args.__qualname__ if isinstance(args, type) else type(args).__qualname__
         raise ValueError(

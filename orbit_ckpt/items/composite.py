@@ -17,10 +17,12 @@ from orbit_ckpt.items.base import (
     handler_class_of,
     register_with_handler,
     registered_args,
+    restore_item,
     save_now,
     stage_item,
     typestr_of,
 )
+from orbit_ckpt.items.foreign import foreign_path
 from orbit_ckpt.items.registry import (
     DefaultCheckpointHandlerRegistry,
     find_handler_class,
@@ -187,7 +189,7 @@ class CompositeHandler:
             handler = self._handler_for(name, wanted, recorded.get(name))
             try:
                 given = {"args": wanted} if wanted is not None else _default_args(name, handler)
-                found[name] = handler.restore(path / name, **given)
+                found[name] = restore_item(handler, path, given, item=name)
             except Exception as error:  # raised again
                 error.add_note(f"in item {name!r}")
                 raise
@@ -215,7 +217,11 @@ class CompositeHandler:
         except ValueError:
             return None
         describe = getattr(handler, "metadata", None)
-        return describe(path / name) if describe is not None else None
+        try:
+            folder = foreign_path(handler, path / name)
+            return describe(folder) if describe is not None else None
+        except NotImplementedError:  # what Orbax's base class of handlers says
+            return None
 
     def _handler_for(
         self, name: str, args: object, typestr: str | None = None
@@ -252,7 +258,8 @@ def _check_args(name: str, handler: CheckpointHandler, args: object) -> None:
     if args is not None and classes is not None and not isinstance(args, classes):
         raise ValueError(
             f"Item {name!r} has the handler {type(handler).__name__}, which takes "
-            f"{' and '.join(kind.__name__ for kind in classes)}; found {type(args).__name__}."
+            f"{' and '.join(kind.__name__ for kind in classes)}; found "
+            f"{type(args).__module__}.{type(args).__name__}."
         )
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from orbit_ckpt.items.base import CheckpointHandler, handler_class_of, known_handlers
+from orbit_ckpt.items.base import (
+    CheckpointHandler,
+    handler_class_of,
+    known_handlers,
+    registered_args,
+)
 from orbit_ckpt.plugins import ITEMS
 
 Key = tuple[str | None, type]
@@ -86,6 +92,10 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
         return known[typestr]
     for entry in importlib.metadata.entry_points(group=ITEMS, name=typestr):
         return cast(type[CheckpointHandler], entry.load())
+    module, _, name = typestr.rpartition(".")
+    imported = getattr(sys.modules.get(module), name, None)
+    if isinstance(imported, type) and registered_args(imported) is not None:
+        return cast(type[CheckpointHandler], imported)  # registered with Orbax
     raise ValueError(
         f"no item handler {typestr!r} is known here. Import the module that defines it, or give "
         "arguments for the item."

@@ -207,7 +207,7 @@ def latest_step(root: Path, names: StepNames) -> StepRecord | None:
     """
     with storage_errors(root, "looking for the latest step", _ADVICE):
         candidates = sorted(_candidates(root, names), key=lambda found: -found[0])
-        records = (_read_record(step, path) for step, path in candidates)
+        records = (read_step(step, path) for step, path in candidates)
         return next((record for record in records if record is not None), None)
 
 

@@ -181,6 +181,16 @@ class CheckedDirectory:
             raise _damaged(self.path / name, "it is missing") from None
         self._verified.add(name)
 
+    def verify_below(self, prefix: str) -> None:
+        """Compare all recorded files whose paths begin with a prefix with their records.
+
+        Raises:
+            CorruptionError: A file differs from its record.
+        """
+        for name in self.manifest.files if self.manifest else ():
+            if name.startswith(prefix):
+                self.verify(name)
+
     def _record(self, name: str) -> FileRecord | None:
         return self.manifest.files.get(name) if self.manifest else None
 

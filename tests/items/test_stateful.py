@@ -80,7 +80,7 @@ TREE_STATES = [
 ]
 
 
-@pytest.mark.parametrize("state", [*JSON_STATES, *BYTE_STATES, *TREE_STATES], ids=repr)
+@pytest.mark.parametrize("state", [*JSON_STATES, *BYTE_STATES, *TREE_STATES], ids=str)
 def test_a_state_comes_back_as_it_was(state: object, tmp_path: Path) -> None:
     checkpointer = ocp.Checkpointer(ocp.StatefulHandler())
     checkpointer.save(tmp_path / "x", args=ocp.args.StatefulSave(Stream(state)))
@@ -274,7 +274,9 @@ def test_an_error_of_the_object_names_the_item_and_nothing_is_left(tmp_path: Pat
         checkpointer.restore(tmp_path / "x", wanted)
 
 
-@pytest.mark.parametrize("item", [[1], None, Stream, iter([1])], ids=repr)
+@pytest.mark.parametrize(
+    "item", [[1], None, Stream, iter([1])], ids=["list", "none", "class", "iterator"]
+)
 def test_what_has_no_state_is_refused(item: object, tmp_path: Path) -> None:
     checkpointer = ocp.Checkpointer(ocp.CompositeHandler())
     expected = (
