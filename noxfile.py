@@ -78,8 +78,8 @@ def interop_history(session: nox.Session, release: str) -> None:
 @nox.session
 def examples(session: nox.Session) -> None:
     """Run every example."""
-    session.install(".[examples]")
-    for example in sorted(Path("examples").glob("*.py")):
+    session.install(".[examples]", "examples/custom_item")
+    for example in sorted([*Path("examples").glob("*.py"), *Path("examples").glob("*/run.py")]):
         session.run("python", example)
 
 

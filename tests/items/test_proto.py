@@ -73,10 +73,11 @@ def test_orbax_restores_a_message_and_its_own_is_restored(tmp_path: Path) -> Non
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    checkpointer = saved(tmp_path / "x")
+    checkpointer = ocp.Checkpointer(ocp.ProtoHandler())
+    checkpointer.save(tmp_path / "x", duration_pb2.Duration(seconds=30))
     for _ in flip_every_bit(tmp_path / "x" / "proto.pbtxt"):
         with pytest.raises(CorruptionError, match=r"proto\.pbtxt is damaged"):
-            checkpointer.restore(tmp_path / "x", ocp.args.ProtoRestore(struct_pb2.Struct))
+            checkpointer.restore(tmp_path / "x", duration_pb2.Duration)
 
 
 @pytest.mark.parametrize("text", [b"fields {", b"no_such_field: 1", b"\xff\xfe", b"fields: 1"])

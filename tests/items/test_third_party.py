@@ -277,6 +277,7 @@ print(*{"orbax", "grain", "google"} & {name.partition(".")[0] for name in sys.mo
 """
 
 
+@pytest.mark.slow
 def test_orbax_grain_and_protobuf_are_not_imported_for_items(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, tmp_path / "x"], check=True, stdout=subprocess.PIPE
