@@ -220,7 +220,7 @@ class CompositeHandler:
         try:
             folder = foreign_path(handler, path / name)
             return describe(folder) if describe is not None else None
-        except NotImplementedError:  # what Orbax's base class of handlers says
+        except NotImplementedError:  # so handlers say that they have none
             return None
 
     def _handler_for(

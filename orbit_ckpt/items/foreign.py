@@ -33,9 +33,12 @@ def foreign_handler_class(args: object) -> type | None:
 def foreign_args(handler_cls: type) -> tuple[type, type] | None:
     """Return the argument classes of a handler for save and restore that Orbax knows."""
     orbax = _orbax_args()
-    if orbax is None or not orbax.has_registered_args(handler_cls):
+    if orbax is None:
         return None
-    return orbax.get_registered_args_cls(handler_cls)
+    try:
+        return orbax.get_registered_args_cls(handler_cls)
+    except ValueError:
+        return None
 
 
 def foreign_path(handler: object, directory: Path) -> Path:

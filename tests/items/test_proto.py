@@ -73,11 +73,13 @@ def test_orbax_restores_a_message_and_its_own_is_restored(tmp_path: Path) -> Non
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    checkpointer = ocp.Checkpointer(ocp.ProtoHandler())
-    checkpointer.save(tmp_path / "x", duration_pb2.Duration(seconds=30))
-    for _ in flip_every_bit(tmp_path / "x" / "proto.pbtxt"):
-        with pytest.raises(CorruptionError, match=r"proto\.pbtxt is damaged"):
-            checkpointer.restore(tmp_path / "x", duration_pb2.Duration)
+    checkpointer = ocp.Checkpointer(ocp.CompositeHandler())
+    items = ocp.args.Composite(c=ocp.args.ProtoSave(duration_pb2.Duration(seconds=30)))
+    checkpointer.save(tmp_path / "x", items)
+    wanted = ocp.args.Composite(c=ocp.args.ProtoRestore(duration_pb2.Duration))
+    for _ in flip_every_bit(tmp_path / "x" / "c" / "proto.pbtxt"):
+        with pytest.raises(CorruptionError, match=r"c/proto\.pbtxt is damaged"):
+            checkpointer.restore(tmp_path / "x", wanted)
 
 
 @pytest.mark.parametrize("text", [b"fields {", b"no_such_field: 1", b"\xff\xfe", b"fields: 1"])

@@ -244,6 +244,15 @@ def test_every_flipped_bit_and_every_missing_file_is_noticed(state: Any, tmp_pat
         file.write_bytes(data)
 
 
+def test_states_that_are_all_lost_are_damage_and_not_just_not_there(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.StatefulHandler())
+    checkpointer.save(tmp_path / "x", Stream(1))
+    for file in (tmp_path / "x").glob("process_*"):
+        file.unlink()
+    with pytest.raises(CorruptionError, match="it is missing"):
+        checkpointer.restore(tmp_path / "x", Stream())
+
+
 def test_an_error_of_the_object_names_the_item_and_nothing_is_left(tmp_path: Path) -> None:
     class Broken(Stream):
         def get_state(self) -> Any:

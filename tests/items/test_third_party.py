@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as orbax
 import pytest
+from etils import epath
 from flax.training.train_state import TrainState
 from orbax.checkpoint.experimental import v1
 
@@ -134,6 +135,17 @@ def test_what_orbax_and_grain_saved_is_restored(
     assert take(found.ds, 10) == expected
 
 
+def test_an_item_of_grain_without_arguments_says_what_it_needs(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeHandler())
+    items = ocp.args.Composite(ds=grain.checkpoint.CheckpointSave(dataset()))
+    checkpointer.save(tmp_path / "x", items)
+    expected = r"'ds' cannot be restored without arguments .*Composite\(ds=CheckpointRestore\("
+    with pytest.raises(ValueError, match=expected):
+        ocp.Checkpointer(ocp.CompositeHandler()).restore(tmp_path / "x")
+    wanted = ocp.args.Composite(ds=ocp.args.StatefulRestore())
+    assert checkpointer.restore(tmp_path / "x", wanted).ds == dataset().get_state()
+
+
 def test_states_of_grain_are_split_anew_for_other_processes(tmp_path: Path) -> None:
     for index, read in enumerate([4, 6]):
         iterator = dataset()
@@ -175,8 +187,12 @@ class NotesHandler(orbax.CheckpointHandler):
         (directory / "draft").copy(directory / "notes")
 
     def restore(self, directory: Any, args: NotesRestore | None = None) -> str:
+        assert isinstance(directory, epath.Path)
         found = (directory / "notes").read_text()
         return found.upper() if args is not None and args.upper else found
+
+    def metadata(self, directory: Any) -> Any:
+        raise NotImplementedError
 
 
 class NotesAsyncHandler(NotesHandler, orbax.AsyncCheckpointHandler):
