@@ -369,14 +369,15 @@ def _encode_leaves(leaves: Sequence[LeafRecord]) -> dict[str, _Leaf]:
 
 
 def _decode_leaves(entries: Mapping[str, _Leaf], where: str) -> list[LeafRecord]:
-    keys = _Keys()
+    keys = {_DICT: _Keys(is_sequence=False), _SEQUENCE: _Keys(is_sequence=True)}
     leaves: list[LeafRecord] = []
     for id_, entry in entries.items():
+        recorded = entry.key_metadata
+        names = tuple([key.key for key in recorded])
         try:
-            pairs = [keys[key] for key in entry.key_metadata]
+            path = tuple([keys[key.key_type][key.key] for key in recorded])
         except ValueError as error:
             raise FormatError(f"{where}: {id_}: {error}") from error
-        path, names = zip(*pairs, strict=True) if pairs else ((), ())
         value = entry.value_metadata
         leaves.append(
             LeafRecord(
@@ -391,13 +392,19 @@ def _decode_leaves(entries: Mapping[str, _Leaf], where: str) -> list[LeafRecord]
     return leaves
 
 
-class _Keys(dict[_Key, tuple[object, str]]):
-    """Keys of paths and their names; most occur many times."""
+class _Keys(dict[str, object]):
+    """Keys of paths by name, of one type; most occur many times."""
 
-    def __missing__(self, recorded: _Key) -> tuple[object, str]:
+    def __init__(self, *, is_sequence: bool) -> None:
+        super().__init__()
+        self._is_sequence = is_sequence
+
+    def __missing__(self, name: str) -> object:
         try:
-            key = make_key(recorded.key, is_sequence=recorded.key_type == _SEQUENCE)
+            key = make_key(name, is_sequence=self._is_sequence)
         except ValueError as error:
-            raise ValueError(f"{recorded.key!r} is not a position") from error
-        found = self[recorded] = key, key_name(key)
-        return found
+            raise ValueError(f"{name!r} is not a position") from error
+        if key_name(key) != name:
+            raise ValueError(f"{name!r} is not how a position is written")
+        self[name] = key
+        return key

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress, pairwise
 
 import numpy as np
 import zstandard
@@ -137,18 +138,13 @@ def _values(columns: _Columns, files: Sequence[tuple[str, str]], count: int) -> 
     kinds = columns.take(count)
     if max(kinds, default=0) > 1:
         raise UnsupportedError("a value of unknown kind")
-    places = zip(columns.varints(sum(kinds)), columns.varints(sum(kinds)), strict=True)
-    inline = columns.take(sum(n for n, kind in zip(lengths, kinds, strict=True) if not kind))
-    values: list[Value] = []
-    position = 0
-    for length, kind in zip(lengths, kinds, strict=True):
-        if kind:
-            file, offset = next(places)
-            values.append(Extent(files[file][0], offset, length))
-        else:
-            values.append(inline[position : position + length])
-            position += length
-    return values
+    names = [files[i][0] for i in columns.varints(sum(kinds))]
+    places = map(Extent, names, columns.varints(len(names)), compress(lengths, kinds))
+    ends = list(accumulate(n for n, kind in zip(lengths, kinds, strict=True) if not kind))
+    inline = columns.take(ends[-1] if ends else 0)
+    values = (inline[start:end] for start, end in pairwise((0, *ends)))
+    sources: tuple[Iterator[Value], Iterator[Value]] = values, places
+    return [next(sources[kind]) for kind in kinds]
 
 
 class _Columns:
@@ -239,6 +235,8 @@ def _unframe(data: bytes, magic: int) -> bytes:
     if not compression:
         return content
     try:
-        return zstandard.ZstdDecompressor().decompressobj().decompress(content)
+        # not decompressobj, which copies all it has for every 128 KiB
+        with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+            return reader.readall()
     except zstandard.ZstdError as error:
         raise DecodeError(str(error)) from error

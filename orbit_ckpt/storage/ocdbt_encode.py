@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import zstandard
 from crc32c import crc32c
+from msgspec import Struct
 
 MAX_INLINE_BYTES = 1024
 """Values up to this size are kept in the node itself; Orbax's setting."""
@@ -30,8 +30,8 @@ _NO_ROOT = b"\xff" * 9 + b"\x01"
 _ZSTD_LEVEL = 0
 
 
-class Extent(NamedTuple):
-    """Where the bytes of a value are; a tuple, because every leaf has some.
+class Extent(Struct, frozen=True, gc=False):
+    """Where the bytes of a value are; a struct, because every leaf has some.
 
     Attributes:
         file: Path of the data file; in a database, relative to its root.
