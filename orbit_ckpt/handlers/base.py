@@ -11,11 +11,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MemberDescriptorType
 from typing import Protocol, cast, runtime_checkable
 
 import jax
+import msgspec
 import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, parse_dtype, stored_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
@@ -146,22 +149,11 @@ class LoadBatch:
         return self.decode_shardings()
 
 
-class _JoinedPath:
-    """The attribute `ParamInfo.path`; joined when asked for, it takes longer than all the rest."""
-
-    def __get__(self, info: ParamInfo | None, owner: type | None = None) -> Path | None:
-        if info is None:
-            return None  # the default of the constructor's argument
-        given = cast(Path | None, vars(info).get("_path"))
-        return info.parent_dir / info.name if given is None else given
-
-    def __set__(self, info: ParamInfo, path: Path | None) -> None:
-        vars(info)["_path"] = path
-
-
-@dataclass(kw_only=True)
-class ParamInfo:
+@dataclass(init=False, repr=False, eq=False, match_args=False)
+class ParamInfo(Struct, kw_only=True, gc=False):
     """Where one leaf is stored, and how; computed by the library, not given by users.
+
+    A struct, because there are as many as leaves; handlers may use it as a dataclass.
 
     Attributes:
         name: Storage name.
@@ -187,7 +179,7 @@ class ParamInfo:
 
     name: str
     parent_dir: Path
-    path: _JoinedPath = _JoinedPath()
+    path: Path | None = None
     keypath: KeyPath | None = None
     skip_deserialize: bool | None = None
     byte_limiter: ByteLimiter | None = None
@@ -207,12 +199,7 @@ class ParamInfo:
 
     def replace(self, **changes: object) -> ParamInfo:
         """Return a copy with some attributes changed."""
-        other = object.__new__(ParamInfo)
-        vars(other).update(vars(self))
-        if "path" in changes:
-            changes["_path"] = changes.pop("path")
-        vars(other).update(changes)
-        return other
+        return msgspec.structs.replace(self, **changes)
 
     async def await_path_creation(self) -> None:
         """Return when `parent_dir` exists; here it always does."""
@@ -232,6 +219,23 @@ class ParamInfo:
         """Size at which a new data file is begun, 0 for no limit."""
         size = self.ocdbt_target_data_file_size
         return DEFAULT_DATA_FILE_BYTES if size is None else size
+
+
+class _JoinedPath:
+    """The attribute `ParamInfo.path`; joined when asked for, it takes longer than all the rest."""
+
+    def __init__(self, given: MemberDescriptorType) -> None:
+        self._given = given
+
+    def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> Path:
+        path = cast(Path | None, self._given.__get__(info, owner))
+        return info.parent_dir / info.name if path is None else path
+
+    def __set__(self, info: ParamInfo, path: Path | None) -> None:
+        self._given.__set__(info, path)
+
+
+setattr(ParamInfo, "path", _JoinedPath(vars(ParamInfo)["path"]))  # noqa: B010 - declared as a field
 
 
 @runtime_checkable

@@ -139,7 +139,7 @@ class _Stored:
         wanted = arg.restore_type
         if record.typestr == UNKNOWN_TYPE and wanted is None:
             wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
-        key = wanted if isinstance(wanted, type | str) else record.typestr
+        key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
         handler = self._handlers.get((key, record.typestr))
         if handler is None:
             handler = _find_handler(record, key, self._registry)
@@ -150,19 +150,33 @@ class _Stored:
         """Return metadata of leaves, empty containers as they are."""
         source = self.source
         found: dict[NamePath, object] = {}
-        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
-        for record in records:
-            if record.name in source.inline:
-                found[record.names] = Metadata(record.name, source.directory.path)
-            elif record.is_empty:
-                found[record.names] = _empty_value(source, record)
-            else:
-                handler = self.handler(record, _AS_SAVED)
-                groups.setdefault(id(handler), (handler, []))[1].append(record)
-        for handler, group in groups.values():
+        others, groups = self.split(records, {})
+        for record in others:
+            is_inline = record.name in source.inline
+            found[record.names] = (
+                Metadata(record.name, source.directory.path)
+                if is_inline
+                else _empty_value(source, record)
+            )
+        for handler, group in groups:
             values = await handler.metadata([self.info(record) for record in group])
             found.update(zip([record.names for record in group], values, strict=True))
         return found
+
+    def split(
+        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+    ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
+        """Return the leaves that no handler reads, and the others by their handlers."""
+        inline = self.source.inline
+        others: list[LeafRecord] = []
+        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+        for record in records:
+            if record.is_empty or record.name in inline:
+                others.append(record)
+            else:
+                handler = self.handler(record, args.get(record.names, _AS_SAVED))
+                groups.setdefault(id(handler), (handler, []))[1].append(record)
+        return others, list(groups.values())
 
 
 _AS_SAVED = RestoreArgs()
@@ -286,25 +300,22 @@ async def _read(
     """Return the values of leaves, read in one call per handler."""
     source = stored.source
     values: dict[NamePath, object] = {}
-    groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
-    for record in records:
+    others, groups = stored.split(records, args)
+    for record in others:
         if record.name in source.inline:
             arg = args.get(record.names, _AS_SAVED)
             value = source.inline[record.name]
             values[record.names] = _convert_inline(stored.batch, record, value, arg)
-        elif record.is_empty:
-            values[record.names] = _empty_value(source, record)
         else:
-            handler = stored.handler(record, args.get(record.names, _AS_SAVED))
-            groups.setdefault(id(handler), (handler, []))[1].append(record)
+            values[record.names] = _empty_value(source, record)
     results = await run_all(
         handler.deserialize(
             [stored.info(record) for record in group],
             [args.get(record.names, _AS_SAVED) for record in group],
         )
-        for handler, group in groups.values()
+        for handler, group in groups
     )
-    for (_, group), result in zip(groups.values(), results, strict=True):
+    for (_, group), result in zip(groups, results, strict=True):
         values.update(zip([record.names for record in group], result, strict=True))
     return values
 

@@ -6,7 +6,6 @@ which gives small values at once and the place of all others.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +56,8 @@ def read_index(directory: Path) -> dict[str, Value]:
             node = decode_node(_read(child.place), child)
             pending += node.children
             keys = [child.prefix + key for key in node.keys] if child.prefix else node.keys
-            index.update(zip(map(_text, keys), node.values, strict=True))
+            names = [key.decode("utf-8", "surrogateescape") for key in keys]
+            index.update(zip(names, node.values, strict=True))
     except UnsupportedError as error:
         raise FormatError(f"{file}: an OCDBT database with {error}") from error
     except (DecodeError, OSError, ValueError) as error:
@@ -67,9 +67,6 @@ def read_index(directory: Path) -> dict[str, Value]:
             file=str(file),
         ) from error
     return index
-
-
-_text = operator.methodcaller("decode", "utf-8", "surrogateescape")
 
 
 def _root(directory: Path) -> Child | None:

@@ -198,10 +198,10 @@ class _Columns:
         suffixes = self.take(sum(rest))
         found: list[bytes] = []
         last = b""
-        position = 0
-        for kept, length in zip((0, *shared), rest, strict=False):
-            last = last[:kept] + suffixes[position : position + length]
-            position += length
+        start = 0
+        for kept, end in zip((0, *shared), accumulate(rest), strict=False):
+            last = last[:kept] + suffixes[start:end]
+            start = end
             found.append(last)
         return found
 

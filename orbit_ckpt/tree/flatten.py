@@ -108,21 +108,22 @@ def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
         ValueError: Two leaves share a path, one lies below another, or a sequence has a gap.
     """
     top = _Node()  # holds the root
-    above: KeyPath | None = None
-    node = top
+    nodes: list[_Node] = []
+    above: KeyPath = ()
+    """Path of the last of `nodes`, which are those on the way there."""
     for path, value in leaves:
         if not path:
             top.place(_ROOT, value, path)
             continue
-        if path[:-1] != above:  # most leaves follow one beside them
-            above, node = path[:-1], top.child(_ROOT, ())
-            for depth, key in enumerate(above, 1):
-                node = node.child(key, path[:depth])
-        node.place(path[-1], value, path)
-    root = top.children.get(_ROOT.key, _UNSET)
-    if isinstance(root, _Node):
-        return root.build(())
-    return {} if root is _UNSET else root
+        if path[:-1] != above or not nodes:  # most leaves follow one beside them
+            shared = _count_shared(path[:-1], above)
+            nodes = nodes[: shared + 1] or [top.child(_ROOT, ())]
+            above = path[:-1]
+            for depth in range(shared, len(above)):
+                nodes.append(nodes[-1].child(path[depth], path[: depth + 1]))
+        nodes[-1].place(path[-1], value, path)
+    root = top.nodes.get(_ROOT.key)
+    return top.children.get(_ROOT.key, {}) if root is None else root.build(())
 
 
 def _flatten(
@@ -135,10 +136,12 @@ def _flatten(
 class _Node:
     """A container under construction: leaves and containers by name."""
 
-    __slots__ = ("children", "is_sequence", "keys")
+    __slots__ = ("children", "is_sequence", "keys", "nodes")
 
     def __init__(self) -> None:
         self.children: dict[str, object] = {}
+        """All children by name; containers are put in at the end, what stands there keeps order."""
+        self.nodes: dict[str, _Node] = {}
         self.keys: dict[str, object] = {}
         """Keys of a dict that are no strings, by name."""
         self.is_sequence = False
@@ -148,7 +151,7 @@ class _Node:
         name = self._name(key, path)
         if name not in self.children:
             self.children[name] = value
-        elif not isinstance(self.children[name], _Node):
+        elif name not in self.nodes:
             raise ValueError(f"{format_path(path)} occurs twice")
         elif not is_empty_node(value):
             raise ValueError(f"{format_path(path)} is a leaf and has children")
@@ -156,27 +159,27 @@ class _Node:
     def child(self, key: object, path: KeyPath) -> _Node:
         """Return the container at `path`, whose last key is `key`."""
         name = self._name(key, path)
-        child = self.children.get(name, _UNSET)
-        if not isinstance(child, _Node):
-            if child is not _UNSET and not is_empty_node(child):
+        node = self.nodes.get(name)
+        if node is None:
+            if not is_empty_node(self.children.get(name)):
                 raise ValueError(f"{format_path(path)} is a leaf and has children")
-            child = self.children[name] = _Node()
-        return child
+            node = self.nodes[name] = _Node()
+            self.children[name] = node
+        return node
 
     def build(self, path: KeyPath) -> object:
         """Return the container, which is at `path`."""
-        built = {
-            name: value.build((*path, name)) if isinstance(value, _Node) else value
-            for name, value in self.children.items()
-        }
+        children = self.children
+        for name, node in self.nodes.items():
+            children[name] = node.build((*path, name))
         if not self.is_sequence:
             keys = self.keys
-            return {keys.get(n, n): v for n, v in built.items()} if keys else built
+            return {keys.get(n, n): v for n, v in children.items()} if keys else children
         try:
-            return [built[str(index)] for index in range(len(built))]
+            return [children[str(index)] for index in range(len(children))]
         except KeyError as error:
             raise ValueError(
-                f"{format_path(path)} has {len(built)} elements but none at index {error}"
+                f"{format_path(path)} has {len(children)} elements but none at index {error}"
             ) from None
 
     def _name(self, key: object, path: KeyPath) -> str:
@@ -194,5 +197,13 @@ class _Node:
         return name
 
 
+def _count_shared(path: KeyPath, other: KeyPath) -> int:
+    """Return how many keys two paths have in common at their beginning."""
+    most = min(len(path), len(other))
+    count = 0
+    while count < most and path[count] == other[count]:
+        count += 1
+    return count
+
+
 _ROOT = DictKey("")
-_UNSET = object()
