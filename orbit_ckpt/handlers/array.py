@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
@@ -146,8 +147,8 @@ class _Placement:
     stored: Sequence[Region | None]
 
 
-class _Target(NamedTuple):
-    """What one array is to become; a tuple, because there are as many as leaves.
+class _Target(Struct, frozen=True, gc=False):
+    """What one array is to become; a struct, because there are as many as leaves.
 
     Attributes:
         path: Where the leaf sits.

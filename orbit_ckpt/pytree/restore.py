@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -74,7 +74,7 @@ async def restore_tree(
     target = flatten(request.target) if request.has_target else None
     records = _records(source, target)
     wanted = _align(records, target, request) if target is not None else None
-    args = _restore_args(request, target, wanted, {*records, *(wanted or ())})
+    args = _restore_args(request, target, records)
     needed = [
         record
         for record in records.values()
@@ -89,7 +89,7 @@ async def restore_tree(
         return rebuild(source, values, rich_types=request.rich_types)
     return target.unflatten(
         [
-            value if value is PLACEHOLDER or is_empty_node(value) else values[names]
+            value if value is PLACEHOLDER or names in target.empty_names else values[names]
             for names, value in zip(target.names, target.values, strict=True)
         ]
     )
@@ -202,13 +202,11 @@ def _align(
         TreeMismatchError: Target and checkpoint do not have the same leaves.
     """
     wanted = dict(zip(target.names, target.values, strict=True))
-    if wanted.keys() == records.keys() and not any(
-        record.is_empty or is_empty_node(wanted[names]) for names, record in records.items()
-    ):
-        return wanted
-    stored = {names for names, record in records.items() if not record.is_empty}
     has_empty = {names for names, record in records.items() if record.is_empty}
-    full = {names for names, value in wanted.items() if not is_empty_node(value)}
+    if wanted.keys() == records.keys() and not has_empty and not target.empty_names:
+        return wanted
+    stored = records.keys() - has_empty
+    full = wanted.keys() - target.empty_names
     # an empty container holds nothing that could be missing: {} and no key at all are the same
     difference = compare_names(
         [names for names in wanted if names in full and names not in has_empty],
@@ -244,31 +242,38 @@ def _mismatch(difference: TreeDifference) -> TreeMismatchError:
 
 
 def _restore_args(
-    request: RestoreRequest,
-    target: FlatTree | None,
-    wanted: Mapping[NamePath, object] | None,
-    known: Collection[NamePath],
+    request: RestoreRequest, target: FlatTree | None, records: Mapping[NamePath, LeafRecord]
 ) -> dict[NamePath, RestoreArgs]:
+    """Return the restore arguments of the leaves that have any, by names."""
     args: dict[NamePath, RestoreArgs] = {}
-    if request.typed and target is not None and wanted is not None:
-        for names, value in wanted.items():
-            if not is_empty_node(value) and value is not PLACEHOLDER:
-                args[names] = restore_args_of(value, strict=request.strict)
-    if request.restore_args is not None:
-        flat = flatten(request.restore_args)
-        is_like = target is not None and flat.treedef == target.treedef
-        all_names = target.names if target is not None and is_like else flat.names
-        for names, path, value in zip(all_names, flat.paths, flat.values, strict=True):
-            if is_empty_node(value) or value is PLACEHOLDER:
-                continue
-            if names not in known:
-                near = nearest_names(format_path(path), [format_path(p) for p in known])
-                raise ValueError(
-                    f"restore_args: {format_path(path)}: there is no such leaf to restore"
-                    + (f"; did you mean {' or '.join(near)}?" if near else ".")
-                )
-            args[names] = restore_args_of(value, strict=request.strict)
-    return args
+    if request.typed and target is not None:
+        args = _args_of(target.names, target.values, strict=request.strict)
+    if request.restore_args is None:
+        return args
+    values = None if target is None else target.values_of(request.restore_args)
+    if target is not None and values is not None:
+        return args | _args_of(target.names, values, strict=request.strict)
+    flat = flatten(request.restore_args)
+    known = {*records, *(target.names if target is not None else ())}
+    added = _args_of(flat.names, flat.values, strict=request.strict)
+    unknown = next((names for names in added if names not in known), None)
+    if unknown is not None:
+        near = nearest_names(format_path(unknown), [format_path(p) for p in known])
+        raise ValueError(
+            f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
+            + (f"; did you mean {' or '.join(near)}?" if near else ".")
+        )
+    return args | added
+
+
+def _args_of(
+    names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool
+) -> dict[NamePath, RestoreArgs]:
+    return {
+        name: restore_args_of(leaf, strict=strict)
+        for name, leaf in zip(names, leaves, strict=True)
+        if leaf is not PLACEHOLDER and not is_empty_node(leaf)
+    }
 
 
 async def _check_leaves(

@@ -11,11 +11,12 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import tensorstore as ts
 from crc32c import crc32c
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.memory import aligned_empty
@@ -39,8 +40,8 @@ _SMALL_BYTES = 1 << 14
 """Reads below this size are left to one thread; several would mostly wait for the interpreter."""
 
 
-class ArrayRead(NamedTuple):
-    """Parts of one array to read; a tuple, because there are as many as leaves.
+class ArrayRead(Struct, frozen=True, gc=False):
+    """Parts of one array to read; a struct, because there are as many as leaves.
 
     Attributes:
         path: Where the leaf sits.
@@ -62,7 +63,7 @@ class ArrayRead(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the parts in bytes."""
-        return sum(region.size for region in self.regions) * self.layout.dtype.itemsize
+        return sum([region.size for region in self.regions]) * self.layout.dtype.itemsize
 
 
 class BatchReader:
@@ -109,7 +110,7 @@ class BatchReader:
                 path=where,
                 chunk=key,
             )
-        document = read_value(value)
+        document = value if isinstance(value, bytes) else read_value(value)
         known = self._layouts.get(document)
         if known is None:
             where = f"{format_path(path)} ({key})"
@@ -155,8 +156,11 @@ class BatchReader:
         """
         results: list[list[np.ndarray]] = [[] for _ in reads]
         sizes = [read.nbytes for read in reads]
-        direct = [i for i, read in enumerate(reads) if self._is_direct(read)]
-        others = [i for i, read in enumerate(reads) if not self._is_direct(read)]
+        direct: list[int] = []
+        others: list[int] = []
+        for i, read in enumerate(reads):
+            is_direct = read.layout.is_direct and not self._fill_missing
+            (direct if is_direct else others).append(i)
 
         def read_directly(positions: Sequence[int]) -> None:
             with ValueReader(sum(sizes[i] for i in positions)) as reading:
@@ -174,9 +178,6 @@ class BatchReader:
             ]
         )
         return results
-
-    def _is_direct(self, read: ArrayRead) -> bool:
-        return read.layout.is_direct and not self._fill_missing
 
     def _read_direct(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
         layout = read.layout

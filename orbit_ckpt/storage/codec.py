@@ -14,6 +14,7 @@ import zstandard
 from crc32c import crc32c
 from typing_extensions import Buffer
 
+from orbit_ckpt.storage.integrity import OWN_CHECKSUM
 from orbit_ckpt.storage.zarr import ZarrArray
 
 PIECE_BYTES = 1 << 20
@@ -59,9 +60,9 @@ def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> s
     The form must be one that `ZarrArray.is_direct` says can be decoded here.
     """
     if layout.checksum:
-        encoded, stored = encoded[:-CHECKSUM_BYTES], encoded[-CHECKSUM_BYTES:]
-        if crc32c(encoded) != int.from_bytes(stored, "little"):
+        if crc32c(encoded) != OWN_CHECKSUM:
             return "its checksum does not match"
+        encoded = encoded[:-CHECKSUM_BYTES]
     if layout.compression is None:
         if encoded.nbytes != chunk.nbytes:
             return f"it does not have {chunk.nbytes} bytes"

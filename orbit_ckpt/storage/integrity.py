@@ -31,7 +31,7 @@ _BLOCK_BYTES = 1 << 22
 OCDBT_FILES = (OCDBT_MANIFEST, f"{OCDBT_DATA}/")
 """Files that check themselves if all arrays of the database are zarr3 with checksums."""
 
-_OWN_CHECKSUM = 0x48674BC7
+OWN_CHECKSUM = 0x48674BC7
 """crc32c of anything that ends in its own crc32c; tells no two such files apart."""
 
 _NOT_COVERED = (MANIFEST, COMMIT_MARKER, IN_PROGRESS)
@@ -59,7 +59,7 @@ class FileRecord:
             checksum: crc32c of all of it.
             tail: Its last four bytes.
         """
-        ends_in_it = checksum == _OWN_CHECKSUM
+        ends_in_it = checksum == OWN_CHECKSUM
         return cls(nbytes, int.from_bytes(tail, "little") if ends_in_it else checksum)
 
 

@@ -51,6 +51,20 @@ class FlatTree:
         vars(other)["names"] = self.names
         return other
 
+    @functools.cached_property
+    def empty_names(self) -> frozenset[NamePath]:
+        """The names of the leaves that are empty containers or None."""
+        pairs = zip(self.names, self.values, strict=True)
+        return frozenset(names for names, value in pairs if is_empty_node(value))
+
+    def values_of(self, tree: object) -> list[object] | None:
+        """Return the leaves of a tree in the order of `paths`, None if its structure differs."""
+        try:
+            values, treedef = jax.tree_util.tree_flatten(tree, is_empty_node)
+        except (TypeError, ValueError):
+            return None
+        return values if treedef == self.treedef else None
+
     def unflatten(self, values: Sequence[object]) -> object:
         """Return a tree of this structure with other leaves."""
         return jax.tree_util.tree_unflatten(self.treedef, values)
