@@ -50,6 +50,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def crash(session: nox.Session) -> None:
+    """Kill a training run 500 times, and say how many steps it had saved."""
+    session.install("-e", ".", *group("test"))
+    tests = session.posargs or ["tests/faults/test_manager_crash.py"]
+    session.run("pytest", "-rP", *tests, env={"ORBIT_CKPT_KILLS": "500"})
+
+
+@nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """Run the tests with the lowest version of every runtime dependency."""
     lowest = [bound.replace(">=", "==") for bound in PYPROJECT["project"]["dependencies"]]

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.faults import training
 from tests.faults.support import LAYOUTS, before_every_write, numbered_tree
 
 
@@ -52,6 +53,18 @@ def save_forever(order: dict[str, Any]) -> None:
         print(json.dumps({"step": number}), flush=True)
 
 
+def live(order: dict[str, Any]) -> None:
+    """Go on with a training run; two of its threads may report, so each line is one write."""
+
+    def tell(report: dict[str, Any]) -> None:
+        os.write(sys.stdout.fileno(), json.dumps(report).encode() + b"\n")
+
+    training.live(order, tell)
+
+
+ACTIONS = {"save_once": save_once, "save_forever": save_forever, "live": live}
+
+
 def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -61,7 +74,7 @@ def main() -> None:
             code = 0
             print(json.dumps({"child": os.getpid()}), flush=True)
             try:
-                (save_forever if order.get("forever") else save_once)(order)
+                ACTIONS[order.get("do", "save_once")](order)
             except Exception as error:  # noqa: BLE001 - its type is what the test asks for
                 print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
                 code = 1

@@ -159,7 +159,9 @@ Operation = Callable[..., object]
 
 
 @contextmanager
-def before_every_write(act: Callable[[str], None], *, deletions: bool = False) -> Iterator[None]:
+def before_every_write(
+    act: Callable[[str], None], *, deletions: bool = False, data: bool = False
+) -> Iterator[None]:
     """Call a function before every operation that changes the file system, with its name.
 
     TensorStore writes from C++; those writes are not seen.
@@ -167,6 +169,7 @@ def before_every_write(act: Callable[[str], None], *, deletions: bool = False) -
     Args:
         act: Called with the name of the operation; what it raises, the operation raises.
         deletions: Whether to call it before files and directories are removed, too.
+        data: Whether to call it before data are written into a file, too.
     """
 
     def watched(name: str, operation: Operation, changes: Callable[..., bool]) -> Operation:
@@ -183,9 +186,16 @@ def before_every_write(act: Callable[[str], None], *, deletions: bool = False) -
     def makes_directory(path: str, *_: object) -> bool:
         return not os.path.isdir(path)
 
-    def opens_to_write(_: object, mode: str = "r", *__: object) -> bool:
+    def opens_to_write(_: object, mode: str | int = "r", *__: object) -> bool:
+        if isinstance(mode, int):  # of `os.open`
+            return bool(mode & (os.O_WRONLY | os.O_RDWR))
         return bool(set(mode) & set("wxa+"))
 
+    def open_watched(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = unwatched(path, mode, *args, **kwargs)
+        return _WatchedFile(file, act) if opens_to_write(path, mode) else file
+
+    unwatched = builtins.open
     patches = [
         (os, "fsync", always),
         (os, "mkdir", makes_directory),
@@ -193,12 +203,36 @@ def before_every_write(act: Callable[[str], None], *, deletions: bool = False) -
         (atomic, "_rename_exchange", always),
         (builtins, "open", opens_to_write),
         *([(os, "unlink", always), (os, "rmdir", always)] if deletions else []),
+        *([(os, "open", opens_to_write), (os, "writev", always)] if data else []),
     ]
     with ExitStack() as stack:
+        if data:
+            stack.enter_context(mock.patch.object(builtins, "open", open_watched))
         for owner, name, changes in patches:
             replacement = watched(name, getattr(owner, name), changes)
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield
+
+
+class _WatchedFile:
+    """A file that calls a function before something is written into it."""
+
+    def __init__(self, file: Any, act: Callable[[str], None]) -> None:
+        self._file = file
+        self._act = act
+
+    def write(self, data: object) -> int:
+        self._act("write")
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _WatchedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def numbered_tree(number: int) -> dict[str, object]:

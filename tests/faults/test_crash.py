@@ -125,7 +125,7 @@ def test_a_killed_process_leaves_only_complete_checkpoints(
     rng = random.Random(seed)  # noqa: S311 - not cryptography
     layout = rng.choice([OCDBT, FILES])
     LAYOUTS[layout].save(tmp_path / "latest", numbered_tree(0))
-    child = saver.order(path=str(tmp_path), layout=layout, number=1, forever=True)
+    child = saver.order(path=str(tmp_path), layout=layout, number=1, do="save_forever")
     reports = saver.reports_within(rng.uniform(0.005, 0.25))
     os.kill(child, signal.SIGKILL)
     while "exit" not in (report := saver.report()):
@@ -184,7 +184,7 @@ def test_a_load_while_another_process_overwrites_gives_one_of_both_or_an_error(
 ) -> None:
     path = tmp_path / "latest"
     LAYOUTS[layout].save(path, numbered_tree(0))
-    saver.order(path=str(tmp_path), layout=layout, number=1, forever=True)
+    saver.order(path=str(tmp_path), layout=layout, number=1, do="save_forever")
     numbers: list[int] = []
     for _ in range(40 * EFFORT):
         try:
