@@ -36,6 +36,7 @@ class RootMetadata:
 class _Document(msgspec.Struct):
     internal_metadata: dict[str, object] | None = None
     custom_metadata: dict[str, object] | None = None
+    custom: dict[str, object] | None = None  # the name in Orbax 0.11.0
 
 
 def open_root(
@@ -70,7 +71,8 @@ def read_root_metadata(root: Path) -> RootMetadata:
             if name == _OLD_FILE:  # holds the user's object only
                 return RootMetadata({}, decode_json(data, dict[str, object], str(file)))
             found = decode_json(data, _Document, str(file))
-            return RootMetadata(found.internal_metadata or {}, found.custom_metadata or {})
+            custom = found.custom_metadata or found.custom or {}
+            return RootMetadata(found.internal_metadata or {}, custom)
     return RootMetadata()
 
 
