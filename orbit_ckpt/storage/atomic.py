@@ -43,6 +43,9 @@ _SIGNS = frozenset(
 )
 """Any of these makes a directory a checkpoint."""
 
+_ITEM_SIGNS = _SIGNS | {"metadata"}
+"""Any of these makes a directory an item; the last is JSON, of releases that mark nothing else."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -203,7 +206,9 @@ def looks_like_checkpoint(
     if not _SIGNS.isdisjoint(entry.name for entry in entries):
         return True
     return any(
-        entry.is_dir() and not is_temporary_name(entry.name) and _has_sign(Path(entry.path))
+        entry.is_dir()
+        and not is_temporary_name(entry.name)
+        and _has_sign(Path(entry.path), _ITEM_SIGNS)
         for entry in entries
     )
 
@@ -237,8 +242,8 @@ def _exists(final: Path) -> CheckpointExistsError:
     )
 
 
-def _has_sign(directory: Path) -> bool:
-    return any((directory / name).exists() for name in _SIGNS)
+def _has_sign(directory: Path, signs: frozenset[str] = _SIGNS) -> bool:
+    return any((directory / name).exists() for name in signs)
 
 
 def _is_empty(path: Path) -> bool:

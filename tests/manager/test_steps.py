@@ -179,6 +179,7 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
     [
         *("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "checkpoint"),
         *("commit_success.txt", "orbit_manifest.json", "state/_METADATA", "state/checkpoint"),
+        *("config/metadata",),
     ],
 )
 def test_files_of_a_checkpoint_make_a_step(sign: str, tmp_path: Path) -> None:
