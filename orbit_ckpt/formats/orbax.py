@@ -119,7 +119,7 @@ def find_tree(path: Path) -> Path:
         CheckpointNotFoundError: There is no tree; says what was found instead.
     """
     check_complete(path)
-    if _holds_tree(path):
+    if holds_tree(path):
         return path
     names = find_items(path)
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
@@ -127,10 +127,17 @@ def find_tree(path: Path) -> Path:
     items = [name for name in names if name not in {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}]
     usual = [name for name in _USUAL_ITEMS if name in items]
     for name in (*usual, *(name for name in items if name not in usual)):
-        if _holds_tree(path / name):
+        if holds_tree(path / name):
             return path / name
     steps = checkpoints or [name for name in names if _step_of(name) is not None]
     raise CheckpointNotFoundError(_no_tree_message(path, steps))
+
+
+def holds_tree(path: Path) -> bool:
+    """Whether a directory has the files of a tree."""
+    if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
+        return True
+    return infer_structure(path) is not None
 
 
 def find_items(path: Path) -> list[str]:
@@ -192,12 +199,6 @@ def _is_array_item(directory: Path, document: TreeDocument) -> bool:
     if isinstance(own, str):
         return own.endswith("ArrayCheckpointHandler")
     return document.leaves[0].typestr == UNKNOWN_TYPE
-
-
-def _holds_tree(path: Path) -> bool:
-    if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
-        return True
-    return infer_structure(path) is not None
 
 
 def _step_of(name: str) -> int | None:

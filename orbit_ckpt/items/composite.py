@@ -23,10 +23,8 @@ from orbit_ckpt.items.base import (
     typestr_of,
 )
 from orbit_ckpt.items.foreign import foreign_path
-from orbit_ckpt.items.registry import (
-    DefaultCheckpointHandlerRegistry,
-    find_handler_class,
-)
+from orbit_ckpt.items.infer import handler_class_in
+from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
@@ -81,7 +79,7 @@ class CompositeHandler:
     """Saves and restores several items, each through a handler of its own.
 
     The handler of an item is the one given for its name, else that of its arguments, else the one
-    that the checkpoint records.
+    that the checkpoint records, else the one that its files show.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class CompositeHandler:
             ValueError: It is not known how to save an item.
         """
         names = sorted(name for name in args if args[name] is not None)
-        handlers = {name: self._handler_for(name, args[name]) for name in names}
+        handlers = {name: self._handler_for(directory / name, args[name]) for name in names}
         commits: dict[str, Commit] = {}
         for name in names:
             try:
@@ -186,7 +184,7 @@ class CompositeHandler:
                     f"No item {name!r} at {path}: {describe_directory(path)}."
                 )
             wanted = args[name] if args else None
-            handler = self._handler_for(name, wanted, recorded.get(name))
+            handler = self._handler_for(path / name, wanted, recorded.get(name))
             try:
                 given = {"args": wanted} if wanted is not None else _default_args(name, handler)
                 found[name] = restore_item(handler, path, given, item=name)
@@ -213,7 +211,7 @@ class CompositeHandler:
 
     def _item_metadata(self, path: Path, name: str, recorded: Mapping[str, str]) -> object:
         try:
-            handler = self._handler_for(name, None, recorded.get(name))
+            handler = self._handler_for(path / name, None, recorded.get(name))
         except ValueError:
             return None
         describe = getattr(handler, "metadata", None)
@@ -224,22 +222,15 @@ class CompositeHandler:
             return None
 
     def _handler_for(
-        self, name: str, args: object, typestr: str | None = None
+        self, directory: Path, args: object, typestr: str | None = None
     ) -> CheckpointHandler:
+        name = directory.name
         if self._registry is not None and self._registry.has(name, args):
             return self._registry.get(name, args)
         if name in self._given:
             _check_args(name, self._given[name], args)
             return self._given[name]
-        if args is not None:
-            kind = handler_class_of(args)
-        elif typestr is not None:
-            kind = find_handler_class(typestr)
-        else:
-            raise ValueError(
-                f"It is not known how item {name!r} was saved. Give arguments for it, for example "
-                f"args.Composite({name}=args.StandardRestore())."
-            )
+        kind = handler_class_in(directory, typestr) if args is None else handler_class_of(args)
         if (name, kind) not in self._made:
             self._made[name, kind] = kind()
         return self._made[name, kind]

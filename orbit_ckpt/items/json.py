@@ -22,6 +22,8 @@ from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 
+_FILE = "metadata"
+
 
 class JsonHandler:
     """Saves and restores what JSON can hold."""
@@ -30,9 +32,10 @@ class JsonHandler:
         """Make a handler.
 
         Args:
-            filename: Name of the file in the item's directory; `metadata` by default.
+            filename: Name of the file in the item's directory; `metadata` by default. Managers call
+                the file of the metrics as the item, which is found without a name.
         """
-        self._filename = filename or "metadata"
+        self._filename = filename
 
     @classmethod
     def typestr(cls) -> str:
@@ -68,7 +71,7 @@ class JsonHandler:
             ) from error
 
         async def write() -> None:
-            await asyncio.to_thread(write_file, directory / self._filename, text)
+            await asyncio.to_thread(write_file, directory / (self._filename or _FILE), text)
 
         return Commit(write, lambda: write_manifest(directory))
 
@@ -85,13 +88,19 @@ class JsonHandler:
             FormatError: It is not JSON.
         """
         path = resolve_path(directory)
-        data = CheckedDirectory(path).read_bytes(self._filename)
+        file = self.file_in(path)
+        data = CheckedDirectory(path).read_bytes(file)
         if data is None:
             raise CheckpointNotFoundError(
-                f"No JSON item at {path}: there is no file {self._filename!r} "
-                f"({describe_directory(path)})."
+                f"No JSON item at {path}: there is no file {file!r} ({describe_directory(path)})."
             )
-        return decode_json(data, object, str(path / self._filename))
+        return decode_json(data, object, str(path / file))
+
+    def file_in(self, directory: Path) -> str:
+        """Return the name of the file in an item's directory."""
+        if self._filename is None and not (directory / _FILE).exists():
+            return directory.name if (directory / directory.name).is_file() else _FILE
+        return self._filename or _FILE
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Do nothing: `save` has finished its directory."""

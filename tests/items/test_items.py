@@ -309,3 +309,52 @@ def test_an_item_may_be_of_another_kind_the_next_time(tmp_path: Path) -> None:
 def test_a_composite_can_be_copied() -> None:
     found = copy.copy(ocp.args.Composite(a=1))
     assert found.a == 1
+
+
+def without_records(path: Path) -> Path:
+    """Make a checkpoint as Orbax did before it recorded handlers."""
+    for name in ("_CHECKPOINT_METADATA", "orbit_manifest.json", "commit_success.txt"):
+        for file in path.rglob(name):
+            file.unlink()
+    return path
+
+
+def test_items_are_told_from_their_files_where_nothing_is_recorded(tmp_path: Path) -> None:
+    handler = ocp.CompositeCheckpointHandler()
+    ocp.Checkpointer(handler).save(tmp_path / "x", ocp.args.Composite(**every_item(ocp.args)))
+    found = ocp.CompositeCheckpointHandler().restore(without_records(tmp_path / "x"))
+    arrays = {name: found[name]["checkpoint"] for name in ("array", "scalar")}
+    assert_every_item({**found, **arrays})  # an array is then a tree of one leaf
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"proto.pbtxt": "a: 1"}, {"metadata": "not JSON"}, {"metadata": "{}", "other": "{}"}, {}],
+    ids=["proto", "no-json", "two-files", "empty"],
+)
+def test_an_item_that_its_files_do_not_tell_needs_arguments(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "x" / "a" / name).write_text(text)
+    handler = ocp.CompositeCheckpointHandler()
+    with pytest.raises(ValueError, match=r"'a' was saved: nothing is recorded, and its files .*a="):
+        handler.restore(tmp_path / "x")
+    assert dict(handler.metadata(tmp_path / "x")) == {"a": None}
+
+
+def test_handlers_of_orbax_that_are_not_known_are_told_from_files(tmp_path: Path) -> None:
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(tmp_path / "x", ocp.args.Composite(a=ocp.args.JsonSave(1)))
+    file = tmp_path / "x" / "_CHECKPOINT_METADATA"
+    (tmp_path / "x" / "orbit_manifest.json").unlink()
+    file.write_text(file.read_text().replace("._src.", ".experimental.v1._src."))
+    assert ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x").a == 1
+
+
+def test_metrics_of_a_manager_are_a_json_item_without_a_manager_too(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"w": VALUES}, metrics={"loss": 2.0})
+    found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "run" / "1")
+    assert found.metrics == {"loss": 2.0}
