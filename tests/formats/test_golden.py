@@ -19,7 +19,7 @@ from tests.interop.expected import Comparison, checkpoints, comparison_for, vari
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-ARCHIVES = sorted(GOLDEN.glob("*.tar.gz"))
+ARCHIVES = sorted(GOLDEN.glob("orbax-*.tar.gz"))
 
 
 @pytest.fixture(scope="session")
