@@ -8,7 +8,12 @@
 The classes of Orbax's API are here under Orbax's names.
 """
 
-from orbit_ckpt import args, checkpoint_managers, checkpoint_utils, errors, policies, type_handlers
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from orbit_ckpt import args, errors, type_handlers
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
 from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
@@ -26,11 +31,15 @@ from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandl
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
 from orbit_ckpt.items.stateful import StatefulHandler
-from orbit_ckpt.manager.manager import CheckpointManager
-from orbit_ckpt.manager.options import CheckpointManagerOptions
-from orbit_ckpt.manager.steps import StepNameFormat
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
+
+if TYPE_CHECKING:
+    from orbit_ckpt import checkpoint_managers, checkpoint_utils, policies
+    from orbit_ckpt.manager.manager import CheckpointManager
+    from orbit_ckpt.manager.options import CheckpointManagerOptions
+    from orbit_ckpt.manager.steps import StepNameFormat
+    from orbit_ckpt.manager.tensorboard import TensorBoardMetrics
 
 ArrayCheckpointHandler = ArrayHandler
 CompositeCheckpointHandler = CompositeHandler
@@ -42,6 +51,30 @@ PyTreeCheckpointHandler = PyTreeHandler
 StandardCheckpointHandler = StandardHandler
 
 __version__ = "0.1.0"
+
+# What only runs of many steps need is imported when it is first asked for.
+_LATER = {
+    "CheckpointManager": "manager.manager",
+    "CheckpointManagerOptions": "manager.options",
+    "StepNameFormat": "manager.steps",
+    "TensorBoardMetrics": "manager.tensorboard",
+}
+_LATER_MODULES = frozenset({"checkpoint_managers", "checkpoint_utils", "policies"})
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER_MODULES:
+        return importlib.import_module(f"orbit_ckpt.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'orbit_ckpt' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"orbit_ckpt.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "PLACEHOLDER",
@@ -81,6 +114,7 @@ __all__ = [
     "StandardHandler",
     "StatefulHandler",
     "StepNameFormat",
+    "TensorBoardMetrics",
     "args",
     "checkpoint_managers",
     "checkpoint_utils",

@@ -44,6 +44,7 @@ PUBLIC = {
             "PyTreeMetadataOptions",
         ),
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
+        "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
         "type_handlers",
     },
