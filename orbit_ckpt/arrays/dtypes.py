@@ -13,9 +13,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
-HostArray = npt.NDArray[Any]
+HostArray = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of any dtype."""
 
 DType = np.dtype[Any]
@@ -80,7 +79,7 @@ def parse_dtype(name: str) -> DType:
 
 def as_dtype(dtype_like: object) -> DType:
     """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`."""
-    return np.dtype(cast(npt.DTypeLike, dtype_like))
+    return np.dtype(cast(Any, dtype_like))
 
 
 def is_prng_dtype(dtype: object) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
@@ -39,8 +40,7 @@ _NEVER_TREES = frozenset({"metrics", "metadata"})
 _ARRAY_ITEM = ("checkpoint",)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTree:
+class StoredTree(Struct, frozen=True):
     """A tree in a checkpoint, opened for reading.
 
     Attributes:

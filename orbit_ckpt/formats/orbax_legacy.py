@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.errors import FormatError
@@ -25,8 +26,7 @@ _DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
 
-@dataclass(frozen=True, slots=True)
-class LegacyTree:
+class LegacyTree(Struct, frozen=True):
     """A structure that is not from `_METADATA`.
 
     Attributes:

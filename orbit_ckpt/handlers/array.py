@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -134,8 +133,7 @@ def _taken(array: jax.Array) -> TakenArray:
     return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placement:
+class _Placement(Struct, frozen=True):
     """Which parts of an array the devices of this process hold.
 
     Attributes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
+
+from msgspec.structs import replace
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointError, StorageError

@@ -8,11 +8,10 @@ begin with an underscore have the fields of a document one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from orbit_ckpt.arrays.dtypes import parse_dtype
 from orbit_ckpt.arrays.slices import Shape
@@ -78,8 +77,7 @@ class LeafRecord(Struct, frozen=True, gc=False):
         return cls(path, names, storage_name(names), typestr, is_empty)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeDocument:
+class TreeDocument(Struct, frozen=True):
     """`_METADATA`: the leaves of a tree and how they are stored.
 
     Attributes:
@@ -159,10 +157,8 @@ class TreeDetails(Struct, frozen=True):
         format_version: Version of the document's form.
     """
 
-    key_kinds: dict[str, Sequence[KeyKind | None]] = msgspec.field(
-        name="keys", default_factory=dict
-    )
-    leaves: dict[str, LeafDetail] = msgspec.field(default_factory=dict)
+    key_kinds: dict[str, Sequence[KeyKind | None]] = field(name="keys", default_factory=dict)
+    leaves: dict[str, LeafDetail] = field(default_factory=dict)
     format_version: int = DETAILS_VERSION
 
     def __bool__(self) -> bool:
@@ -239,8 +235,7 @@ def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class StepDocument:
+class StepDocument(Struct, frozen=True):
     """`_CHECKPOINT_METADATA`: what a checkpoint holds and when it was made.
 
     Attributes:

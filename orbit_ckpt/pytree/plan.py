@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jax.core import Tracer
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype, storable
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
@@ -67,8 +67,7 @@ class PlannedLeaf(NamedTuple):
     args: SaveArgs
 
 
-@dataclass(frozen=True)
-class SavePlan:
+class SavePlan(Struct, frozen=True, dict=True):
     """All leaves of a tree, ready to be handed to their handlers.
 
     What can go wrong has been checked when there is a plan; the rest is worked out when it is asked
@@ -134,7 +133,7 @@ class SavePlan:
 
     def with_values(self, values: list[object]) -> SavePlan:
         """Return the same plan with something else in place of every leaf."""
-        return replace(self, flat=self.flat.with_values(values))
+        return SavePlan(self.flat.with_values(values), self.handlers, self.args, self.outline)
 
 
 def plan_save(

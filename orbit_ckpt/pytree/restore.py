@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import jax
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
@@ -36,8 +36,7 @@ from orbit_ckpt.tree.keypath import NamePath, format_path
 _STRING = "string"
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreRequest:
+class RestoreRequest(Struct, frozen=True):
     """What a caller wants of a stored tree.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orbit_ckpt.handlers.base import Future, ParamInfo, SaveBatch
 from orbit_ckpt.metadata import files
@@ -21,8 +22,7 @@ from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
 from orbit_ckpt.storage.path import as_epath
 
 
-@dataclass(frozen=True, slots=True)
-class TreeSaveOptions:
+class TreeSaveOptions(Struct, frozen=True):
     """How a tree is stored.
 
     Attributes:

@@ -12,11 +12,11 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
@@ -63,8 +63,7 @@ class ArrayWrite(NamedTuple):
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
+class WriteOptions(Struct, frozen=True):
     """Where and how a batch is written.
 
     Attributes:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from crc32c import crc32c
+from msgspec import Struct, field
 
 from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.storage.atomic import write_file
@@ -37,8 +37,7 @@ OWN_CHECKSUM = 0x48674BC7
 _NOT_COVERED = (MANIFEST, COMMIT_MARKER, IN_PROGRESS)
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(Struct, frozen=True):
     """What a file's contents must be.
 
     Attributes:
@@ -63,8 +62,7 @@ class FileRecord:
         return cls(nbytes, int.from_bytes(tail, "little") if ends_in_it else checksum)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """Records of the files of one directory.
 
     Attributes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 
 import numpy as np
 import zstandard
 from crc32c import crc32c
+from msgspec import Struct
 
 from orbit_ckpt.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC, Extent, Value
 
@@ -26,8 +26,7 @@ class UnsupportedError(ValueError):
     """The bytes may be a form that a later writer makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """A reference to a node.
 
     Attributes:
@@ -41,8 +40,7 @@ class Child:
     prefix: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """What a manifest says.
 
     Attributes:
@@ -54,8 +52,7 @@ class Manifest:
     root: Child | None
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A decoded node: either children or keys with values.
 
     Attributes:

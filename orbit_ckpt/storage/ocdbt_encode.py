@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import zstandard
@@ -48,8 +47,7 @@ Value = bytes | Extent
 """A stored value: its bytes if it is small enough to be in a node, else where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReference:
+class NodeReference(Struct, frozen=True):
     """A node that has been written, and what lies below it.
 
     Attributes:

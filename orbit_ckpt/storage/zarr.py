@@ -11,8 +11,9 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
+
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt.arrays.slices import Shape
@@ -26,8 +27,7 @@ leaf costs in metadata."""
 _ZSTD_LEVEL = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrArray:
+class ZarrArray(Struct, frozen=True):
     """How one array is stored.
 
     Attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orbit_ckpt.tree.keypath import NamePath, format_path
 
@@ -12,8 +13,7 @@ _SHOWN = 20
 _SEARCHED = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class TreeDifference:
+class TreeDifference(Struct, frozen=True):
     """What a target asks for against what a checkpoint has.
 
     Attributes:
