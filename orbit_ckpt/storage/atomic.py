@@ -94,7 +94,7 @@ class AtomicDirectory:
             _remove_abandoned(self.final)
             self._check_free()
             if self._in_place:
-                _remove_in_place(self.final)
+                self._clear_place()
             self._make()
         return self
 
@@ -104,14 +104,13 @@ class AtomicDirectory:
             self.path.mkdir()
             try:
                 self._lock = _try_lock(self.path)
-                if self._lock is not None and _is_at(self._lock, self.path):
+                if self._lock is not None:
                     self._prepare()
                     return
             except OSError:
-                self._unlock()
                 shutil.rmtree(self.path, ignore_errors=True)
+                self._unlock()
                 raise
-            self._unlock()
             self.path = self.final if self._in_place else _temporary(self.final)
 
     def _prepare(self) -> None:
@@ -119,12 +118,16 @@ class AtomicDirectory:
             self.path.chmod(self._permissions)
         if self._in_place:
             write_file(self.path / IN_PROGRESS, b"")
+            sync_directory(self.path)
 
     def __exit__(self, *_: object) -> None:
         if self._lock is None:
             return
-        self._unlock()
-        _remove_marked(self.path, ignore_errors=True)
+        if self._in_place:
+            _remove_marked(self.path, ignore_errors=True)
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()  # not earlier, because the next save in this place begins then
 
     def commit(self) -> None:
         """Make the directory durable and visible under its final name.
@@ -180,9 +183,25 @@ class AtomicDirectory:
                 "is not overwritten; choose another path, or remove it yourself."
             )
 
+    def _clear_place(self) -> None:
+        """Remove what stands where a save in marker mode will write."""
+        if not self.final.exists():
+            return
+        lock = _try_lock(self.final)
+        if lock is None:
+            raise CheckpointExistsError(
+                f"{self.final}: another process is saving there. Wait for it, or choose another "
+                "path."
+            )
+        try:
+            self._check_free()  # again, because its save may have ended before it was locked
+            _remove_marked(self.final)
+        finally:
+            _unlock(lock)
+
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            _unlock(self._lock)
             self._lock = None
 
 
@@ -272,10 +291,12 @@ def remove_abandoned(root: Path) -> None:
             _remove_unlocked(path, root / name.partition(_OURS)[0], needs_lock=True)
         elif is_in_progress(path):
             lock = _try_lock(path, needs_lock=True)
-            if lock is not None:
+            if lock is None:
+                continue
+            if is_in_progress(path):  # else its save ended before it was locked
                 _logger.info("Removing %s, left behind by a save that did not finish", path)
                 _remove_marked(path, ignore_errors=True)
-                os.close(lock)
+            _unlock(lock)
 
 
 def _remove_abandoned(final: Path) -> None:
@@ -297,28 +318,14 @@ def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
     else:
         _logger.info("Removing %s, left behind by a save that did not finish", path)
         shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
-
-
-def _remove_in_place(final: Path) -> None:
-    """Remove what stands where a save in marker mode will write."""
-    if not final.exists():
-        return
-    lock = _try_lock(final)
-    if lock is None:
-        raise CheckpointExistsError(
-            f"{final}: another process is saving there. Wait for it, or choose another path."
-        )
-    if not is_in_progress(final):
-        # whoever finds the directory half removed must not take it for a checkpoint
-        write_file(final / IN_PROGRESS, b"")
-    _remove_marked(final)
-    os.close(lock)
+    _unlock(lock)
 
 
 def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a directory, what marks it as unfinished last: it never looks like a checkpoint."""
+    """Remove a directory, marked as unfinished to the end: it never looks like a checkpoint."""
     with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
+        if not is_in_progress(path):
+            write_file(path / IN_PROGRESS, b"")
         for entry in list(os.scandir(path)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=ignore_errors)
@@ -339,7 +346,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
-    """Return a descriptor that holds the lock of a directory, None if another one does.
+    """Return a descriptor that holds the lock of a directory.
+
+    None if another one does, or if the directory was removed before it was locked.
 
     Args:
         directory: The directory.
@@ -360,7 +369,20 @@ def _try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
         if needs_lock:
             os.close(descriptor)
             return None
+    if not _is_at(descriptor, directory):
+        _unlock(descriptor)
+        return None
     return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    """Give up a lock and close its descriptor.
+
+    Closing alone would not do: forked processes have descriptors of the same lock.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _exchange(new: Path, final: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,16 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointExistsError, StorageError
 from orbit_ckpt.storage import atomic
-from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode, is_in_progress, write_file
+from orbit_ckpt.storage.atomic import (
+    AtomicDirectory,
+    AtomicityMode,
+    is_in_progress,
+    remove_abandoned,
+    write_file,
+)
 from orbit_ckpt.storage.layout import COMMIT_MARKER, is_temporary_name
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+from tests.faults.support import before_every_write
 
 
 @pytest.mark.parametrize("mode", AtomicityMode)
@@ -130,3 +139,91 @@ def test_directories_are_described_by_what_is_in_them(tmp_path: Path) -> None:
     assert described.startswith("it is a directory with 00, 01, 02")
     assert described.endswith(" and 12 more")
     assert describe_directory(tmp_path / "no" / "where") == "nothing is there"
+
+
+def in_place(path: Path, *, overwrite: bool = False) -> AtomicDirectory:
+    return AtomicDirectory(path, overwrite=overwrite, mode=AtomicityMode.COMMIT_FILE)
+
+
+@pytest.fixture
+def before_lock(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What others do right before a directory is locked; taken from the end, once each."""
+    actions: list[Callable[[], None]] = []
+    lock = atomic._try_lock
+
+    def act_and_lock(path: Path, *, needs_lock: bool = False) -> int | None:
+        if actions:
+            actions.pop()()
+        return lock(path, needs_lock=needs_lock)
+
+    monkeypatch.setattr(atomic, "_try_lock", act_and_lock)
+    return actions
+
+
+def test_a_save_that_ends_while_leftovers_are_removed_stays(
+    before_lock: list[Callable[[], None]], tmp_path: Path
+) -> None:
+    with in_place(tmp_path / "final") as live:
+        before_lock.append(live.commit)
+        remove_abandoned(tmp_path)
+    assert os.listdir(tmp_path / "final") == [COMMIT_MARKER]
+
+
+def test_a_save_that_ends_while_another_begins_stays(
+    before_lock: list[Callable[[], None]], tmp_path: Path
+) -> None:
+    with in_place(tmp_path / "final") as live:
+        before_lock.append(live.commit)
+        with pytest.raises(CheckpointExistsError), in_place(tmp_path / "final"):
+            pass
+    assert os.listdir(tmp_path / "final") == [COMMIT_MARKER]
+
+
+def test_nobody_begins_to_save_where_a_failed_save_is_being_removed(tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def try_to_save(operation: str) -> None:
+        tried.append(operation)
+        if tried == ["unlink"]:
+            with pytest.raises(CheckpointExistsError, match="another process"):
+                in_place(tmp_path / "final").__enter__()
+
+    watched = before_every_write(try_to_save, deletions=True)
+    with watched, in_place(tmp_path / "final") as failed:
+        (failed.path / "file").write_text("x")
+        tried.clear()
+    assert tried[0] == "unlink"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_commit_that_fails_last_is_no_checkpoint_while_it_is_removed(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    seen: list[bool] = []
+
+    def fail_last(operation: str) -> None:
+        if operation == "fsync" and not is_in_progress(final) and not seen:
+            seen.append(True)
+            raise OSError(errno.EIO, "the disk broke")
+        if operation == "unlink" and seen:
+            seen.append(is_in_progress(final))
+
+    def save() -> None:
+        with before_every_write(fail_last, deletions=True), in_place(final) as directory:
+            (directory.path / "file").write_text("x")
+            directory.commit()
+
+    with pytest.raises(OSError, match="the disk broke"):
+        save()
+    assert len(seen) > 2
+    assert all(seen)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with in_place(tmp_path / "final") as directory:
+        assert directory._lock is not None
+        inherited = os.dup(directory._lock)
+        directory.commit()
+    with in_place(tmp_path / "final", overwrite=True) as directory:
+        directory.commit()
+    os.close(inherited)
