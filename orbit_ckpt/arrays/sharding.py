@@ -177,21 +177,21 @@ class ShardingResolver:
         Args:
             fallback: Sharding for arrays whose own cannot be had; None is the default device.
         """
-        self._fallback = fallback
+        self.fallback = fallback
         self._resolved: dict[ShardingMetadata, jax.sharding.Sharding] = {}
         self._reported = False
 
     def resolve(self, metadata: ShardingMetadata | None, shape: Shape) -> jax.sharding.Sharding:
         """Return the recorded sharding, or the fallback if an array cannot have it here."""
         if metadata is None:
-            return self._fallback or default_sharding()
+            return self.fallback or default_sharding()
         try:
             if metadata not in self._resolved:
                 self._resolved[metadata] = metadata.to_jax_sharding()
             self._resolved[metadata].shard_shape(shape)
             return self._resolved[metadata]
         except Exception as error:  # noqa: BLE001 - a hint may be wrong in any way
-            instead = self._fallback or default_sharding()
+            instead = self.fallback or default_sharding()
             if not self._reported:
                 self._reported = True
                 _logger.warning(

@@ -72,6 +72,8 @@ class ArrayRestoreArgs(RestoreArgs):
     devices are here, else the default device.
 
     Attributes:
+        restore_type: `jax.Array`; None leaves a numpy array that was saved one, unless a fallback
+            sharding is given.
         mesh: Devices to restore on.
         mesh_axes: Partitioning over `mesh`.
         sharding: Sharding wanted, JAX's or as recorded in a checkpoint.

@@ -11,6 +11,7 @@ import numpy as np
 from orbit_ckpt.arrays.dtypes import HostArray, storable
 from orbit_ckpt.arrays.transfer import TakenArray, shards_of
 from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
     Future,
     ParamInfo,
     RestoreArgs,
@@ -24,6 +25,7 @@ from orbit_ckpt.handlers.stored import (
     default_save_args,
     read_each,
 )
+from orbit_ckpt.metadata.schema import NUMPY_ARRAY
 from orbit_ckpt.metadata.values import ArrayMetadata
 
 BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
@@ -34,7 +36,7 @@ class NumpyHandler:
 
     def typestr(self) -> str:
         """See `TypeHandler`."""
-        return "np.ndarray"
+        return NUMPY_ARRAY
 
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
@@ -91,8 +93,9 @@ def _taken(value: object) -> TakenArray:
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
     detail = load_batch_of(info).details.get(info.name)
     kind = detail.type if detail is not None else None
-    if arg.restore_type is None and kind == NUMPY_BYTES:
+    as_saved = not isinstance(arg, ArrayRestoreArgs) and arg.restore_type is None
+    if as_saved and kind == NUMPY_BYTES:
         return np.bytes_(host.tobytes())
-    if arg.restore_type is bytes or (arg.restore_type is None and kind == BYTES):
+    if arg.restore_type is bytes or (as_saved and kind == BYTES):
         return host.tobytes()
     return cast_host(host, arg.dtype, info.location)

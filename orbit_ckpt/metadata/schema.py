@@ -42,6 +42,7 @@ DETAILS_VERSION = 1
 """Version of the form of `orbit_tree.json`."""
 
 JAX_ARRAY = "jax.Array"
+NUMPY_ARRAY = "np.ndarray"
 """Value type of JAX arrays."""
 
 RANDOM_KEY_IMPL = "random_key_impl"

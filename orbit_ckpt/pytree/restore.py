@@ -24,7 +24,7 @@ from orbit_ckpt.handlers.base import (
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.handlers.stored import cast_host
 from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
-from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
 from orbit_ckpt.runtime.loop import run_all
@@ -136,8 +136,11 @@ class _Stored:
     def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
         """Return what reads a leaf as the type that is asked for."""
         wanted = arg.restore_type
-        if record.typestr == UNKNOWN_TYPE and wanted is None:
-            wanted = jax.Array if isinstance(arg, ArrayRestoreArgs) else np.ndarray
+        if wanted is None and isinstance(arg, ArrayRestoreArgs):
+            is_placed = self.batch.resolver.fallback is not None
+            wanted = jax.Array if is_placed or record.typestr != NUMPY_ARRAY else None
+        elif wanted is None and record.typestr == UNKNOWN_TYPE:
+            wanted = np.ndarray
         key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
         handler = self._handlers.get((key, record.typestr))
         if handler is None:

@@ -36,7 +36,8 @@ def construct_restore_args(
     """Return a tree of `RestoreArgs` that restores leaves like those of a target.
 
     Args:
-        target: A tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata.
+        target: A tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata. An
+            abstract array without a sharding is a numpy array if that was saved.
         sharding_tree: Shardings to use instead of those of the target's leaves, in its structure.
         set_global_shape: Whether the target's shapes are asked for.
         support_layout: Not used; kept because Orbax has it.
@@ -127,7 +128,10 @@ def _array_args(
     array = cast(_ArrayLike, leaf)
     if is_prng_dtype(array.dtype):
         return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
+    # without a sharding nothing says that it is JAX's: `jax.eval_shape` of a numpy array is such
+    is_abstract = sharding is None and strict
     return ArrayRestoreArgs(
+        restore_type=None if is_abstract else jax.Array,
         dtype=array.dtype,
         sharding=_inner_sharding(sharding),
         global_shape=tuple(array.shape) if set_global_shape else None,

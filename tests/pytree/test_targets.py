@@ -638,3 +638,25 @@ def test_memory_stays_within_its_budget(
     peak = peak_of(lambda: limited.restore(tmp_path / "x", restore_args=as_float32))
     # the largest array as it is stored does not fit the budget and is read alone
     assert nbytes <= peak < nbytes + tree["one"].nbytes // 2 + (1 << 20)
+
+
+def test_an_abstract_array_without_a_sharding_leaves_numpy_arrays_numpy(tmp_path: Path) -> None:
+    """As `jax.tree.map(ocp.utils.to_shape_dtype_struct, state)` and Orbax make of a state."""
+    tree = {"counts": np.arange(3), "w": jnp.ones(3), "raw": b"abc"}
+    ocp.save(tmp_path / "c", tree)
+    abstract = {
+        "counts": jax.ShapeDtypeStruct((3,), np.int64),
+        "w": jax.ShapeDtypeStruct((3,), np.float32),
+        "raw": jax.ShapeDtypeStruct((3,), np.uint8),
+    }
+    expected = {**tree, "raw": np.frombuffer(b"abc", np.uint8)}
+    assert_same_tree(ocp.load(tmp_path / "c", like=abstract), expected)
+    assert_same_tree(standard_restore(tmp_path / "c", abstract), expected)
+    args = construct_restore_args(abstract)
+    assert_same_tree(pytree_restore(tmp_path / "c", abstract, restore_args=args), expected)
+    smaller = {**abstract, "counts": jax.ShapeDtypeStruct((3,), np.int32)}
+    assert standard_restore(tmp_path / "c", smaller)["counts"].dtype == np.int32
+    replicated = NamedSharding(make_mesh(x=8), P())
+    placed = jax.ShapeDtypeStruct((3,), np.int32, sharding=replicated)
+    counts = standard_restore(tmp_path / "c", {**abstract, "counts": placed})["counts"]
+    assert isinstance(counts, jax.Array)
