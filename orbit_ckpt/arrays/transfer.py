@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -97,14 +98,33 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
     array that they were made of.
     """
     handles = [begin_transfer(shard.data) for shard in shards]
-    arena = Arena(sum(shard.nbytes for shard in shards))
-    copies: list[Shard] = []
-    for shard, handle in zip(shards, handles, strict=True):
-        host = np.asarray(handle)
-        # what comes from a device is a copy already
-        data = _owned(host, arena) if handle is shard.data else host
-        copies.append(Shard(shard.region, data))
-    return copies
+    # small arrays one by one: JAX gives their memory away faster than an arena
+    large = [math.prod(shard.region.shape) > _SMALL for shard in shards]
+    arena = Arena(
+        sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large)
+    )
+    return [
+        Shard(
+            shard.region,
+            np.asarray(handle)  # what comes from a device is a copy already
+            if handle is not shard.data
+            else _copy(handle, arena)
+            if is_large
+            else np.array(handle, order="C"),
+        )
+        for shard, handle, is_large in zip(shards, handles, large, strict=True)
+    ]
+
+
+def _copy(data: np.ndarray | jax.Array, arena: Arena) -> HostArray:
+    host = np.asarray(data)
+    copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
+    copy[...] = host
+    return copy
+
+
+_SMALL = 1 << 13
+"""Elements of arrays that are copied one by one."""
 
 
 def host_blocks(
@@ -127,12 +147,6 @@ def byte_view(array: HostArray) -> memoryview:
     """Return the memory of an array in C order."""
     flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
     return memoryview(cast(bytearray, flat))
-
-
-def _owned(host: HostArray, arena: Arena) -> HostArray:
-    copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
-    copy[...] = host
-    return copy
 
 
 def _slice(data: jax.Array, region: Region) -> jax.Array:

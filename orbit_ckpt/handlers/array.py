@@ -9,7 +9,7 @@ from typing import cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
@@ -57,7 +57,8 @@ class ArrayHandler:
         array = cast(jax.Array, value)
         if array.is_deleted():
             return "the array has been deleted or donated"
-        if not array.is_fully_addressable:
+        single = isinstance(array.sharding, SingleDeviceSharding)
+        if not single and not array.is_fully_addressable:
             return "the array spans several processes"
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)

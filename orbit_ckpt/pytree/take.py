@@ -37,4 +37,5 @@ async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePla
 def _with_copies(value: object, copies: Iterator[Shard]) -> object:
     if not isinstance(value, TakenArray):
         return value
-    return value._replace(shards=[next(copies) for _ in value.shards])
+    shards = [next(copies) for _ in value.shards]
+    return TakenArray(value.shape, value.dtype, shards, value.sharding, value.key_impl)

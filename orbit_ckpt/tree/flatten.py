@@ -34,22 +34,17 @@ class FlatTree:
         paths: Where each leaf sits, in JAX's order.
         values: The leaves, in the same order.
         treedef: What `unflatten` needs to rebuild the containers.
+        names: The names of the keys of every path.
     """
 
     paths: list[KeyPath]
     values: list[object]
     treedef: jax.tree_util.PyTreeDef
-
-    @functools.cached_property
-    def names(self) -> list[NamePath]:
-        """The names of the keys of every path."""
-        return list(map(name_path, self.paths))
+    names: list[NamePath]
 
     def with_values(self, values: list[object]) -> FlatTree:
         """Return the same structure with other leaves."""
-        other = FlatTree(self.paths, values, self.treedef)
-        vars(other)["names"] = self.names
-        return other
+        return FlatTree(self.paths, values, self.treedef, self.names)
 
     @functools.cached_property
     def empty_names(self) -> frozenset[NamePath]:
@@ -77,13 +72,16 @@ def flatten(tree: object) -> FlatTree:
         ValueError: A container cannot be flattened, such as a dict whose keys do not sort.
     """
     try:
-        pairs, treedef = _flatten(tree, is_empty_node)
+        values, treedef = jax.tree_util.tree_flatten(tree, is_empty_node)
+        paths = _paths_in(treedef)
+        if paths is None:
+            paths = _Paths([path for path, _ in _flatten(tree, is_empty_node)[0]])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The tree cannot be flattened: {error}. JAX sorts the keys of every dict; give keys "
             "of one type, for example all str."
         ) from error
-    return FlatTree([path for path, _ in pairs], [value for _, value in pairs], treedef)
+    return FlatTree(paths.paths, values, treedef, paths.names)
 
 
 def is_empty_node(node: object) -> bool:
@@ -138,6 +136,38 @@ def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
         nodes[-1].place(path[-1], value, path)
     root = top.nodes.get(_ROOT.key)
     return top.children.get(_ROOT.key, {}) if root is None else root.build(())
+
+
+class _Paths:
+    """Where the leaves of a tree sit, with the names of the keys."""
+
+    __slots__ = ("names", "paths")
+
+    def __init__(self, paths: list[KeyPath]) -> None:
+        self.paths = paths
+        self.names = list(map(name_path, paths))
+
+
+def _paths_in(treedef: jax.tree_util.PyTreeDef) -> _Paths | None:
+    """Return where the leaves of a structure sit, None if the structure alone does not tell.
+
+    A training saves trees of one structure over and over; its paths are worked out once.
+    """
+    try:
+        # keys that are equal but not the same, as 1 and True, look different
+        return _known_paths(treedef, str(treedef))
+    except Exception:  # noqa: BLE001 - classes of others, which may not take numbers for leaves
+        return None
+
+
+@functools.lru_cache(maxsize=2)
+def _known_paths(treedef: jax.tree_util.PyTreeDef, text: str) -> _Paths:
+    del text  # part of the key only
+    tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
+    pairs, again = _flatten(tree, lambda _: False)
+    if again != treedef:
+        raise ValueError("the structure changes when it is rebuilt")
+    return _Paths([path for path, _ in pairs])
 
 
 def _flatten(

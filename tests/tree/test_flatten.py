@@ -119,3 +119,34 @@ def test_paths_that_make_no_tree_are_an_error(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_tree(leaves)
+
+
+@pytest.mark.parametrize(
+    ("tree", "names"),
+    [
+        ({1: 0}, ("1",)),
+        ({True: 0}, ("True",)),
+        ({1.0: 0}, ("1.0",)),
+        ([0], ("0",)),
+        ((0,), ("0",)),
+    ],
+)
+def test_equal_keys_that_are_not_the_same_keep_their_names(
+    tree: object, names: tuple[str, ...]
+) -> None:
+    assert flatten(tree).names == [names]
+    assert flatten(tree).names == [names]
+
+
+def test_nodes_whose_keys_come_from_their_children_are_asked_every_time() -> None:
+    class Named:
+        def __init__(self, children: list[str]) -> None:
+            self.children = children
+
+    jax.tree_util.register_pytree_with_keys(
+        Named,
+        lambda node: ([(DictKey(child[:1]), child) for child in node.children], None),
+        lambda _, children: Named(list(children)),
+    )
+    assert flatten(Named(["a1", "b1"])).names == [("a",), ("b",)]
+    assert flatten(Named(["c1", "d1"])).names == [("c",), ("d",)]
