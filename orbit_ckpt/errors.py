@@ -7,6 +7,7 @@
     │   └── StepAlreadyExistsError   a manager has saved that step before
     ├── IncompleteCheckpointError    (ValueError)  a save that never committed
     ├── FormatError                  (ValueError)  a metadata document is not understood
+    │   └── VersionError             it was written by a later version
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
@@ -54,6 +55,10 @@ class IncompleteCheckpointError(CheckpointError, ValueError):
 
 class FormatError(CheckpointError, ValueError):
     """A metadata document is not valid, or was written by a version not known here."""
+
+
+class VersionError(FormatError):
+    """A metadata document was written by a later version."""
 
 
 class CorruptionError(CheckpointError, ValueError):

@@ -70,6 +70,7 @@ PUBLIC = {
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
+        "VersionError",
         *("StepAlreadyExistsError", "StepNotFoundError"),
         *("BackgroundSaveError", "ItemError", "ProcessCountError", "MissingPackageError"),
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),

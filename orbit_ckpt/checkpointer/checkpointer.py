@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
-from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
+from orbit_ckpt.checkpointer.saving import SaveRequest, save_now, told_beside
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
     CheckpointHandler,
@@ -140,7 +140,8 @@ class Checkpointer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        with told_beside(error):
+            self.close()
 
     def _make_args(
         self, position: int, args: tuple[object, ...], kwargs: dict[str, object]

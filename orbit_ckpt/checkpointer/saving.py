@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -125,16 +127,6 @@ class SaveRequest:
             details=self.details,
         )
 
-    def report(self) -> None:
-        """Say that it is durable."""
-        _logger.info("Saved %s", self.path)
-        if self.when_done is None:
-            return
-        try:
-            self.when_done()
-        except Exception:
-            _logger.exception("%s is saved, but %r failed", self.path, self.when_done)
-
 
 def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionOptions) -> None:
     """Save; when this returns the checkpoint is durable.
@@ -154,7 +146,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
         commit = run_sync(both_phases())
         commit.finalize()
         session.commit(commit.recorded_as or typestr_of(handler))
-    request.report()
+    _report(request.path, request.when_done)
 
 
 def begin_save(
@@ -166,7 +158,8 @@ def begin_save(
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
     """
-    path = request.path
+    # what goes on in the background must not hold the request, which holds the caller's arrays
+    path, step, when_done = request.path, request.step, request.when_done
     session = request.open(options)
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE):
@@ -183,13 +176,26 @@ def begin_save(
         except BaseException:
             _logger.exception("Saving %s in the background failed", path)
             raise
-        await asyncio.to_thread(request.report)
+        await asyncio.to_thread(_report, path, when_done)
 
-    return SaveHandle(path, request.step, run_in_background(finish()), commit)
+    return SaveHandle(path, step, run_in_background(finish()), commit)
+
+
+def _report(path: Path, when_done: Callable[[], object] | None) -> None:
+    _logger.info("Saved %s", path)
+    if when_done is None:
+        return
+    try:
+        when_done()
+    except Exception:
+        _logger.exception("%s is saved, but %r failed", path, when_done)
 
 
 class LastSave:
-    """The last save of a checkpointer, which may go on; what it failed with is told once."""
+    """The last save of a checkpointer, which may go on; what it failed with is told once.
+
+    Threads may share one: their saves are begun one after the other.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         """Make one.
@@ -199,33 +205,45 @@ class LastSave:
         """
         self._timeout_s = timeout_s
         self._handle: SaveHandle | None = None
+        self._telling = threading.Lock()
+        self._beginning = threading.RLock()
 
     @property
-    def handle(self) -> SaveHandle | None:
-        """The save, None if there is none or it has been told of."""
-        return self._handle
+    def step(self) -> int | None:
+        """The step that is being saved, None if none is."""
+        handle = self._handle
+        return None if handle is None or handle.done() else handle.step
 
     def is_running(self) -> bool:
         """Whether it goes on."""
-        return self._handle is not None and not self._handle.done()
+        handle = self._handle
+        return handle is not None and not handle.done()
 
-    def begin(self, save: Callable[[], SaveHandle | None]) -> None:
+    def begin(
+        self, save: Callable[[], SaveHandle | None], *, deadline: float | None = None
+    ) -> None:
         """Begin another once the last one has ended.
 
         Args:
             save: Begins a save, or does it at once and returns None.
+            deadline: The `time.monotonic()` until when both saves have to end; without it, only the
+                last one is waited for.
 
         Raises:
             BackgroundSaveError: The last one has failed; the other is begun all the same.
-            TimeoutError: The last one goes on for longer than the time to wait.
+            TimeoutError: One of them goes on for too long.
+            CheckpointError: What the other one fails with.
         """
-        failed = self._take_failure()
-        try:
-            self._handle = save()
-        except Exception as error:  # raised again
-            if failed is not None:
-                error.add_note(str(failed))
-            raise
+        with self._beginning:
+            failed = self._failure(self._seconds_until(deadline))
+            try:
+                handle = self._handle = save()
+                if handle is not None and deadline is not None:
+                    self._wait_for(handle, self._seconds_until(deadline))
+            except Exception as error:  # raised again
+                if failed is not None:
+                    error.add_note(str(failed))
+                raise
         if failed is not None:
             raise failed
 
@@ -235,8 +253,9 @@ class LastSave:
         Raises:
             TimeoutError: It goes on for longer than the time to wait.
         """
-        if self._handle is not None:
-            self._handle.exception(self._timeout_s)
+        handle = self._handle
+        if handle is not None:
+            handle.exception(self._timeout_s)
 
     def check(self) -> None:
         """Raise what it has failed with, without waiting.
@@ -244,7 +263,8 @@ class LastSave:
         Raises:
             BackgroundSaveError: It has failed.
         """
-        if self._handle is not None and self._handle.done():
+        handle = self._handle
+        if handle is not None and handle.done():
             self.finish()
 
     def finish(self) -> None:
@@ -254,17 +274,53 @@ class LastSave:
             BackgroundSaveError: It has failed.
             TimeoutError: It goes on for longer than the time to wait.
         """
-        failed = self._take_failure()
+        failed = self._failure(self._timeout_s)
         if failed is not None:
             raise failed
 
-    def _take_failure(self) -> BackgroundSaveError | None:
+    def _failure(self, timeout_s: float) -> BackgroundSaveError | None:
+        """Wait for it; return what it has failed with, to the first who asks."""
         handle = self._handle
         if handle is None:
             return None
-        error = handle.exception(self._timeout_s)
-        self._handle = None
-        return None if error is None else _background_error(handle, error)
+        error = handle.exception(timeout_s)
+        if not self._forget(handle) or error is None:
+            return None
+        return _background_error(handle, error)
+
+    def _wait_for(self, handle: SaveHandle, timeout_s: float) -> None:
+        error = handle.exception(timeout_s)
+        if self._forget(handle) and error is not None:
+            raise error
+
+    def _forget(self, handle: SaveHandle) -> bool:
+        """Have no last save any more; False if it is another one by now."""
+        with self._telling:
+            if self._handle is not handle:
+                return False
+            self._handle = None
+            return True
+
+    def _seconds_until(self, deadline: float | None) -> float:
+        if deadline is None:
+            return self._timeout_s
+        return min(self._timeout_s, max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def told_beside(error: BaseException | None) -> Generator[None]:
+    """Tell of what goes wrong at the end of a `with` block beside what has ended it.
+
+    Args:
+        error: What has ended the block, None if it has come to its end.
+    """
+    try:
+        yield
+    except Exception as late:
+        if error is None:
+            raise
+        _logger.exception("Closing after %s failed too", type(error).__name__)
+        error.add_note(str(late))
 
 
 def _background_error(handle: SaveHandle, cause: BaseException) -> BackgroundSaveError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 from orbit_ckpt.checkpointer.options import SessionOptions
+from orbit_ckpt.metadata.codec import copy_json
 from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
@@ -79,7 +79,7 @@ class SaveSession:
 
 
 def check_json_object(value: object) -> dict[str, object]:
-    """Return a JSON object of the user's.
+    """Return a copy of a JSON object of the user's.
 
     Raises:
         TypeError: It is something else, or holds what cannot be written as JSON.
@@ -93,7 +93,6 @@ def check_json_object(value: object) -> dict[str, object]:
     if wrong:
         raise TypeError(f"custom_metadata must be a JSON object, found key {wrong[0]!r}. {wanted}")
     try:
-        json.dumps(value)
+        return cast(dict[str, object], copy_json(dict(fields)))
     except (TypeError, ValueError) as error:
         raise TypeError(f"custom_metadata must be a JSON object: {error}. {wanted}") from error
-    return dict(cast(Mapping[str, object], value))

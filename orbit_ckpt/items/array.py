@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from orbit_ckpt.handlers.base import RestoreArgs, SaveArgs
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler, save_now
+from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    register_with_handler,
+    run_both_phases,
+)
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.path import resolve_path
@@ -41,7 +46,7 @@ class ArrayHandler:
     ) -> None:
         """Write an array into an existing directory."""
         args = args or ArraySaveArgs(item, save_args)
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: ArraySaveArgs, *, copy: bool) -> Commit:
         """Take the array from the caller; see `StagingHandler`."""

@@ -16,6 +16,7 @@ from orbit_ckpt.items.foreign import (
 )
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
+from orbit_ckpt.storage.atomic import sync_files
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
@@ -95,7 +96,11 @@ async def stage_item(
         for future in futures:
             await asyncio.to_thread(future.result)
 
-    return Commit(write, lambda: handler.finalize(directory))
+    def finalize() -> None:
+        handler.finalize(directory)
+        sync_files(Path(directory))  # who knows whether it has
+
+    return Commit(write, finalize)
 
 
 def restore_item(
@@ -127,7 +132,7 @@ def item_name(directory: Path) -> str:
     return directory.name.partition(TEMPORARY_SUFFIX)[0]
 
 
-def save_now(staged: Coroutine[object, object, Commit]) -> None:
+def run_both_phases(staged: Coroutine[object, object, Commit]) -> None:
     """Run both phases of the save of an item, and finish its directory."""
 
     async def both_phases() -> Commit:
@@ -160,10 +165,17 @@ def register_with_handler(
         if for_restore:
             setattr(handler_cls, _RESTORE, args_cls)
         setattr(args_cls, _HANDLER, handler_cls)
-        _known_handlers[typestr_of(handler_cls)] = handler_cls
+        _remember(handler_cls)
         return args_cls
 
     return register
+
+
+def _remember(kind: type) -> None:
+    """Find a handler class by its typestr from now on, unless that of another one is the same."""
+    known = _known_handlers.setdefault(typestr_of(kind), kind)
+    if (known.__module__, known.__qualname__) == (kind.__module__, kind.__qualname__):
+        _known_handlers[typestr_of(kind)] = kind  # defined again, in a notebook
 
 
 _known_handlers: dict[str, type] = {}

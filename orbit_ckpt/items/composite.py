@@ -18,7 +18,7 @@ from orbit_ckpt.items.base import (
     register_with_handler,
     registered_args,
     restore_item,
-    save_now,
+    run_both_phases,
     stage_item,
     typestr_of,
 )
@@ -118,7 +118,7 @@ class CompositeHandler:
 
     def save(self, directory: str | os.PathLike[str], args: Composite) -> None:
         """Write items into an existing directory."""
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
         """Take all items from the caller; see `StagingHandler`.

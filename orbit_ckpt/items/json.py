@@ -14,7 +14,7 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     item_name,
     register_with_handler,
-    save_now,
+    run_both_phases,
 )
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
@@ -54,7 +54,7 @@ class JsonHandler:
             TypeError: It is not JSON.
         """
         args = args or JsonSaveArgs(item)
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
         """Take the value from the caller; see `StagingHandler`.

@@ -14,7 +14,7 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     item_name,
     register_with_handler,
-    save_now,
+    run_both_phases,
 )
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.atomic import write_file
@@ -54,7 +54,7 @@ class ProtoHandler:
             ValueError: It has fields that its class does not know.
         """
         args = args or ProtoSaveArgs(cast(Any, item))
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
         """Take the message from the caller; see `StagingHandler`.

@@ -14,7 +14,12 @@ from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.formats.orbax import find_tree, open_tree
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler, save_now
+from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    register_with_handler,
+    run_both_phases,
+)
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.plan import plan_save
@@ -122,7 +127,7 @@ class PyTreeHandler:
             StorageError: The storage refused a write.
         """
         args = args or PyTreeSaveArgs(_not_args(item), save_args)
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""

@@ -22,7 +22,7 @@ from orbit_ckpt.items.base import (
     CheckpointHandler,
     item_name,
     register_with_handler,
-    save_now,
+    run_both_phases,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
 from orbit_ckpt.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
@@ -79,7 +79,7 @@ class JaxRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs) -> None:
         """Write a key into an existing directory."""
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the key from the caller; see `StagingHandler`.
@@ -175,7 +175,7 @@ class NumpyRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs) -> None:
         """Write a state into an existing directory."""
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the state from the caller; see `StagingHandler`.

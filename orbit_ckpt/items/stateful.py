@@ -25,7 +25,7 @@ from orbit_ckpt.errors import (
     ProcessCountError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.items.base import CheckpointArgs, item_name, register_with_handler, save_now
+from orbit_ckpt.items.base import CheckpointArgs, item_name, register_with_handler, run_both_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.codec import decode_json, encode_json, encode_user_json
 from orbit_ckpt.metadata.states import StateKind, StateRecord
@@ -101,7 +101,7 @@ class StatefulHandler:
     ) -> None:
         """Write the state of an object into an existing directory; see `stage` for errors."""
         args = args or StatefulSaveArgs(item)
-        save_now(self.stage(resolve_path(directory), args, copy=False))
+        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
 
     async def stage(self, directory: Path, args: StatefulSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - see below
         """Take the state from the object, which may go on; see `StagingHandler`.

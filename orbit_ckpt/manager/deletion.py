@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import time
 from pathlib import Path
 
-from orbit_ckpt.storage.atomic import remove_abandoned, sync_directory
+from orbit_ckpt.storage.atomic import make_directories, remove_abandoned, sync_directory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt.storage.path import storage_errors
 
 _DELETED = f"{TEMPORARY_SUFFIX}-deleted-"
 
@@ -17,10 +19,11 @@ _logger = logging.getLogger(__name__)
 
 
 class StepDeleter:
-    """Deletes directories below a run's directory.
+    """Deletes directories below a run's directory, in two phases.
 
-    A directory is first renamed, which takes it out of every listing at once, and then removed.
-    What a process that died left of this is removed by `sweep`.
+    A directory is first put aside by renaming it, which takes it out of every listing at once, and
+    then removed. What a process that died left of this is removed by `sweep`. Other processes may
+    do the same at the same time.
     """
 
     def __init__(self, root: Path, *, todelete_subdir: str | None = None) -> None:
@@ -33,23 +36,35 @@ class StepDeleter:
         self._root = root
         self._subdir = todelete_subdir
 
-    def delete(self, directory: Path) -> None:
-        """Delete a step, or an item of one.
+    def put_aside(self, directory: Path) -> Path | None:
+        """Rename a step, or an item of one; return what is to be removed, if anything.
 
         Raises:
-            OSError: The storage refused; the directory is as it was, or no longer listed.
+            OSError: The storage refused; the directory is as it was.
         """
-        if self._subdir is not None:
-            self._move(directory, self._root / self._subdir)
-            return
-        aside = self._root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        if self._subdir is None:
+            aside = self._root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        else:
+            make_directories(self._root / self._subdir)
+            aside = self._root / self._subdir / directory.name
+            if aside.exists():
+                aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
         try:
             directory.rename(aside)
         except FileNotFoundError:
-            return  # another process was faster
+            return None  # another process was faster
+        sync_directory(aside.parent)
         sync_directory(directory.parent)
-        shutil.rmtree(aside)
-        _logger.debug("Deleted %s", directory)
+        return aside if self._subdir is None else None
+
+    def remove(self, aside: Path) -> None:
+        """Remove what has been put aside.
+
+        Raises:
+            OSError: The storage refused; `sweep` will remove the rest.
+        """
+        _remove(aside)
+        _logger.debug("Deleted %s", aside.name.partition(_DELETED)[0])
 
     def sweep(self, *, everything: bool = False) -> None:
         """Remove what processes that died have left: half deletions and saves.
@@ -57,20 +72,30 @@ class StepDeleter:
         Args:
             everything: Whether to remove unfinished saves of other writers too, which may still
                 go on.
-        """
-        for name in sorted(os.listdir(self._root)):
-            path = self._root / name
-            if _DELETED in name:
-                _logger.info("Removing %s, whose deletion did not finish", path)
-                shutil.rmtree(path, ignore_errors=True)
-            elif everything and TEMPORARY_SUFFIX in name and path.is_dir():
-                _logger.info("Removing %s, left behind by a save that did not finish", path)
-                shutil.rmtree(path, ignore_errors=True)
-        remove_abandoned(self._root)
 
-    def _move(self, directory: Path, into: Path) -> None:
-        into.mkdir(exist_ok=True)
-        free = into / directory.name
-        directory.rename(free if not free.exists() else into / f"{free.name}-{time.time_ns()}")
-        sync_directory(into)
-        sync_directory(directory.parent)
+        Raises:
+            StorageError: The directory cannot be read.
+        """
+        advice = "Check that it is a directory that may be written."
+        with storage_errors(self._root, "removing what was left behind", advice):
+            for name in sorted(os.listdir(self._root)):
+                if _DELETED in name or (everything and TEMPORARY_SUFFIX in name):
+                    _logger.info("Removing %s, which was left behind", self._root / name)
+                    with contextlib.suppress(OSError):
+                        _remove(self._root / name)
+            remove_abandoned(self._root)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, or a link to one; others may be removing it too."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+        return
+    # by the time of Python 3.12 this is `onexc`
+    while True:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if path.exists():
+                continue  # only a part was gone
+        return

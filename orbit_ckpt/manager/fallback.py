@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,17 +13,9 @@ from orbit_ckpt.errors import (
     FormatError,
     IncompleteCheckpointError,
     StepNotFoundError,
+    VersionError,
 )
 from orbit_ckpt.manager.index import StepIndex
-
-_DAMAGE = (
-    CheckpointNotFoundError,
-    CorruptionError,
-    FormatError,
-    IncompleteCheckpointError,
-    OSError,
-)
-"""Errors that say that a step is not intact, rather than that it is asked for wrongly."""
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +23,10 @@ _logger = logging.getLogger(__name__)
 def restore_newest_intact(
     steps: Sequence[int], restore: Callable[[int], Any], index: StepIndex
 ) -> Any:  # what `restore` returns
-    """Restore the first of some steps whose data is intact; refuse those before it.
+    """Restore the first of some steps that is intact and has what is asked for.
+
+    Damaged steps before it are refused once it has been restored. What would be wrong with any step
+    is raised: a target that does not fit, a version not known here, too many open files.
 
     Args:
         steps: In the order in which to try them.
@@ -40,14 +36,31 @@ def restore_newest_intact(
     Raises:
         StepNotFoundError: There is none.
     """
-    refused: list[str] = []
+    damaged: dict[int, Exception] = {}
+    reasons: list[str] = []
     last: Exception | None = None
     for step in steps:
         try:
-            return restore(step)
-        except _DAMAGE as error:
-            _logger.warning("Step %d is refused, an older one is restored: %s", step, error)
-            index.refuse(step, error)
-            refused.append(f"Step {step}: {error}")
+            restored = restore(step)
+        except Exception as error:
+            if not _is_of_step(error):
+                raise
+            if not isinstance(error, CheckpointNotFoundError):
+                damaged[step] = error
+            reasons.append(f"Step {step}: {error}")
             last = error
-    raise StepNotFoundError(" ".join(["No step can be restored.", *refused])) from last
+        else:
+            for number, reason in damaged.items():
+                index.refuse(number, reason)
+            for reason in reasons:
+                _logger.warning("An older step, %d, is restored. %s", step, reason)
+            return restored
+    raise StepNotFoundError(" ".join(["No step can be restored.", *reasons])) from last
+
+
+def _is_of_step(error: Exception) -> bool:
+    """Whether an error is about one step, and another may be restored."""
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        return True
+    about_step = CheckpointNotFoundError | CorruptionError | FormatError | IncompleteCheckpointError
+    return isinstance(error, about_step) and not isinstance(error, VersionError)

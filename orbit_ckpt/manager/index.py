@@ -50,17 +50,29 @@ class StepIndex:
     can be refused: it is then not listed any more, and not deleted.
     """
 
-    def __init__(self, root: Path, names: StepNames, source: MetricsSource | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        names: StepNames,
+        *,
+        source: MetricsSource | None = None,
+        needs_marker: bool = False,
+        with_items: bool = False,
+    ) -> None:
         """Make an index and read the directory.
 
         Args:
             root: The run's directory.
             names: How steps are named.
             source: Where else metrics come from.
+            needs_marker: Whether a step without a commit marker is not committed.
+            with_items: Whether to look which items steps have.
         """
         self._root = root
         self._names = names
         self._source = source
+        self._needs_marker = needs_marker
+        self._with_items = with_items
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._refused: dict[int, Exception] = {}
@@ -68,13 +80,10 @@ class StepIndex:
 
     def reload(self) -> None:
         """Read the directory again."""
-        known = {step: entry.info.metrics for step, entry in self._entries.items()}
-        entries = {
-            record.step: _entry(record, known.get(record.step))
-            for record in list_steps(self._root, self._names)
-        }
-        with self._lock:
-            self._entries = entries
+        with self._lock:  # nothing is added or removed meanwhile
+            known = {step: entry.info.metrics for step, entry in self._entries.items()}
+            records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
+            self._entries = {r.step: self._entry(r, known.get(r.step)) for r in records}
 
     def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
         """Enter a step that has been committed.
@@ -84,10 +93,10 @@ class StepIndex:
             path: Its directory.
             metrics: Its metrics, None for those that it was saved with.
         """
-        record = read_step(step, path)
-        if record is not None:
-            with self._lock:
-                self._entries[step] = _entry(record, metrics)
+        with self._lock:
+            record = read_step(step, path, needs_marker=self._needs_marker)
+            if record is not None:
+                self._entries[step] = self._entry(record, metrics)
                 self._refused.pop(step, None)
 
     def remove(self, step: int) -> None:
@@ -112,10 +121,19 @@ class StepIndex:
             sync_directory(path)
         self._set_pinned(step, pinned=False)
 
+    def is_pinned(self, step: int) -> bool:
+        """Whether a step is pinned on disk, by whomever."""
+        pinned = (self.path(step) / PINNED).exists()
+        if pinned:
+            self._set_pinned(step, pinned=True)
+        return pinned
+
     def _set_pinned(self, step: int, *, pinned: bool) -> None:
         with self._lock:
-            entry = self._entries[step]
-            self._entries[step] = replace(entry, info=replace(entry.info, pinned=pinned))
+            entry = self._entries.get(step)
+            if entry is not None:
+                info = replace(entry.info, pinned=pinned)
+                self._entries[step] = replace(entry, info=info)
 
     def refuse(self, step: int, error: Exception) -> None:
         """List a step no more because it cannot be restored."""
@@ -147,28 +165,44 @@ class StepIndex:
             )
         return entry.path
 
-    def infos(self, *, with_items: bool = False) -> list[StepInfo]:
+    def infos(self, *, with_metrics: bool = False) -> list[StepInfo]:
         """Return what policies know of all steps, ascending.
 
         Args:
-            with_items: Whether to look which items they have.
+            with_metrics: Whether to ask the source of metrics too.
         """
         with self._lock:
-            entries = [self._entries[s] for s in sorted(self._entries) if s not in self._refused]
-        infos = [entry.info for entry in entries]
-        if self._source is not None:
-            values = self._source.values([info.step for info in infos])
-            name = self._source.metric
             infos = [
-                replace(info, metrics={**(info.metrics or {}), name: values[info.step]})
-                if info.step in values
-                else info
-                for info in infos
+                self._entries[step].info
+                for step in sorted(self._entries)
+                if step not in self._refused
             ]
-        if with_items:
-            items = [frozenset(find_items(entry.path)) for entry in entries]
-            infos = [replace(i, items=names) for i, names in zip(infos, items, strict=True)]
-        return infos
+        if self._source is None or not with_metrics:
+            return infos
+        values = self._source.values([info.step for info in infos])
+        name = self._source.metric
+        return [
+            replace(info, metrics={**(info.metrics or {}), name: values[info.step]})
+            if info.step in values
+            else info
+            for info in infos
+        ]
+
+    def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> _Entry:
+        if metrics is None:
+            try:
+                metrics = read_metrics(record.path)
+            except CheckpointError as error:
+                _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
+        info = StepInfo(
+            record.step,
+            record.commit_time,
+            metrics,
+            pinned=record.pinned,
+            temporary=record.temporary,
+            items=frozenset(find_items(record.path) if self._with_items else ()),
+        )
+        return _Entry(info, record.path)
 
 
 def read_metrics(path: Path) -> Mapping[str, object] | None:
@@ -181,19 +215,3 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     if not directory.is_dir():
         return None
     return cast(Mapping[str, object], JsonHandler(METRICS_ITEM).restore(directory))
-
-
-def _entry(record: StepRecord, metrics: Mapping[str, object] | None) -> _Entry:
-    if metrics is None:
-        try:
-            metrics = read_metrics(record.path)
-        except CheckpointError as error:
-            _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
-    info = StepInfo(
-        record.step,
-        record.commit_time,
-        metrics,
-        pinned=record.pinned,
-        temporary=record.temporary,
-    )
-    return _Entry(info, record.path)

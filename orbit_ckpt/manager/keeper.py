@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,13 +10,13 @@ from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.preservation import PreservationContext
-from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules
+from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRetention
 
 
 class StepKeeper:
     """Applies retention rules to the steps of an index.
 
-    What goes wrong is told once by `check` or `finish`: a step that could not be deleted is no
+    What goes wrong is told once by `error` or `finish`: a step that could not be deleted is no
     reason for a save to fail.
     """
 
@@ -35,98 +34,131 @@ class StepKeeper:
             index: The steps.
             rules: What to keep.
             deleter: Deletes directories.
-            in_background: Whether deletions are done on a thread of their own.
+            in_background: Whether what has been put aside is removed on a thread of its own.
         """
         self._index = index
         self._rules = rules
         self._deleter = deleter
         self._pool = ThreadPoolExecutor(1, "orbit_ckpt-delete") if in_background else None
-        self._lock = threading.Lock()
         self._running: list[Future[None]] = []
-        self._error: Exception | None = None
+        self._changing = threading.RLock()
+        self._telling = threading.Lock()
+        self._errors: list[CheckpointError] = []
 
-    def plan(self) -> RetentionPlan:
+    def plan(self, just_saved: int | None = None) -> RetentionPlan:
         """Return what would be kept and deleted now, and why."""
-        infos = self._index.infos(with_items=bool(self._rules.items))
-        return self._rules.plan(infos, PreservationContext())
+        infos = self._index.infos(with_metrics=True)
+        return self._rules.plan(infos, PreservationContext(), just_saved=just_saved)
 
-    def apply(self) -> None:
-        """Delete what no policy wants."""
-        self._run(self._apply)
+    def apply(self, just_saved: int) -> None:
+        """Delete what no policy wants, now that a step is durable."""
+        with self._changing:
+            try:
+                plan = self.plan(just_saved)
+            except Exception as error:  # noqa: BLE001 - a user's policy may raise anything
+                self.note(
+                    f"No step was deleted, because a preservation policy failed: {error}", error
+                )
+                return
+            for step in plan.steps:
+                self._apply_to(step)
 
     def delete(self, step: int) -> None:
-        """Delete a step.
+        """Delete a step, pinned or not.
 
         Raises:
             StepNotFoundError: There is no such step.
         """
-        path = self._index.path(step)
-        self._run(lambda: self._delete(step, path))
+        with self._changing:
+            self._delete(step, self._index.path(step))
+
+    def pin(self, step: int) -> None:
+        """Pin a step; see `CheckpointManager.pin`."""
+        with self._changing:
+            self._index.pin(step)
+
+    def unpin(self, step: int) -> None:
+        """Unpin a step; see `CheckpointManager.unpin`."""
+        with self._changing:
+            self._index.unpin(step)
+
+    def note(self, message: str, cause: BaseException) -> None:
+        """Remember what has gone wrong."""
+        kind = StorageError if isinstance(cause, OSError) else CheckpointError
+        error = kind(message)
+        error.__cause__ = cause
+        with self._telling:
+            self._errors.append(error)
+
+    def error(self) -> CheckpointError | None:
+        """Return what has gone wrong since the last call: one error, others in its notes."""
+        with self._telling:
+            errors, self._errors = self._errors, []
+        for other in errors[1:]:
+            errors[0].add_note(f"Also: {other}")
+        return errors[0] if errors else None
 
     def check(self) -> None:
-        """Raise what has gone wrong so far.
+        """Raise what has gone wrong.
 
         Raises:
             StorageError: A deletion has failed.
             CheckpointError: A policy has failed; nothing was deleted.
         """
-        error, self._error = self._error, None
+        error = self.error()
         if error is not None:
             raise error
 
     def finish(self) -> None:
-        """Wait for deletions on the other thread, then as `check`."""
+        """Wait for the other thread, then as `check`."""
         while self._running:
             self._running.pop().result()
         self.check()
 
     def close(self) -> None:
-        """Give up the thread."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Give up the thread; deletions are then done at once."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
-    def _run(self, task: Callable[[], None]) -> None:
-        if self._pool is None:
-            self._guarded(task)
-            return
-        self._running = [future for future in self._running if not future.done()]
-        self._running.append(self._pool.submit(self._guarded, task))
-
-    def _guarded(self, task: Callable[[], None]) -> None:
-        with self._lock:
-            try:
-                task()
-            except Exception as error:  # noqa: BLE001 - a user's policy may raise anything
-                self._error = error
-
-    def _apply(self) -> None:
+    def _apply_to(self, step: StepRetention) -> None:
         try:
-            plan = self.plan()
-        except Exception as error:
-            raise CheckpointError(
-                f"No step was deleted, because a preservation policy failed: {error}"
-            ) from error
-        errors: list[Exception] = []
-        for step in plan.steps:
             path = self._index.path(step.step)
-            try:
-                if not step.kept:
-                    self._delete(step.step, path)
+            if step.kept:
                 for item in step.dropped_items:
-                    self._deleter.delete(path / item)
-            except StorageError as error:
-                errors.append(error)  # the next one may be deleted all the same
-        if errors:
-            raise errors[0]
+                    self._remove(path / item, f"item {item} of step {step.step}")
+                if step.dropped_items:
+                    self._index.add(step.step, path)
+            elif not self._index.is_pinned(step.step):  # by hand, or by another process
+                self._delete(step.step, path)
+        except Exception as error:  # noqa: BLE001 - the next one may be deleted all the same
+            self.note(f"Deleting step {step.step} failed: {error}", error)
 
     def _delete(self, step: int, path: Path) -> None:
+        self._remove(path, f"step {step}")
+        if not path.exists():
+            self._index.remove(step)
+
+    def _remove(self, path: Path, what: str) -> None:
         try:
-            self._deleter.delete(path)
+            aside = self._deleter.put_aside(path)
         except OSError as error:
-            raise StorageError(
-                f"Deleting step {step} ({path}) failed: {error}. Check the permissions there, or "
-                "delete it yourself."
-            ) from error
-        finally:
-            if not path.exists():
-                self._index.remove(step)
+            self._note_failed(what, path, error)
+            return
+        if aside is None:
+            return
+        if self._pool is None:
+            self._finish(aside, what)
+            return
+        self._running = [future for future in self._running if not future.done()]
+        self._running.append(self._pool.submit(self._finish, aside, what))
+
+    def _finish(self, aside: Path, what: str) -> None:
+        try:
+            self._deleter.remove(aside)
+        except OSError as error:
+            self._note_failed(what, aside, error)
+
+    def _note_failed(self, what: str, path: Path, error: OSError) -> None:
+        advice = "Check the permissions there, or delete it yourself."
+        self.note(f"Deleting {what} ({path}) failed: {error}. {advice}", error)

@@ -15,8 +15,16 @@ from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, SessionOptions
-from orbit_ckpt.checkpointer.saving import LastSave, SaveHandle, SaveRequest, begin_save, save_now
+from orbit_ckpt.checkpointer.saving import (
+    LastSave,
+    SaveHandle,
+    SaveRequest,
+    begin_save,
+    save_now,
+    told_beside,
+)
 from orbit_ckpt.errors import (
+    BackgroundSaveError,
     CheckpointExistsError,
     StepAlreadyExistsError,
     StepNotFoundError,
@@ -31,7 +39,12 @@ from orbit_ckpt.manager.preemption import PreemptionWatch
 from orbit_ckpt.manager.preservation import rank
 from orbit_ckpt.manager.retention import RetentionPlan
 from orbit_ckpt.manager.root_metadata import open_root, read_root_metadata
-from orbit_ckpt.manager.save_policies import DecisionContext, SaveDecision, decide
+from orbit_ckpt.manager.save_policies import (
+    DecisionContext,
+    PreemptionCheckpointingPolicy,
+    SaveDecision,
+    decide,
+)
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.manager.step_items import (
     Handlers,
@@ -99,30 +112,37 @@ class CheckpointManager:
             handler_registry: Handlers by item and arguments.
 
         Raises:
-            StepNotFoundError: The directory does not exist and is not to be made.
+            StorageError: The directory cannot be made or read.
             ValueError: Arguments contradict each other.
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
         self._directory = resolve_path(directory)
         open_root(self._directory, metadata, self._options)
         self._names = self._options.step_names()
-        self._index = StepIndex(self._directory, self._names, self._options.metrics_source)
         if checkpointers is not None:
             item_handlers, is_async = handlers_of(checkpointers, item_handlers)
             self._options.enable_async_checkpointing &= is_async
         self._items = StepItems(item_handlers, item_names, handler_registry)
         atomicity = self._options.atomicity_options or AtomicityOptions()
+        rules = self._options.retention()
+        self._index = StepIndex(
+            self._directory,
+            self._names,
+            source=self._options.metrics_source,
+            needs_marker=atomicity.needs_marker,
+            with_items=bool(rules.items),
+        )
         self._session = SessionOptions(self._options.file_options, atomicity)
         self._checkpointer = Checkpointer(self._items.handler, atomicity_options=atomicity)
         self._async = self._options.async_options or AsyncOptions()
         self._last = LastSave(self._async.timeout_secs)
         self._policy = self._options.decision_policy()
         deleter = StepDeleter(self._directory, todelete_subdir=self._options.todelete_subdir)
-        if not self._options.read_only:
+        if not self._options.read_only and self._directory.is_dir():
             deleter.sweep(everything=self._options.cleanup_tmp_directories)
         self._keeper = StepKeeper(
             self._index,
-            self._options.retention(),
+            rules,
             deleter,
             in_background=self._options.enable_background_delete,
         )
@@ -166,6 +186,7 @@ class CheckpointManager:
         Raises:
             StepAlreadyExistsError: It has been saved before.
             BackgroundSaveError: An earlier save has failed; this one goes on.
+            StorageError: An old step could not be deleted; this save goes on.
             TimeoutError: The job is about to be stopped and the save did not end before that.
             CheckpointError: What handlers raise; nothing was left behind.
         """
@@ -174,7 +195,7 @@ class CheckpointManager:
         if self._options.read_only or not (force or decision):
             self.check_for_errors()
             return False
-        if number in self._index.steps() or number == self._running_step():
+        if number in self._index.steps() or number == self._last.step:
             raise StepAlreadyExistsError(
                 f"Step {number} of {self._directory} exists. Save another step, or delete it first."
             )
@@ -193,16 +214,19 @@ class CheckpointManager:
             when_done=lambda: self._committed(number, path, measured),
         )
         began = time.monotonic()
-        self._keeper.check()
         try:
-            self._last.begin(lambda: self._begin(request))
-            if self._watch.received and self._last.handle is not None:
-                self._last.handle.result(self._watch.remaining_s())
+            self._last.begin(lambda: self._begin(request), deadline=self._watch.deadline)
+        except BackgroundSaveError as error:
+            told = self._keeper.error()
+            if told is not None:
+                error.add_note(str(told))
+            raise
         except CheckpointExistsError as error:
             raise StepAlreadyExistsError(str(error)) from error
         finally:
             self._blocked = timedelta(seconds=time.monotonic() - began)
             self._log("save", number, self._blocked)
+        self._keeper.check()
         return True
 
     def restore(
@@ -243,6 +267,7 @@ class CheckpointManager:
         if step is None and not steps:
             raise StepNotFoundError(f"No steps found in {directory or self._directory}.")
         first = steps[-1] if step is None else as_step(step)
+        index.path(first)  # says which steps there are
 
         def restore_one(number: int) -> Any:  # as above
             began = time.monotonic()
@@ -284,13 +309,14 @@ class CheckpointManager:
         """Return the best step by `best_fn`, the newest without it, None if there is none."""
         if self._options.best_fn is None:
             return self.latest_step()
-        measured = [info for info in self._index.infos() if info.metrics is not None]
+        infos = self._index.infos(with_metrics=True)
+        measured = [info for info in infos if info.metrics is not None]
         ranked = rank(measured, self._options.best_fn, self._options.best_mode)
         return measured[ranked[-1]].step if ranked else None
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
         """Return the metrics that a step was saved with, None if there are none."""
-        return read_metrics(self._index.path(step))
+        return read_metrics(self._index.path(as_step(step)))
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
         """Return what is known of a step's item, or of its items, without reading arrays."""
@@ -305,7 +331,7 @@ class CheckpointManager:
         if step is None:
             return read_root_metadata(self._directory)
         path = self._index.path(as_step(step))
-        self._items.to_restore(path, None, None, None)
+        self._items.look_at(path)
         found: StepMetadata = self._checkpointer.metadata(path)
         metrics = {**found.metrics, **(read_metrics(path) or {})}
         items = self._items.unwrap(cast(Any, found.item_metadata))
@@ -337,16 +363,20 @@ class CheckpointManager:
 
         Raises:
             StepNotFoundError: There is no such step.
+            ValueError: The manager is read-only.
         """
-        self._index.pin(as_step(step))
+        self._check_writable()
+        self._keeper.pin(as_step(step))
 
     def unpin(self, step: int) -> None:
         """Keep a step only as long as the policies say.
 
         Raises:
             StepNotFoundError: There is no such step.
+            ValueError: The manager is read-only.
         """
-        self._index.unpin(as_step(step))
+        self._check_writable()
+        self._keeper.unpin(as_step(step))
 
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
@@ -378,7 +408,13 @@ class CheckpointManager:
             BackgroundSaveError: A save has failed and nobody has been told.
             StorageError: A deletion has failed and nobody has been told.
         """
-        self._last.finish()
+        try:
+            self._last.finish()
+        except BackgroundSaveError as error:
+            told = self._keeper.error()
+            if told is not None:
+                error.add_note(str(told))
+            raise
         self._keeper.finish()
 
     def check_for_errors(self) -> None:
@@ -418,16 +454,23 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        with told_beside(error):
+            self.close()
+
+    def _check_writable(self) -> None:
+        if self._options.read_only:
+            raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
 
     def _decide(self, step: int) -> SaveDecision:
         infos = self._index.infos()
-        running = self._running_step()
         now = datetime.now(tz=UTC)
+        running = self._last.step
         if running is not None:
-            infos.append(StepInfo(running, now))
+            infos = sorted([*infos, StepInfo(running, now)], key=lambda info: info.step)
         if infos and infos[-1].step >= step:
             return SaveDecision()
+        if self._watch.received:  # whatever the policies say
+            return SaveDecision((PreemptionCheckpointingPolicy(),))
         told = self._options.enable_should_save_is_saving_in_progress_check
         context = DecisionContext(
             is_saving_in_progress=told and self.is_saving_in_progress(),
@@ -437,22 +480,24 @@ class CheckpointManager:
         )
         return decide(self._policy, StepInfo(step, now), infos, context=context)
 
-    def _running_step(self) -> int | None:
-        return self._last.handle.step if self._last.handle and self._last.is_running() else None
-
     def _begin(self, request: SaveRequest) -> SaveHandle | None:
         """Save a step in the background; at once if that is asked for, or a signal has come."""
         handler = self._items.handler
         at_once = self._watch.received or not self._options.enable_async_checkpointing
-        if at_once and self._watch.remaining_s() is None:
+        if at_once and self._watch.deadline is None:
             save_now(handler, request, self._session)
             return None
         return begin_save(handler, request, self._session)
 
     def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         """Enter a durable step, then delete what it makes superfluous."""
-        self._index.add(step, path, metrics)
-        self._keeper.apply()
+        try:
+            self._index.add(step, path, metrics)
+        except OSError as error:
+            self._keeper.note(
+                f"Step {step} is saved but not listed: {error}. Call reload().", error
+            )
+        self._keeper.apply(just_saved=step)
         if self._async.post_finalization_callback is not None:
             self._async.post_finalization_callback()
 

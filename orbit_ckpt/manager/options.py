@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -138,14 +138,20 @@ class CheckpointManagerOptions:
                 "preservation_policy takes the place of max_to_keep, keep_period and "
                 "keep_time_interval; give one or the other."
             )
+        if self.save_interval_steps < 0:
+            raise ValueError(f"save_interval_steps is {self.save_interval_steps}; 0 is never")
+        if self.keep_period is not None and self.keep_period < 1:
+            raise ValueError(f"keep_period must be at least 1, found {self.keep_period}")
         if self.best_fn is None and self.metrics_source is not None:
-            self.best_fn = operator.itemgetter(self.metrics_source.metric)
+            self.best_fn = _MetricOf(self.metrics_source.metric)
         if self.best_fn is not None and self.max_to_keep is not None and not self.keep_latest:
             warnings.warn(
                 "best_fn with keep_latest=False deletes the newest step when it is not among the "
                 "best; a job that is restarted then goes back to an older one.",
                 stacklevel=3,
             )
+        if isinstance(self.save_on_steps, int):
+            raise TypeError(f"save_on_steps is {self.save_on_steps}; give a list of steps")
         self.save_on_steps = frozenset(self.save_on_steps or ())
 
     def step_names(self) -> StepNames:
@@ -190,3 +196,13 @@ class CheckpointManagerOptions:
             keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
         )
         return [*rules, best]
+
+
+@dataclass(frozen=True)
+class _MetricOf:
+    """Ranks steps by one metric; steps without it rank lowest."""
+
+    name: str
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        return metrics.get(self.name, math.nan)

@@ -22,6 +22,7 @@ class PreemptionWatch:
         self._received_at: float | None = None
         self._deadline_s: float | None = None
         self._previous: dict[int, Any] = {}
+        self._installed = False
 
     def install(self, signum: int, *, deadline_s: float | None) -> None:
         """Watch a signal; what handled it before is called too, unless that ended the process.
@@ -39,16 +40,21 @@ class PreemptionWatch:
                 "signals nowhere else."
             )
         self._deadline_s = deadline_s
+        self._installed = True
         previous = signal.signal(signum, self._receive)
         self._previous.setdefault(signum, previous)
 
     def uninstall(self) -> None:
-        """Give signals back to what handled them before."""
+        """Give signals back to what handled them before.
+
+        Where somebody else has taken a signal over in the meantime, it is passed on from then on.
+        """
+        self._installed = False
         if threading.current_thread() is threading.main_thread():
-            for signum, previous in self._previous.items():
+            for signum, previous in list(self._previous.items()):
                 if signal.getsignal(signum) == self._receive:
                     signal.signal(signum, previous)
-            self._previous.clear()
+                    del self._previous[signum]
 
     @property
     def received(self) -> bool:
@@ -59,18 +65,22 @@ class PreemptionWatch:
         """Whether the job is about to be stopped, by a signal or by JAX's service."""
         return self.received or _service_says(step)
 
-    def remaining_s(self) -> float | None:
-        """Return the seconds until the process ends, None if unknown."""
+    @property
+    def deadline(self) -> float | None:
+        """The `time.monotonic()` when the process ends, None if unknown."""
         if self._received_at is None or self._deadline_s is None:
             return None
-        return max(0.0, self._received_at + self._deadline_s - time.monotonic())
+        return self._received_at + self._deadline_s
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if self._received_at is None:
-            self._received_at = time.monotonic()
         previous = self._previous.get(signum)
+        if self._installed and self._received_at is None:
+            self._received_at = time.monotonic()
         if callable(previous):
             previous(signum, frame)
+        elif not self._installed and previous == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
 
 
 def _service_says(step: int) -> bool:

@@ -82,8 +82,9 @@ class LatestDuration(Struct, frozen=True):
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
         """Return True from the first step on that is young enough."""
-        young = [context.now - info.time <= self.duration for info in checkpoints]
-        return [any(young[: i + 1]) for i in range(len(young))]
+        old = [context.now - info.time > self.duration for info in checkpoints]
+        first = old.index(False) if False in old else len(old)
+        return [i >= first for i in range(len(old))]
 
 
 class EveryNSeconds(Struct, frozen=True):

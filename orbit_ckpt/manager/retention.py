@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from orbit_ckpt.manager.preservation import (
     AmongPermanent,
     AnyPreservationPolicy,
+    CustomSteps,
     LatestN,
     LatestTemporary,
     Pinned,
@@ -85,18 +86,33 @@ class RetentionRules:
     keep_latest: bool = True
     items: Mapping[str, PreservationPolicy] = field(default_factory=dict[str, PreservationPolicy])
 
-    def plan(self, steps: Sequence[StepInfo], context: PreservationContext) -> RetentionPlan:
+    def plan(
+        self,
+        steps: Sequence[StepInfo],
+        context: PreservationContext,
+        *,
+        just_saved: int | None = None,
+    ) -> RetentionPlan:
         """Decide about steps, given in ascending order.
+
+        Args:
+            steps: The steps.
+            context: What else policies know.
+            just_saved: A step that is kept for now: its training may have gone back, so that its
+                number is not the highest.
 
         Raises:
             ValueError: A policy does not answer for every step.
         """
-        rules = explain(self._guarded(AmongPermanent(self.policy)), steps, context=context)
+        saved = [] if just_saved is None or not self.keep_latest else [CustomSteps([just_saved])]
+        policy = AnyPreservationPolicy([*self._guarded(AmongPermanent(self.policy)), *saved])
+        rules = explain(policy, steps, context=context)
         staying = [info for info, kept in zip(steps, rules, strict=True) if kept]
         dropped: dict[int, list[str]] = {info.step: [] for info in steps}
         for item, policy in self.items.items():
             having = [info for info in staying if item in info.items]
-            answers = explain(self._guarded(policy), having, context=context)
+            guarded = AnyPreservationPolicy(self._guarded(policy))
+            answers = explain(guarded, having, context=context)
             for info, kept in zip(having, answers, strict=True):
                 if not kept:
                     dropped[info.step].append(item)
@@ -107,6 +123,6 @@ class RetentionRules:
             )
         )
 
-    def _guarded(self, policy: PreservationPolicy) -> PreservationPolicy:
-        guards = [Pinned(), LatestTemporary(), *([LatestN(1)] if self.keep_latest else [])]
-        return AnyPreservationPolicy([policy, *guards])
+    def _guarded(self, policy: PreservationPolicy) -> list[PreservationPolicy]:
+        newest = [LatestN(1)] if self.keep_latest else []
+        return [policy, Pinned(), LatestTemporary(), *newest]

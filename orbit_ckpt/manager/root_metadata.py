@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from orbit_ckpt.errors import StepNotFoundError
 from orbit_ckpt.manager.options import CheckpointManagerOptions
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.storage.atomic import make_directories, sync_directory, write_file
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
-from orbit_ckpt.storage.path import describe_directory, storage_errors
+from orbit_ckpt.storage.path import storage_errors
 
 _DIRECTORY = "metadata"
 _FILE = "_ROOT_METADATA"
@@ -45,14 +44,11 @@ def open_root(
     """Make the directory of a run and write its metadata, as far as that is asked for.
 
     Raises:
-        StepNotFoundError: It does not exist and is not to be made.
         StorageError: The storage refused.
         TypeError: The metadata are not JSON.
     """
     with storage_errors(root, "opening a run", "Check that it is a writable directory."):
-        if not root.is_dir():
-            if options.read_only or not options.create:
-                raise StepNotFoundError(f"There is no run at {root}: {describe_directory(root)}.")
+        if options.create and not options.read_only:
             make_directories(root)
         if custom and options.save_root_metadata and not options.read_only:
             _write(root, custom)

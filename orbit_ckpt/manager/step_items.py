@@ -43,6 +43,8 @@ class StepItems:
             item_names: Names of items whose handlers follow from their arguments.
             registry: Handlers by item and arguments.
         """
+        if isinstance(item_names, str):
+            raise TypeError(f"item_names is {item_names!r}; give a list of names")
         self._single: bool | None = None
         named: dict[str, CheckpointHandler | None] = dict.fromkeys(item_names or ())
         if isinstance(handlers, Mapping):
@@ -70,8 +72,9 @@ class StepItems:
         Raises:
             ValueError: Neither is given, or they do not fit how the manager was made.
         """
-        if items is None and args is None:
-            raise ValueError("Nothing to save: give an item, or args=.")
+        if (items is None) == (args is None):
+            what = "Nothing to save" if args is None else "Two things to save"
+            raise ValueError(f"{what}: give an item, or args=.")
         _check_items(items)
         if self._single is None:
             self._single = not isinstance(args, Composite)
@@ -93,8 +96,7 @@ class StepItems:
             args: As for `to_save`.
         """
         _check_items(items)
-        if self._single is None:
-            self._single = (path / DEFAULT_ITEM).is_dir()
+        self.look_at(path)
         if args is not None:
             return self._composite(args)
         if items is None and kwargs is None:
@@ -102,6 +104,11 @@ class StepItems:
         if self._takes_trees:
             return Composite(**{DEFAULT_ITEM: StandardRestoreArgs(items, **(kwargs or {}))})
         return self._from_items(1, items, kwargs)
+
+    def look_at(self, path: Path) -> None:
+        """Find out from a step whether there is one item or several, if that is not known."""
+        if self._single is None:
+            self._single = (path / DEFAULT_ITEM).is_dir()
 
     def unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
         """Return what the caller calls the items of a step."""

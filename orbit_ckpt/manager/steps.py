@@ -18,6 +18,7 @@ from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import read_step_details
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
 from orbit_ckpt.storage.layout import (
+    COMMIT_MARKER,
     IN_PROGRESS,
     PINNED,
     STEP_DETAILS,
@@ -170,7 +171,7 @@ def as_step(value: object) -> int:
     return step
 
 
-def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
+def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> list[StepRecord]:
     """Return the committed steps of a run in ascending order.
 
     A step is a directory with a name that `names` knows and with files of a checkpoint, directly
@@ -181,6 +182,7 @@ def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
     Args:
         root: The run's directory; one that does not exist has no steps.
         names: How steps are named.
+        needs_marker: Whether a directory without a commit marker is not committed.
 
     Raises:
         StorageError: A directory cannot be read.
@@ -189,7 +191,7 @@ def list_steps(root: Path, names: StepNames) -> list[StepRecord]:
     with storage_errors(root, "listing steps", _ADVICE):
         records: dict[int, StepRecord] = {}
         for step, path in _candidates(root, names):
-            record = read_step(step, path)
+            record = read_step(step, path, needs_marker=needs_marker)
             if record is None:
                 continue
             other = records.setdefault(step, record)
@@ -243,13 +245,14 @@ def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
     return [(step, root / name) for _, name, step in sorted(found)]
 
 
-def read_step(step: int, path: Path) -> StepRecord | None:
+def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecord | None:
     """Return the record of a step's directory, None if it is not a committed checkpoint."""
     try:
         with os.scandir(path) as scanned:
             entries = list(scanned)
         names = {entry.name for entry in entries}
-        if IN_PROGRESS in names or not looks_like_checkpoint(path, entries):
+        unmarked = needs_marker and COMMIT_MARKER not in names
+        if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
         return StepRecord(
             step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -25,6 +26,12 @@ class TensorBoardMetrics:
         self._metric = metric
         self._run: tuple[Path, str] | None = None
         self._files: dict[Path, EventFile] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric, with the run."""
+        return self._metric
 
     def values(self, steps: Collection[int]) -> Mapping[int, float]:
         """Return the metric of those steps for which it was recorded.
@@ -37,7 +44,8 @@ class TensorBoardMetrics:
             StorageError: A file cannot be read.
         """
         found: dict[int, float] = {}
-        with storage_errors(self._logdir, "reading metrics", "Check that it may be read."):
+        advice = "Check that it may be read."
+        with self._lock, storage_errors(self._logdir, "reading metrics", advice):
             self._find_files()
             for path in sorted(self._files):
                 file = self._files[path]

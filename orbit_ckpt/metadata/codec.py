@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orbit_ckpt.errors import FormatError
+from orbit_ckpt.errors import FormatError, VersionError
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def decode_versioned(data: bytes, kind: type[T], where: str, *, newest: int) -> 
     """
     version = decode_json(data, _Version, where).format_version
     if version > newest:
-        raise FormatError(
+        raise VersionError(
             f"{where}: format version {version}; this version of orbit_ckpt reads up to {newest}. "
             "Install a newer one."
         )
@@ -78,3 +78,13 @@ def encode_user_json(value: object) -> bytes:
         ValueError: The value refers to itself.
     """
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def copy_json(value: object) -> object:
+    """Return a value as it would come back from JSON.
+
+    Raises:
+        TypeError: It is not JSON.
+        ValueError: It refers to itself.
+    """
+    return json.loads(json.dumps(value))

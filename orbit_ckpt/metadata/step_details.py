@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from orbit_ckpt.errors import FormatError
+from orbit_ckpt.errors import VersionError
 from orbit_ckpt.metadata.codec import decode_json, encode_json
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.layout import STEP_DETAILS
@@ -59,7 +59,7 @@ def read_step_details(directory: Path) -> StepDetails:
         return StepDetails()
     version = decode_json(data, _Version, str(file)).version
     if version != STEP_DETAILS_VERSION:
-        raise FormatError(
+        raise VersionError(
             f"{file}: version {version}; this version of orbit_ckpt reads {STEP_DETAILS_VERSION}. "
             "Install a newer one."
         )

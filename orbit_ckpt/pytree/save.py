@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from orbit_ckpt.handlers.base import Future, ParamInfo, SaveBatch
 from orbit_ckpt.metadata import files
+from orbit_ckpt.metadata.codec import copy_json
 from orbit_ckpt.metadata.rich_types import encode_rich_types
 from orbit_ckpt.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
 from orbit_ckpt.pytree.plan import SavePlan
@@ -58,6 +59,8 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
+    if copy:
+        options = structs.replace(options, custom_metadata=copy_json(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
     taken = await take_leaves(plan, options.max_transfer_bytes) if copy else None
     if taken is None:
@@ -70,8 +73,10 @@ async def stage_tree(
             await save.serialize(taken)
         await save.write()
 
+    handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
+
     def finalize() -> None:
-        _finalize([handler for handler, _ in plan.groups()], directory, options)
+        _finalize(handlers, directory, options)
 
     return Commit(write, finalize, save.writer.progress.now)
 

@@ -43,8 +43,8 @@ _SIGNS = frozenset(
 )
 """Any of these makes a directory a checkpoint."""
 
-_ITEM_SIGNS = _SIGNS | {"metadata"}
-"""Any of these makes a directory an item; the last is JSON, of releases that mark nothing else."""
+_JSON_ITEM = "metadata"
+"""This file makes a directory an item, of releases that mark nothing else."""
 
 _logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class AtomicDirectory:
             return
         if not self._overwrite:
             raise _exists(self.final)
-        if not (_has_sign(self.final) or is_in_progress(self.final) or _is_empty(self.final)):
+        if not (_is_replaceable(self.final) or _is_empty(self.final)):
             raise CheckpointExistsError(
                 f"{self.final} exists and is no checkpoint: {describe_directory(self.final)}. It "
                 "is not overwritten; choose another path, or remove it yourself."
@@ -225,9 +225,7 @@ def looks_like_checkpoint(
     if not _SIGNS.isdisjoint(entry.name for entry in entries):
         return True
     return any(
-        entry.is_dir()
-        and not is_temporary_name(entry.name)
-        and _has_sign(Path(entry.path), _ITEM_SIGNS)
+        entry.is_dir() and not is_temporary_name(entry.name) and _is_item(Path(entry.path))
         for entry in entries
     )
 
@@ -249,6 +247,17 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_files(root: Path) -> None:
+    """Wait until all files below a directory are on the disk."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
 def _sync_tree(root: Path) -> None:
     for directory, _, _ in os.walk(root):
         sync_directory(Path(directory))
@@ -261,8 +270,18 @@ def _exists(final: Path) -> CheckpointExistsError:
     )
 
 
-def _has_sign(directory: Path, signs: frozenset[str] = _SIGNS) -> bool:
-    return any((directory / name).exists() for name in signs)
+def _has_sign(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _SIGNS)
+
+
+def _is_replaceable(path: Path) -> bool:
+    return path.is_dir() and (is_in_progress(path) or looks_like_checkpoint(path))
+
+
+def _is_item(directory: Path) -> bool:
+    # a checkpoint in a directory makes that a run, not a checkpoint
+    is_checkpoint = (directory / STEP_METADATA).exists()
+    return not is_checkpoint and (_has_sign(directory) or (directory / _JSON_ITEM).is_file())
 
 
 def _is_empty(path: Path) -> bool:

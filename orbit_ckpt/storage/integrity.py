@@ -15,7 +15,7 @@ from pathlib import Path
 from crc32c import crc32c
 from msgspec import Struct, field
 
-from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
@@ -107,7 +107,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         document = json.loads(body)
         version = int(document["format_version"])
         if version > FORMAT_VERSION:
-            raise FormatError(
+            raise VersionError(
                 f"{file}: format version {version}; this version of orbit_ckpt reads up to "
                 f"{FORMAT_VERSION}. Install a newer one."
             )
