@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import jax
-
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args
@@ -191,6 +189,11 @@ def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
     """Return metrics with Python numbers in place of numpy's and JAX's scalars."""
 
     def plain(value: Any) -> object:
+        if isinstance(value, Mapping):  # JAX would sort the names
+            fields = cast(Mapping[str, Any], value)
+            return {name: plain(field) for name, field in fields.items()}
+        if isinstance(value, list | tuple):
+            return [plain(entry) for entry in cast(Sequence[Any], value)]
         return value.item() if getattr(value, "ndim", None) == 0 else value
 
-    return cast(dict[str, object], jax.tree_util.tree_map(plain, dict(metrics)))
+    return cast(dict[str, object], plain(metrics))

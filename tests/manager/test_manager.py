@@ -716,3 +716,14 @@ def test_a_step_that_was_deleted_behind_our_back_is_not_found(run: Any, tmp_path
         manager.restore(1)
     manager.reload()
     assert manager.all_steps() == []
+
+
+def test_metrics_keep_their_order(run: Any) -> None:
+    manager = run()
+    metrics = {"b": 1, "a": {"d": jnp.float32(0.5), "c": (np.int64(2), None)}}
+    manager.save(1, tree(1), metrics=metrics)
+    manager.wait_until_finished()
+    found = manager.metrics(1)
+    assert found == {"b": 1, "a": {"d": 0.5, "c": [2, None]}}
+    assert list(found) == ["b", "a"]
+    assert list(found["a"]) == ["d", "c"]
