@@ -6,9 +6,10 @@ programs written for Orbax call `dataclasses.replace` and the like.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -89,6 +90,8 @@ class StringMetadata(Metadata, frozen=True, gc=False):
 class TreeMetadata:
     """Metadata of a tree; itself a pytree whose leaves are those of `tree`.
 
+    `metadata["w"]`, `metadata.items()` and the like are those of `tree`.
+
     Attributes:
         tree: The tree's structure with leaf metadata for leaves.
         custom_metadata: What the user saved with the tree.
@@ -96,6 +99,39 @@ class TreeMetadata:
 
     tree: object
     custom_metadata: object = field(default=None, metadata={"static": True})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._container[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._container
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._container)
+
+    def __len__(self) -> int:
+        return len(self._container)
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return what a dict has under a key."""
+        return self._container.get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        """Return the keys of a dict."""
+        return self._container.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values of a dict."""
+        return self._container.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return keys and values of a dict."""
+        return self._container.items()
+
+    @property
+    def _container(self) -> Any:
+        """The outermost container, which a single leaf does not have."""
+        return self.tree
 
 
 @dataclass(frozen=True, slots=True)
