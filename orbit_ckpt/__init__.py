@@ -35,7 +35,7 @@ from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
 if TYPE_CHECKING:
-    from orbit_ckpt import checkpoint_managers, checkpoint_utils, policies
+    from orbit_ckpt import checkpoint_managers, checkpoint_utils, policies, step, utils
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
@@ -59,7 +59,7 @@ _LATER = {
     "StepNameFormat": "manager.steps",
     "TensorBoardMetrics": "manager.tensorboard",
 }
-_LATER_MODULES = frozenset({"checkpoint_managers", "checkpoint_utils", "policies"})
+_LATER_MODULES = frozenset({"checkpoint_managers", "checkpoint_utils", "policies", "step", "utils"})
 
 
 def __getattr__(name: str) -> object:
@@ -124,5 +124,7 @@ __all__ = [
     "policies",
     "save",
     "save_async",
+    "step",
     "type_handlers",
+    "utils",
 ]

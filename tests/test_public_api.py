@@ -46,7 +46,7 @@ PUBLIC = {
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
         "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
-        "type_handlers",
+        *("step", "type_handlers", "utils"),
     },
     "orbit_ckpt.policies": POLICIES,
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
@@ -66,6 +66,13 @@ PUBLIC = {
     },
     "orbit_ckpt.checkpoint_utils": {
         *("construct_restore_args", "checkpoints_iterator", "wait_for_new_checkpoint"),
+    },
+    "orbit_ckpt.step": {
+        *("standard_name_format", "build_step_path", "find_step_path"),
+        *("latest_step_metadata", "checkpoint_steps", "is_path_finalized"),
+    },
+    "orbit_ckpt.utils": {
+        *("checkpoint_steps", "is_checkpoint_finalized", "to_shape_dtype_struct"),
     },
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),

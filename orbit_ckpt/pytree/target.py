@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -99,6 +100,28 @@ def restore_args_of(
     if isinstance(leaf, np.character):
         return RestoreArgs()  # text of numpy, whose dtype is its length
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
+
+
+def to_shape_dtype_struct(
+    leaf: object, dtype: DType | None = None, scalar_dtype: Callable[[Any], object] | None = None
+) -> object:
+    """Return the shape, dtype and sharding of a leaf, to be given as a target; what else as it is.
+
+    Args:
+        leaf: An array, `jax.ShapeDtypeStruct`, or leaf metadata of a checkpoint.
+        dtype: Another dtype than the leaf's.
+        scalar_dtype: Converts Python and numpy scalars.
+    """
+    if isinstance(leaf, int | float | np.number):
+        scalar = cast(object, leaf)
+        return scalar if scalar_dtype is None else scalar_dtype(scalar)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    array = cast(_ArrayLike, leaf)
+    sharding = _inner_sharding(getattr(leaf, "sharding", None))
+    if isinstance(sharding, ShardingMetadata):
+        sharding = sharding.to_jax_sharding()
+    return jax.ShapeDtypeStruct(array.shape, dtype or array.dtype, sharding=sharding)
 
 
 def _metadata_args(leaf: Metadata, sharding: object) -> RestoreArgs:

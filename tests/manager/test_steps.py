@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import StorageError
+from orbit_ckpt.errors import StepNotFoundError, StorageError
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, latest_step, list_steps
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
@@ -420,3 +420,24 @@ def test_steps_of_past_releases_of_orbax_are_listed(tmp_path: Path) -> None:
 def test_steps_of_a_t5x_run_are_listed() -> None:
     records = list_steps(GOLDEN / "t5x_keep_pinned", StepNameFormat("checkpoint"))
     assert [(r.step, r.pinned) for r in records] == [(2, True), (4, False), (5, False)]
+
+
+def test_helpers_answer_as_those_of_orbax(tmp_path: Path) -> None:
+    for name in ("7", "ckpt_0008", "a_b_9", "10.orbax-checkpoint-tmp", "notes", "x11"):
+        make_step(tmp_path / name)
+    assert ocp.step.checkpoint_steps(tmp_path) == [7, 8, 9]
+    assert sorted(orbax.utils.checkpoint_steps(tmp_path)) == [7, 8, 9]
+    formats = {module: module.step.standard_name_format for module in (ocp, orbax)}
+    for module, name_format in formats.items():
+        plain = name_format()
+        prefixed = name_format(step_prefix="ckpt", step_format_fixed_length=4)
+        latest: Any = module.step.latest_step_metadata(tmp_path, prefixed)
+        assert (latest.step, Path(latest.path)) == (8, tmp_path / "ckpt_0008")
+        assert module.step.latest_step_metadata(tmp_path / "notes", plain) is None
+        found = module.step.find_step_path(tmp_path, prefixed, step=8)
+        assert Path(found) == tmp_path / "ckpt_0008"
+        assert Path(module.step.build_step_path(tmp_path, prefixed, 3)) == tmp_path / "ckpt_0003"
+        assert module.utils.is_checkpoint_finalized(tmp_path / "7")
+        assert not module.utils.is_checkpoint_finalized(tmp_path / "10.orbax-checkpoint-tmp")
+    with pytest.raises(StepNotFoundError, match="no step 9"):
+        ocp.step.find_step_path(tmp_path, ocp.step.standard_name_format(), step=9)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -660,3 +661,35 @@ def test_an_abstract_array_without_a_sharding_leaves_numpy_arrays_numpy(tmp_path
     placed = jax.ShapeDtypeStruct((3,), np.int32, sharding=replicated)
     counts = standard_restore(tmp_path / "c", {**abstract, "counts": placed})["counts"]
     assert isinstance(counts, jax.Array)
+
+
+def test_metadata_are_used_like_the_tree_that_they_describe(saved: Path) -> None:
+    found: Any = ocp.Checkpointer(ocp.PyTreeHandler()).metadata(saved).item_metadata
+    assert found["dense"]["kernel"].shape == (8, 8)
+    assert found.get("dense") is found["dense"]
+    assert found.get("nothing", 3) == 3
+    assert "dense" in found
+    assert set(found) == set(found.keys()) == dict(found.items()).keys() == TREE.keys()
+    assert len(found) == len(found.values()) == len(TREE)
+
+
+@pytest.mark.parametrize(
+    "leaf", [np.arange(3), jnp.arange(3), put(GRID, "x", x=8), jax.ShapeDtypeStruct((2,), np.int8)]
+)
+def test_leaves_are_made_abstract_as_orbax_does(leaf: Any) -> None:
+    wanted: Any = orbax.utils.to_shape_dtype_struct(leaf)
+    found: Any = ocp.utils.to_shape_dtype_struct(leaf)
+    assert (found.shape, found.dtype, found.sharding) == (leaf.shape, leaf.dtype, wanted.sharding)
+    cast: Any = ocp.utils.to_shape_dtype_struct(leaf, dtype=np.dtype(np.float16))
+    assert cast.dtype == np.float16
+
+
+def test_what_is_no_array_is_abstract_enough(saved: Path) -> None:
+    assert ocp.utils.to_shape_dtype_struct(3) == 3
+    assert type(ocp.utils.to_shape_dtype_struct(3, scalar_dtype=float)) is float
+    assert ocp.utils.to_shape_dtype_struct("text") == "text"
+    metadata: Any = ocp.metadata(saved).tree
+    kernel: Any = ocp.utils.to_shape_dtype_struct(metadata["dense"]["kernel"])
+    assert kernel.sharding == TREE["dense"]["kernel"].sharding
+    keys: Any = ocp.utils.to_shape_dtype_struct(TREE["keys"])
+    assert (keys.shape, keys.dtype) == ((3,), TREE["keys"].dtype)
