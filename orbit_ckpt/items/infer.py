@@ -23,7 +23,7 @@ _ORBAX = "orbax."
 def handler_class_in(directory: Path, typestr: str | None) -> type[CheckpointHandler]:
     """Return the class of the handler that wrote an item.
 
-    Orbax before 0.11 does not record it, and its v1 API records classes of its own: then the files
+    Orbax up to 0.11.0 does not record it, and its v1 API records classes of its own: then the files
     tell a tree, a random key and JSON.
 
     Args:
