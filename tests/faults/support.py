@@ -214,6 +214,24 @@ def before_every_write(
         yield
 
 
+class Refusal:
+    """Fails the n-th of the operations that `before_every_write` tells of."""
+
+    def __init__(self, nth: int, code: int) -> None:
+        self.nth = nth
+        self.code = code
+        self.seen: list[str] = []
+
+    def __call__(self, operation: str) -> None:
+        self.seen.append(operation)
+        if len(self.seen) == self.nth:
+            raise OSError(self.code, os.strerror(self.code), operation)
+
+    @property
+    def happened(self) -> bool:
+        return len(self.seen) >= self.nth
+
+
 class _WatchedFile:
     """A file that calls a function before something is written into it."""
 

@@ -15,6 +15,7 @@ from orbit_ckpt.errors import CheckpointError, StorageError, UnsupportedLeafErro
 from tests.faults.support import (
     LAYOUTS,
     Layout,
+    Refusal,
     Saver,
     before_every_write,
     files_below,
@@ -24,24 +25,6 @@ from tests.support import assert_same_tree
 
 OCDBT, FILES = Layout(use_compression=False), Layout(use_ocdbt=False, use_compression=False)
 OLD, NEW = numbered_tree(1), numbered_tree(2)
-
-
-class Refusal:
-    """Fails the n-th write, and every later one if the disk stays broken."""
-
-    def __init__(self, nth: int, code: int) -> None:
-        self.nth = nth
-        self.code = code
-        self.seen: list[str] = []
-
-    def __call__(self, operation: str) -> None:
-        self.seen.append(operation)
-        if len(self.seen) == self.nth:
-            raise OSError(self.code, os.strerror(self.code), operation)
-
-    @property
-    def happened(self) -> bool:
-        return len(self.seen) >= self.nth
 
 
 @pytest.mark.slow
