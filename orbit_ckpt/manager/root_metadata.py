@@ -10,8 +10,12 @@ import msgspec
 
 from orbit_ckpt.manager.options import CheckpointManagerOptions
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
-from orbit_ckpt.storage.atomic import make_directories, sync_directory, write_file
-from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt.storage.atomic import (
+    AtomicDirectory,
+    make_directories,
+    sync_directory,
+    write_file,
+)
 from orbit_ckpt.storage.path import storage_errors
 
 _DIRECTORY = "metadata"
@@ -78,9 +82,9 @@ def _write(root: Path, custom: Mapping[str, object]) -> None:
         return
     text = encode_user_json({"internal_metadata": {}, "custom_metadata": dict(custom)})
     directory.mkdir(exist_ok=True)
-    temporary = directory / f"{_FILE}{TEMPORARY_SUFFIX}"
-    temporary.unlink(missing_ok=True)
-    write_file(temporary, text)
-    temporary.rename(directory / _FILE)
+    # never committed; if this process dies it is removed like what a save leaves behind
+    with AtomicDirectory(root / _FILE) as scratch:
+        write_file(scratch.path / _FILE, text)
+        (scratch.path / _FILE).rename(directory / _FILE)
     sync_directory(directory)
     sync_directory(root)

@@ -6,6 +6,7 @@ operation on the file system. `nox -s crash` kills 500 times, not 25.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -135,3 +136,40 @@ def test_a_run_that_is_killed_loses_no_step_and_leaves_nothing(
 )
 def test_so_does_a_run_with_other_options(saver: Saver, setting: Setting, tmp_path: Path) -> None:
     kill_often(saver, tmp_path / "run", setting, kills=max(10, KILLS // 5), seed=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True], ids=["rename", "marker mode"])
+def test_a_manager_that_another_process_opens_leaves_a_save_alone(
+    saver: Saver, in_place: bool, tmp_path: Path
+) -> None:
+    setting = Setting(in_place=in_place, nbytes=1 << 10)
+    stopped = True
+    for nth in itertools.count(1):
+        if not stopped:
+            break
+        root = tmp_path / str(nth)
+        order: dict[str, Any] = {"path": str(root), "setting": asdict(setting), "saves": 1}
+        child = saver.order(do="live", kill=["fsync", nth], signal="SIGSTOP", **order)
+        stopped = "stopped" in ended(saver)
+        with setting.open(root, lambda: None) as manager:
+            assert set(manager.all_steps()) <= {1}
+            setting.save(manager, 10)
+        if stopped:
+            os.kill(child, signal.SIGCONT)
+            assert ended(saver) == {"exit": 0}
+        with setting.open(root, lambda: None) as manager:
+            steps = manager.all_steps()
+            assert steps in ([1, 10], [10, 11])  # it may have looked for steps before or after
+            assert setting.wrong(manager) == []
+        assert sorted(os.listdir(root)) == [*map(str, steps), "metadata"]
+        assert os.listdir(root / "metadata") == ["_ROOT_METADATA"]
+
+
+def ended(saver: Saver) -> dict[str, Any]:
+    """Return the report that says that a process has stopped or ended."""
+    report: dict[str, Any] = {}
+    while not {"stopped", "exit"} & report.keys():
+        report = saver.report()
+        assert "error" not in report, report
+    return report

@@ -189,8 +189,10 @@ def test_a_refused_operation_while_a_run_is_opened_is_told_and_it_can_be_opened_
             return ocp.CheckpointManager(root, metadata={"model": "a"})
 
         error = attempt(refusal, open_it)
-        assert (error is not None) == refusal.happened
-        assert error is None or f"{root}: opening a run failed" in str(error)
+        # what is left when only tidying up is refused goes with the next opening
+        tidying = refusal.seen[refusal.nth - 1 : refusal.nth] == ["rmdir"]
+        assert (error is not None) == (refusal.happened and not tidying)
+        assert error is None or str(root) in str(error)
         assert open_it().metadata().custom_metadata == {"model": "a"}
         assert os.listdir(root) == ["metadata"]
         assert os.listdir(root / "metadata") == ["_ROOT_METADATA"]

@@ -112,8 +112,8 @@ def live(order: dict[str, Any], report: Report) -> None:
     is pinned, and, after two saves, what the directory holds.
 
     Args:
-        order: The `setting`, the `path`, and before which operation to die, `kill`: its name and
-            a number; empty for none.
+        order: The `setting`, the `path`, how many `saves`, and before which operation to die,
+            `kill`: its name and a number, None for none; `signal` is how.
         report: Takes what there is to say.
     """
     setting = Setting(**order["setting"])
@@ -123,8 +123,8 @@ def live(order: dict[str, Any], report: Report) -> None:
     def die(operation: str) -> None:
         nonlocal nth
         nth -= operation == name
-        if name is not None and nth <= 0 and operation == name:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if operation == name and nth == 0:
+            os.kill(os.getpid(), signal.Signals[order.get("signal", "SIGKILL")])
 
     with before_every_write(die, deletions=True, data=True):
         manager = setting.open(root, lambda: report({"durable": manager.latest_step()}))
