@@ -132,12 +132,12 @@ def live(order: dict[str, Any], report: Report) -> None:
         first = (manager.latest_step() or 0) + 1
         for step in range(first, first + order["saves"]):
             setting.save(manager, step)
-            if step % PIN_EVERY == 0:
-                _move_pin(manager, root, report)
             if step == first + 1:
                 manager.wait_until_finished()
                 entries = sorted(os.listdir(root))
                 report({"steps": manager.all_steps(), "entries": entries, "pins": _pinned(root)})
+            if step % PIN_EVERY == 0:
+                _move_pin(manager, root, report)
         manager.close()
 
 
