@@ -37,14 +37,13 @@ class StepDeleter:
         self._subdir = todelete_subdir
 
     def put_aside(self, directory: Path) -> Path | None:
-        """Rename a step, or an item of one; return what is to be removed, if anything.
+        """Rename a step, or an item of one; return where it is now, None if it is gone already.
 
         Raises:
             OSError: The storage refused; the directory is as it was.
         """
-        if self._subdir is None:
-            aside = self._root / f"{directory.name}{_DELETED}{time.time_ns()}"
-        else:
+        aside = self._root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        if self._subdir is not None:
             make_directories(self._root / self._subdir)
             aside = self._root / self._subdir / directory.name
             if aside.exists():
@@ -53,18 +52,24 @@ class StepDeleter:
             directory.rename(aside)
         except FileNotFoundError:
             return None  # another process was faster
-        sync_directory(aside.parent)
-        sync_directory(directory.parent)
-        return aside if self._subdir is None else None
+        return aside
 
-    def remove(self, aside: Path) -> None:
-        """Remove what has been put aside.
+    def remove(self, aside: Path, directory: Path) -> None:
+        """Remove what has been put aside, unless that is where it is to stay.
+
+        Args:
+            aside: Where it is.
+            directory: Where it was.
 
         Raises:
-            OSError: The storage refused; `sweep` will remove the rest.
+            OSError: The storage refused; this may be tried again.
         """
-        _remove(aside)
-        _logger.debug("Deleted %s", aside.name.partition(_DELETED)[0])
+        for parent in (aside.parent, directory.parent):
+            if parent.exists():  # the step of an item may have been put aside since
+                sync_directory(parent)
+        if self._subdir is None:
+            _remove(aside)
+        _logger.debug("Deleted %s", directory)
 
     def sweep(self, *, everything: bool = False) -> None:
         """Remove what processes that died have left: half deletions and saves.

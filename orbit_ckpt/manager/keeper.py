@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.errors import CheckpointError, StepNotFoundError, StorageError
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.preservation import PreservationContext
@@ -41,6 +41,7 @@ class StepKeeper:
         self._deleter = deleter
         self._pool = ThreadPoolExecutor(1, "orbit_ckpt-delete") if in_background else None
         self._running: list[Future[None]] = []
+        self._aside: dict[Path, tuple[Path, str]] = {}
         self._changing = threading.RLock()
         self._telling = threading.Lock()
         self._errors: list[CheckpointError] = []
@@ -60,6 +61,8 @@ class StepKeeper:
                     f"No step was deleted, because a preservation policy failed: {error}", error
                 )
                 return
+            for aside in list(self._aside):
+                self._finish(aside)  # perhaps it succeeds now
             for step in plan.steps:
                 self._apply_to(step)
 
@@ -122,42 +125,55 @@ class StepKeeper:
             pool.shutdown()
 
     def _apply_to(self, step: StepRetention) -> None:
+        if step.kept and not step.dropped_items:
+            return
         try:
             path = self._index.path(step.step)
-            if step.kept:
-                for item in step.dropped_items:
-                    self._remove(path / item, f"item {item} of step {step.step}")
-                if step.dropped_items:
-                    self._index.add(step.step, path)
-            elif not self._index.is_pinned(step.step):  # by hand, or by another process
+            if self._index.is_pinned(step.step):
+                return  # by hand, or by another process, after the index had looked
+            if not step.kept:
                 self._delete(step.step, path)
+                return
+            for item in step.dropped_items:
+                self._remove(self._put_aside(path / item, f"item {item!r} of step {step.step}"))
+            self._index.add(step.step, path)
+        except StepNotFoundError:
+            pass  # somebody else was faster
         except Exception as error:  # noqa: BLE001 - the next one may be deleted all the same
             self.note(f"Deleting step {step.step} failed: {error}", error)
 
     def _delete(self, step: int, path: Path) -> None:
-        self._remove(path, f"step {step}")
+        aside = self._put_aside(path, f"step {step}")
         if not path.exists():
             self._index.remove(step)
+        self._remove(aside)
 
-    def _remove(self, path: Path, what: str) -> None:
+    def _put_aside(self, path: Path, what: str) -> Path | None:
         try:
             aside = self._deleter.put_aside(path)
         except OSError as error:
             self._note_failed(what, path, error)
-            return
+            return None
+        if aside is not None:
+            self._aside[aside] = (path, what)
+        return aside
+
+    def _remove(self, aside: Path | None) -> None:
         if aside is None:
             return
         if self._pool is None:
-            self._finish(aside, what)
+            self._finish(aside)
             return
         self._running = [future for future in self._running if not future.done()]
-        self._running.append(self._pool.submit(self._finish, aside, what))
+        self._running.append(self._pool.submit(self._finish, aside))
 
-    def _finish(self, aside: Path, what: str) -> None:
+    def _finish(self, aside: Path) -> None:
+        path, what = self._aside.pop(aside)
         try:
-            self._deleter.remove(aside)
+            self._deleter.remove(aside, path)
         except OSError as error:
-            self._note_failed(what, aside, error)
+            self._aside[aside] = (path, what)
+            self._note_failed(what, path, error)
 
     def _note_failed(self, what: str, path: Path, error: OSError) -> None:
         advice = "Check the permissions there, or delete it yourself."

@@ -124,6 +124,9 @@ class CheckpointManager:
             self._options.enable_async_checkpointing &= is_async
         self._items = StepItems(item_handlers, item_names, handler_registry)
         atomicity = self._options.atomicity_options or AtomicityOptions()
+        deleter = StepDeleter(self._directory, todelete_subdir=self._options.todelete_subdir)
+        if not self._options.read_only and self._directory.is_dir():
+            deleter.sweep(everything=self._options.cleanup_tmp_directories)
         rules = self._options.retention()
         self._index = StepIndex(
             self._directory,
@@ -137,9 +140,6 @@ class CheckpointManager:
         self._async = self._options.async_options or AsyncOptions()
         self._last = LastSave(self._async.timeout_secs)
         self._policy = self._options.decision_policy()
-        deleter = StepDeleter(self._directory, todelete_subdir=self._options.todelete_subdir)
-        if not self._options.read_only and self._directory.is_dir():
-            deleter.sweep(everything=self._options.cleanup_tmp_directories)
         self._keeper = StepKeeper(
             self._index,
             rules,
@@ -462,10 +462,10 @@ class CheckpointManager:
             raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
 
     def _decide(self, step: int) -> SaveDecision:
+        running = self._last.step  # before the others, among which it may be a moment later
         infos = self._index.infos()
         now = datetime.now(tz=UTC)
-        running = self._last.step
-        if running is not None:
+        if running is not None and running not in {info.step for info in infos}:
             infos = sorted([*infos, StepInfo(running, now)], key=lambda info: info.step)
         if infos and infos[-1].step >= step:
             return SaveDecision()

@@ -198,7 +198,7 @@ def test_an_item_that_cannot_be_dropped_is_told(run: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(deletion.StepDeleter, "put_aside", fail)
     manager.save(2, args=items(2))
-    with pytest.raises(StorageError, match="item data of step 1"):
+    with pytest.raises(StorageError, match="item 'data' of step 1"):
         manager.wait_until_finished()
 
 
@@ -543,9 +543,9 @@ def test_a_step_that_is_being_deleted_is_not_listed(
     release = threading.Event()
     remove = deletion.StepDeleter.remove
 
-    def slow(self: deletion.StepDeleter, aside: Path) -> None:
+    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
         release.wait(60)
-        remove(self, aside)
+        remove(self, aside, directory)
 
     monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
     manager = run(enable_background_delete=True)
