@@ -8,24 +8,17 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, SessionOptions
+from orbit_ckpt.checkpointer.options import AtomicityOptions, SessionOptions
 from orbit_ckpt.checkpointer.saving import (
-    LastSave,
-    SaveHandle,
-    SaveRequest,
-    begin_save,
-    save_now,
     told_beside,
 )
 from orbit_ckpt.errors import (
-    BackgroundSaveError,
-    CheckpointExistsError,
     StepAlreadyExistsError,
     StepNotFoundError,
 )
@@ -35,17 +28,10 @@ from orbit_ckpt.manager.fallback import restore_newest_intact
 from orbit_ckpt.manager.index import StepIndex, read_metrics
 from orbit_ckpt.manager.keeper import StepKeeper
 from orbit_ckpt.manager.options import CheckpointManagerOptions
-from orbit_ckpt.manager.preemption import PreemptionWatch
 from orbit_ckpt.manager.preservation import rank
 from orbit_ckpt.manager.retention import RetentionPlan
 from orbit_ckpt.manager.root_metadata import open_root, read_root_metadata
-from orbit_ckpt.manager.save_policies import (
-    DecisionContext,
-    PreemptionCheckpointingPolicy,
-    SaveDecision,
-    decide,
-)
-from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.manager.saver import StepRequest, StepSaver
 from orbit_ckpt.manager.step_items import (
     Handlers,
     StepItems,
@@ -54,7 +40,6 @@ from orbit_ckpt.manager.step_items import (
     with_metrics,
 )
 from orbit_ckpt.manager.steps import as_step
-from orbit_ckpt.metadata.step_details import StepDetails
 from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.path import resolve_path
 
@@ -135,20 +120,16 @@ class CheckpointManager:
             needs_marker=atomicity.needs_marker,
             with_items=bool(rules.items),
         )
-        self._session = SessionOptions(self._options.file_options, atomicity)
         self._checkpointer = Checkpointer(self._items.handler, atomicity_options=atomicity)
-        self._async = self._options.async_options or AsyncOptions()
-        self._last = LastSave(self._async.timeout_secs)
-        self._policy = self._options.decision_policy()
         self._keeper = StepKeeper(
             self._index,
             rules,
             deleter,
             in_background=self._options.enable_background_delete,
         )
-        self._watch = PreemptionWatch()
-        self._started = datetime.now(tz=UTC)
-        self._blocked: timedelta | None = None
+        session = SessionOptions(self._options.file_options, atomicity)
+        handler = self._items.handler
+        self._saver = StepSaver(handler, self._index, self._keeper, session, self._options)
         self._logger = logger
 
     @property
@@ -191,11 +172,11 @@ class CheckpointManager:
             CheckpointError: What handlers raise; nothing was left behind.
         """
         number = as_step(step)
-        decision = self._decide(number)
+        decision = self._saver.decide(number)
         if self._options.read_only or not (force or decision):
             self.check_for_errors()
             return False
-        if number in self._index.steps() or number == self._last.step:
+        if self._saver.has(number):
             raise StepAlreadyExistsError(
                 f"Step {number} of {self._directory} exists. Save another step, or delete it first."
             )
@@ -203,30 +184,18 @@ class CheckpointManager:
         measured = None if metrics is None else plain_metrics(metrics)
         if measured is not None and not self._options.prevent_write_metrics:
             composite = with_metrics(composite, measured)
-        path = self._directory / self._names.build_name(number)
-        request = SaveRequest(
-            path,
-            {"args": composite},
-            overwrite=number in self._index.refused,
-            custom_metadata=custom_metadata,
-            step=number,
-            details=StepDetails(temporary=True) if decision.temporary and not force else None,
-            when_done=lambda: self._committed(number, path, measured),
+        request = StepRequest(
+            number,
+            self._directory / self._names.build_name(number),
+            composite,
+            measured,
+            custom_metadata,
+            temporary=decision.temporary and not force,
         )
-        began = time.monotonic()
         try:
-            self._last.begin(lambda: self._begin(request), deadline=self._watch.deadline)
-        except BackgroundSaveError as error:
-            told = self._keeper.error()
-            if told is not None:
-                error.add_note(str(told))
-            raise
-        except CheckpointExistsError as error:
-            raise StepAlreadyExistsError(str(error)) from error
+            self._saver.save(request)
         finally:
-            self._blocked = timedelta(seconds=time.monotonic() - began)
-            self._log("save", number, self._blocked)
-        self._keeper.check()
+            self._log("save", number, self._saver.blocked)
         return True
 
     def restore(
@@ -259,7 +228,7 @@ class CheckpointManager:
             CorruptionError: Stored data is missing or damaged.
             CheckpointError: What handlers raise.
         """
-        self._last.wait()
+        self._saver.wait()
         index = self._index
         if directory is not None and resolve_path(directory) != self._directory:
             index = StepIndex(resolve_path(directory), self._names)
@@ -289,7 +258,7 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step."""
-        return not self._options.read_only and bool(self._decide(as_step(step)))
+        return not self._options.read_only and bool(self._saver.decide(as_step(step)))
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Return the durable steps, ascending.
@@ -395,11 +364,11 @@ class CheckpointManager:
             RuntimeError: This is not the main thread.
         """
         seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
-        self._watch.install(signum, deadline_s=seconds)
+        self._saver.watch.install(signum, deadline_s=seconds)
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is about to be stopped, by a watched signal or JAX's service."""
-        return self._watch.reached(step)
+        return self._saver.watch.reached(step)
 
     def wait_until_finished(self) -> None:
         """Wait until no save and no deletion goes on.
@@ -408,14 +377,7 @@ class CheckpointManager:
             BackgroundSaveError: A save has failed and nobody has been told.
             StorageError: A deletion has failed and nobody has been told.
         """
-        try:
-            self._last.finish()
-        except BackgroundSaveError as error:
-            told = self._keeper.error()
-            if told is not None:
-                error.add_note(str(told))
-            raise
-        self._keeper.finish()
+        self._saver.finish()
 
     def check_for_errors(self) -> None:
         """Raise what has failed in the background, without waiting.
@@ -424,12 +386,11 @@ class CheckpointManager:
             BackgroundSaveError: A save has failed and nobody has been told.
             StorageError: A deletion has failed and nobody has been told.
         """
-        self._last.check()
-        self._keeper.check()
+        self._saver.check()
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save goes on in the background."""
-        return self._last.is_running()
+        return self._saver.is_running()
 
     def close(self) -> None:
         """Wait until nothing goes on, and give up resources.
@@ -438,11 +399,9 @@ class CheckpointManager:
             BackgroundSaveError: A save has failed and nobody has been told.
             StorageError: A deletion has failed and nobody has been told.
         """
-        self._watch.uninstall()
         try:
-            self.wait_until_finished()
+            self._saver.close()
         finally:
-            self._keeper.close()
             self._checkpointer.close()
 
     def __enter__(self) -> Self:
@@ -461,48 +420,8 @@ class CheckpointManager:
         if self._options.read_only:
             raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
 
-    def _decide(self, step: int) -> SaveDecision:
-        running = self._last.step  # before the others, among which it may be a moment later
-        infos = self._index.infos()
-        now = datetime.now(tz=UTC)
-        if running is not None and running not in {info.step for info in infos}:
-            infos = sorted([*infos, StepInfo(running, now)], key=lambda info: info.step)
-        if infos and infos[-1].step >= step:
-            return SaveDecision()
-        if self._watch.received:  # whatever the policies say
-            return SaveDecision((PreemptionCheckpointingPolicy(),))
-        told = self._options.enable_should_save_is_saving_in_progress_check
-        context = DecisionContext(
-            is_saving_in_progress=told and self.is_saving_in_progress(),
-            reached_preemption=self._watch.reached(step),
-            started=self._started,
-            blocked=self._blocked,
-        )
-        return decide(self._policy, StepInfo(step, now), infos, context=context)
-
-    def _begin(self, request: SaveRequest) -> SaveHandle | None:
-        """Save a step in the background; at once if that is asked for, or a signal has come."""
-        handler = self._items.handler
-        at_once = self._watch.received or not self._options.enable_async_checkpointing
-        if at_once and self._watch.deadline is None:
-            save_now(handler, request, self._session)
-            return None
-        return begin_save(handler, request, self._session)
-
-    def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
-        """Enter a durable step, then delete what it makes superfluous."""
-        try:
-            self._index.add(step, path, metrics)
-        except OSError as error:
-            self._keeper.note(
-                f"Step {step} is saved but not listed: {error}. Call reload().", error
-            )
-        self._keeper.apply(just_saved=step)
-        if self._async.post_finalization_callback is not None:
-            self._async.post_finalization_callback()
-
-    def _log(self, event: str, step: int, duration: timedelta) -> None:
+    def _log(self, event: str, step: int, duration: timedelta | None) -> None:
         if self._logger is not None:
-            seconds = duration.total_seconds()
+            seconds = 0.0 if duration is None else duration.total_seconds()
             entry = {"event_type": event, "step": step, "directory": str(self._directory)}
             self._logger.log_entry({**entry, "duration_secs": seconds})

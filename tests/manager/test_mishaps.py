@@ -163,7 +163,7 @@ def test_steps_are_saved_although_old_ones_cannot_be_deleted(run: Any, backgroun
             manager.save(step, tree(step), metrics={"acc": 1.0})
         except CheckpointError as error:
             told.append(str(error))
-    manager._last.wait()
+    manager._saver._last.wait()
     assert manager.all_steps() == list(range(6))
     assert told
     assert all("No step was deleted" in text for text in told)
@@ -213,7 +213,7 @@ def test_a_failed_save_does_not_hide_a_failed_deletion(
 
     monkeypatch.setattr(deletion.StepDeleter, "put_aside", fail)
     manager.save(2, tree(2))
-    manager._last.wait()
+    manager._saver._last.wait()
     failing.add("3")
     with pytest.raises(StorageError, match="Deleting step 1"):
         manager.save(3, tree(3))
