@@ -29,7 +29,7 @@ class Shard(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the part in bytes."""
-        return self.region.size * self.data.dtype.itemsize
+        return math.prod(self.region.shape) * self.data.dtype.itemsize
 
 
 class TakenArray(NamedTuple):
@@ -38,14 +38,14 @@ class TakenArray(NamedTuple):
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
-        shards: The parts that this process writes.
+        shards: The parts that this process writes; they are exchanged for copies.
         sharding: How it is laid out over devices, None in host memory.
         key_impl: PRNG implementation if it holds the data of typed keys.
     """
 
     shape: Shape
     dtype: DType
-    shards: Sequence[Shard]
+    shards: list[Shard]
     sharding: jax.sharding.Sharding | None = None
     key_impl: str | None = None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import islice
 
-from orbit_ckpt.arrays.transfer import Shard, TakenArray
+from orbit_ckpt.arrays.transfer import TakenArray
 from orbit_ckpt.handlers.base import ValueTaker
 from orbit_ckpt.pytree.plan import SavePlan
 from orbit_ckpt.storage.host_copies import copy_all
@@ -25,17 +25,13 @@ async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePla
     if len(takers) < len(groups) or plan.args:  # what is wrong with options is found by handlers
         return None
     values = list(plan.flat.values)
+    arrays: list[TakenArray] = []
     for taker, (_, positions) in zip(takers, groups, strict=True):
         taken = taker.take([values[position] for position in positions])
         for position, value in zip(positions, taken, strict=True):
             values[position] = value
-    shards = [s for value in values if isinstance(value, TakenArray) for s in value.shards]
-    copies = iter(await copy_all(shards, max_transfer_bytes))
-    return plan.with_values([_with_copies(value, copies) for value in values])
-
-
-def _with_copies(value: object, copies: Iterator[Shard]) -> object:
-    if not isinstance(value, TakenArray):
-        return value
-    shards = [next(copies) for _ in value.shards]
-    return TakenArray(value.shape, value.dtype, shards, value.sharding, value.key_impl)
+        arrays += [value for value in taken if isinstance(value, TakenArray)]
+    copies = iter(await copy_all([s for a in arrays for s in a.shards], max_transfer_bytes))
+    for array in arrays:
+        array.shards[:] = islice(copies, len(array.shards))
+    return plan.with_values(values)
