@@ -63,6 +63,11 @@ def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:
     return json.dumps(outline, separators=(",", ":"), default=leaf)
 
 
+def has_rich_types(text: str) -> bool:
+    """Whether a text may say more of containers than whether they are dicts or lists."""
+    return '"namedtuple"' in text or '"tuple"' in text
+
+
 def decode_rich_types(
     text: str,
     where: str,
@@ -78,7 +83,7 @@ def decode_rich_types(
         text: `value_metadata_tree`.
         where: The file it is from, for errors.
         leaf: Gives the value of the leaf at a path.
-        paths: Path of every leaf by its names, which has dict keys of their own type.
+        paths: Paths, by their names, of the leaves that have dict keys of other types than str.
 
     Raises:
         FormatError: The text is not what Orbax writes.

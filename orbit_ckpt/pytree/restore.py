@@ -23,7 +23,11 @@ from orbit_ckpt.handlers.base import (
 )
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.handlers.stored import cast_host
-from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
+from orbit_ckpt.metadata.rich_types import (
+    decode_rich_types,
+    find_namedtuple,
+    has_rich_types,
+)
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
@@ -392,8 +396,9 @@ def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types
     leaves = source.document.leaves
     text = source.document.rich_types
     where = str(source.directory.path)
-    if rich_types and text is not None:
-        paths = {leaf.names: leaf.path for leaf in leaves}
+    if rich_types and text is not None and (not leaves or has_rich_types(text)):
+        kinds = source.details.key_kinds
+        paths = {leaf.names: leaf.path for leaf in leaves if leaf.name in kinds}
         return decode_rich_types(text, where, values.__getitem__, paths)
     try:
         return build_tree((leaf.path, values[leaf.names]) for leaf in leaves)

@@ -227,6 +227,8 @@ class _Node:
             ) from None
 
     def _name(self, key: object, path: KeyPath) -> str:
+        if type(key) is DictKey and type(key.key) is str and not self.is_sequence:
+            return key.key  # what nearly all keys are
         is_sequence = is_sequence_key(key)
         if is_sequence is not self.is_sequence:
             if self.children:
