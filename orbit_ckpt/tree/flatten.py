@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import jax
 from jax.tree_util import DictKey
@@ -226,7 +226,7 @@ class _Node:
                 f"{format_path(path)} has {len(children)} elements but none at index {error}"
             ) from None
 
-    def _name(self, key: object, path: KeyPath) -> str:
+    def _name(self, key: Any, path: KeyPath) -> str:  # JAX's keys have no types
         if type(key) is DictKey and type(key.key) is str and not self.is_sequence:
             return key.key  # what nearly all keys are
         is_sequence = is_sequence_key(key)
