@@ -149,7 +149,8 @@ class Model:
 
     def add(self, step: int, saved: Saved) -> None:
         self.steps[step] = saved
-        self.steps = {step: self.steps[step] for step in self.kept()}
+        kept = {*self.kept(), *([step] if self.setting.keep_latest else [])}
+        self.steps = {step: saved for step, saved in self.steps.items() if step in kept}
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class ManagerMachine(RuleBasedStateMachine):
         running, self.running = self.running, None
         if running is not None:
             self.commits.held.pop(running.step).set()
-            self.manager._last.wait()
+            self.manager._saver._last.wait()
             self.learn(running)
 
     def learn(self, running: Running) -> None:
