@@ -30,6 +30,11 @@ LEAF = object()
 
 def outline_of(tree: object) -> Outline:
     """Return the containers of a tree that is being saved; it may be changed afterwards."""
+    kind = type(tree)
+    if kind is dict or kind is list:  # what nearly all containers are
+        plain = _plain_outline(cast("dict[object, object] | list[object]", tree))
+        if plain is not None:
+            return plain
     if is_leaf(tree):
         return LEAF
     children = children_of(tree)
@@ -46,6 +51,17 @@ def outline_of(tree: object) -> Outline:
     if all(is_sequence_key(key) for key, _ in children):
         return list(below.values())
     return below
+
+
+def _plain_outline(tree: dict[object, object] | list[object]) -> Outline | None:
+    """Return that of a dict with strings for keys, or of a list; None if it is something else."""
+    if not tree:
+        return None
+    if isinstance(tree, list):
+        return [outline_of(child) for child in tree]
+    if not all(type(key) is str for key in tree):
+        return None
+    return {key: outline_of(tree[key]) for key in sorted(cast(dict[str, object], tree))}
 
 
 def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:
