@@ -35,11 +35,24 @@ from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
 if TYPE_CHECKING:
-    from orbit_ckpt import checkpoint_managers, checkpoint_utils, policies, step, utils
+    from orbit_ckpt import (
+        checkpoint_managers,
+        checkpoint_utils,
+        policies,
+        step,
+        transform_utils,
+        utils,
+    )
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
     from orbit_ckpt.manager.tensorboard import TensorBoardMetrics
+    from orbit_ckpt.transform_utils import (
+        RestoreTransform,
+        Transform,
+        apply_transformations,
+        merge_trees,
+    )
 
 ArrayCheckpointHandler = ArrayHandler
 CompositeCheckpointHandler = CompositeHandler
@@ -58,8 +71,14 @@ _LATER = {
     "CheckpointManagerOptions": "manager.options",
     "StepNameFormat": "manager.steps",
     "TensorBoardMetrics": "manager.tensorboard",
+    **dict.fromkeys(
+        ("RestoreTransform", "Transform", "apply_transformations", "merge_trees"),
+        "transform_utils",
+    ),
 }
-_LATER_MODULES = frozenset({"checkpoint_managers", "checkpoint_utils", "policies", "step", "utils"})
+_LATER_MODULES = frozenset(
+    {"checkpoint_managers", "checkpoint_utils", "policies", "step", "transform_utils", "utils"}
+)
 
 
 def __getattr__(name: str) -> object:
@@ -107,6 +126,7 @@ __all__ = [
     "PyTreeHandler",
     "PyTreeMetadataOptions",
     "RestoreArgs",
+    "RestoreTransform",
     "SaveArgs",
     "SaveHandle",
     "StandardCheckpointHandler",
@@ -115,16 +135,20 @@ __all__ = [
     "StatefulHandler",
     "StepNameFormat",
     "TensorBoardMetrics",
+    "Transform",
+    "apply_transformations",
     "args",
     "checkpoint_managers",
     "checkpoint_utils",
     "errors",
     "load",
+    "merge_trees",
     "metadata",
     "policies",
     "save",
     "save_async",
     "step",
+    "transform_utils",
     "type_handlers",
     "utils",
 ]

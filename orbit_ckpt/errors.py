@@ -13,6 +13,7 @@
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
     ├── ItemError                    (RuntimeError)  an object that is an item raised an error
     ├── ProcessCountError            (ValueError)  saved by another number of processes
+    ├── TransformError               (ValueError)  rules do not fit a checkpoint or a target
     ├── MissingPackageError          (ImportError)   an optional package is not installed
     └── LeafError                    (ValueError)  some leaves are at fault
         ├── UnsupportedLeafError     values no type handler accepts
@@ -130,6 +131,10 @@ class ProcessCountError(CheckpointError, ValueError):
 
 class MissingPackageError(CheckpointError, ImportError):
     """What was asked for needs a package that is not installed."""
+
+
+class TransformError(CheckpointError, ValueError):
+    """Rules do not fit a checkpoint, a target, or one another."""
 
 
 class LeafError(CheckpointError, ValueError):

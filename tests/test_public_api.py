@@ -46,7 +46,8 @@ PUBLIC = {
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
         "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
-        *("step", "type_handlers", "utils"),
+        *("step", "transform_utils", "type_handlers", "utils"),
+        *("Transform", "RestoreTransform", "apply_transformations", "merge_trees"),
     },
     "orbit_ckpt.policies": POLICIES,
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
@@ -71,6 +72,10 @@ PUBLIC = {
         *("standard_name_format", "build_step_path", "find_step_path"),
         *("latest_step_metadata", "checkpoint_steps", "is_path_finalized"),
     },
+    "orbit_ckpt.transform_utils": {
+        *("Transform", "RestoreTransform", "apply_transformations"),
+        *("merge_trees", "intersect_trees"),
+    },
     "orbit_ckpt.utils": {
         *("checkpoint_steps", "is_checkpoint_finalized", "to_shape_dtype_struct"),
     },
@@ -81,6 +86,7 @@ PUBLIC = {
         *("StepAlreadyExistsError", "StepNotFoundError"),
         *("BackgroundSaveError", "ItemError", "ProcessCountError", "MissingPackageError"),
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),
+        "TransformError",
     },
 }
 BASES = {
@@ -93,6 +99,7 @@ BASES = {
     "ItemError": {RuntimeError},
     "ProcessCountError": {ValueError},
     "MissingPackageError": {ImportError},
+    "TransformError": {ValueError},
     "UnsupportedLeafError": {ValueError},
     "NameCollisionError": {ValueError},
     "TreeMismatchError": {ValueError},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTree
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.restore import RestoreRequest
 from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.transform.patterns import Pattern
+from orbit_ckpt.transform.rules import Rule
 
 _logger = logging.getLogger(__name__)
 
@@ -98,6 +100,9 @@ def load(
     path: PathLike,
     like: object = None,
     *,
+    only: Pattern | None = None,
+    skip: Pattern | None = None,
+    transforms: Sequence[Rule] = (),
     strict: bool = True,
     sharding: jax.sharding.Sharding | None = None,
 ) -> Any:  # a tree of any type
@@ -110,6 +115,11 @@ def load(
         path: A checkpoint, one step of a manager, or an item of either.
         like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata whose
             structure, types, shapes, dtypes and shardings the result has. None for what was saved.
+        only: Which leaves to load, a pattern such as `params/**`; see `transform.patterns`. Other
+            leaves of the target stay as they are; without a target there are only these.
+        skip: Which leaves not to load.
+        transforms: Rules that rename, merge, split or compute leaves on their way; see
+            `transform.rules`. `only` and `skip` are about the names that they make.
         strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
         sharding: Sharding of JAX arrays for which neither the target nor, on these devices, the
             checkpoint has one.
@@ -117,6 +127,7 @@ def load(
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
         IncompleteCheckpointError: The save did not finish.
+        TransformError: Rules or patterns do not fit the checkpoint.
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
     """
@@ -126,6 +137,9 @@ def load(
         typed=True,
         strict=strict,
         rich_types=True,
+        rules=transforms,
+        only=only,
+        skip=skip,
     )
     resolver = ShardingResolver(fallback=sharding)
     restored = _handler().run_request(path, request, resolver=resolver)

@@ -30,9 +30,11 @@ from orbit_ckpt.pytree.restore import (
     restore_tree,
 )
 from orbit_ckpt.pytree.save import TreeSaveOptions, stage_tree
+from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.transform.legacy import LegacyRules
 
 T = TypeVar("T")
 
@@ -173,6 +175,7 @@ class PyTreeHandler:
             restore_args=args.restore_args,
             partial=args.partial_restore,
             rich_types=self._rich_types,
+            legacy=args.legacy(),
         )
         return self.run_request(directory, request)
 
@@ -293,18 +296,48 @@ class PyTreeRestoreArgs(CheckpointArgs):
         item: Tree whose structure the result has; its leaves do not matter, except that
             PLACEHOLDER leaves are not read. None for the recorded structure.
         restore_args: Tree of `RestoreArgs` like the result.
-        partial_restore: Whether `item` may lack leaves of the checkpoint.
+        transforms: Tree of `Transform` and `RestoreTransform`, by regular expressions for leaves
+            of `item`; says which leaves of the checkpoint these are. `{}` is not the same as None:
+            with it `item` may differ from the checkpoint.
+        transforms_default_to_original: Whether leaves that no transform matches are those of the
+            checkpoint, if it has them; else those of `item`.
+        legacy_transform_fn: Instead of `transforms`, a function of `item`, the stored tree and a
+            tree of `ParamInfo`; returns the last two in the structure of the result.
+        partial_restore: Whether `item` may lack leaves of the checkpoint; with `transforms` it
+            always may.
     """
 
     item: object = None
     restore_args: object = None
+    transforms: object = None
+    transforms_default_to_original: bool = True
+    legacy_transform_fn: LegacyFunction | None = None
     partial_restore: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("item", "restore_args"):
+        for name in ("item", "restore_args", "transforms"):
             value = getattr(self, name)
             if isinstance(value, TreeMetadata):
                 setattr(self, name, value.tree)
+
+    def legacy(self) -> LegacyRules | LegacyFunction | None:
+        """Return what is asked for with `transforms` or `legacy_transform_fn`.
+
+        Raises:
+            ValueError: There is no `item`, or both are given.
+        """
+        if self.transforms is not None and self.legacy_transform_fn is not None:
+            raise ValueError("Cannot provide both `transforms` and `legacy_transform_fn`.")
+        if self.transforms is None and self.legacy_transform_fn is None:
+            return None
+        if self.item is None:
+            name = "transforms" if self.legacy_transform_fn is None else "legacy_transform_fn"
+            raise ValueError(
+                f"If providing `{name}`, must provide `item` matching structure of expected result."
+            )
+        if self.legacy_transform_fn is not None:
+            return self.legacy_transform_fn
+        return LegacyRules(self.transforms, self.transforms_default_to_original)
 
 
 def _not_args(item: object) -> object:

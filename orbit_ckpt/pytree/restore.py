@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
-import jax
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from orbit_ckpt.arrays.dtypes import HostArray, as_dtype
-from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.arrays.dtypes import as_dtype
+from orbit_ckpt.errors import (
+    FormatError,
+    TransformError,
+    TreeMismatchError,
+)
 from orbit_ckpt.formats.orbax import StoredTree
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
-from orbit_ckpt.handlers.array import check_width, requested_sharding
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
     LoadBatch,
-    ParamInfo,
     RestoreArgs,
-    TypeHandler,
 )
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
-from orbit_ckpt.handlers.stored import cast_host
 from orbit_ckpt.metadata.rich_types import (
     decode_rich_types,
-    find_namedtuple,
     has_rich_types,
 )
-from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, LeafRecord
-from orbit_ckpt.metadata.values import Metadata
+from orbit_ckpt.metadata.schema import LeafRecord
+from orbit_ckpt.metadata.values import ArrayMetadata, Metadata
+from orbit_ckpt.pytree.compute import compute_leaves
+from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves, convert_value, read_leaves
 from orbit_ckpt.pytree.target import describe_change, restore_args_of
-from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage.path import as_epath
+from orbit_ckpt.pytree.view import (
+    LegacyFunction,
+    View,
+    view_through,
+    view_through_function,
+    view_through_legacy,
+)
+from orbit_ckpt.transform.legacy import LegacyRules
+from orbit_ckpt.transform.patterns import Pattern, compile_pattern, join_name
+from orbit_ckpt.transform.rules import Rule
 from orbit_ckpt.tree.diff import TreeDifference, compare_names, nearest_names
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath, format_path
 
-_STRING = "string"
+_SHOWN = 20
 
 
 class RestoreRequest(Struct, frozen=True):
@@ -53,6 +62,10 @@ class RestoreRequest(Struct, frozen=True):
         partial: Whether leaves may be missing from the target.
         strict: Whether a typed target's shapes must be the stored ones.
         rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
+        rules: What is done with leaves on their way.
+        legacy: The same in Orbax's forms, which need a target; not with `rules`.
+        only: Pattern for the leaves that are wanted, None for all.
+        skip: Pattern for leaves that are not.
     """
 
     target: object = None
@@ -62,6 +75,15 @@ class RestoreRequest(Struct, frozen=True):
     partial: bool = False
     strict: bool = True
     rich_types: bool = False
+    rules: Sequence[Rule] = ()
+    legacy: LegacyRules | LegacyFunction | None = None
+    only: Pattern | None = None
+    skip: Pattern | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the result is the stored tree, all of it as it is."""
+        return not self.rules and self.only is None and self.skip is None
 
 
 async def restore_tree(
@@ -75,117 +97,125 @@ async def restore_tree(
         UnsupportedLeafError: No handler is registered for some of the leaves.
     """
     target = flatten(request.target) if request.has_target else None
+    stored = StoredLeaves(source, batch, registry)
     records = _records(source, target)
-    wanted = _align(records, target, request) if target is not None else None
-    args = _restore_args(request, target, records)
+    if request.legacy is not None and target is not None:
+        wanted = None  # only the transforms say what is read
+        view, target, args = _through_legacy(stored, records, request, target)
+    else:
+        view = await _view(stored, records, request, target)
+        wanted = _align(view, target, request) if target is not None else None
+        args = _restore_args(request, target, view)
     needed = [
         record
-        for record in records.values()
+        for record in view.records.values()
         if wanted is None or wanted.get(record.names, PLACEHOLDER) is not PLACEHOLDER
     ]
-    stored = _Stored(source, batch, registry)
     if target is not None and request.typed:
         leaves = cast(dict[NamePath, object], wanted)
-        await _check_leaves(stored, needed, leaves, strict=request.strict)
-    values = await _read(stored, needed, args)
-    if target is None:
+        await _check_leaves(stored, needed, leaves, view.casts, strict=request.strict)
+    values = await read_leaves(stored, needed, args)
+    if view.computed:
+        values |= await _computed(stored, view, wanted, args)
+    if target is None and request.is_whole:
         return rebuild(source, values, rich_types=request.rich_types)
+    if target is None:
+        paths = {names: record.path for names, record in view.records.items()} | {
+            names: view.paths[names] for names in view.computed
+        }
+        return build_tree((path, values[names]) for names, path in paths.items())
     return target.unflatten(
         [
-            value if value is PLACEHOLDER or names in target.empty_names else values[names]
+            value if names in target.empty_names or names not in values else values[names]
             for names, value in zip(target.names, target.values, strict=True)
         ]
     )
+
+
+async def _view(
+    stored: StoredLeaves,
+    records: Mapping[NamePath, LeafRecord],
+    request: RestoreRequest,
+    target: FlatTree | None,
+) -> View:
+    """Return what of the stored tree can be had, and under which names."""
+    view = View(records, records)
+    if request.rules:
+        found = await stored.metadata(list(records.values()))
+        view = view_through(request.rules, records, found, target)
+    if request.only is None and request.skip is None:
+        return view
+    only = None if request.only is None else compile_pattern(request.only)
+    skip = None if request.skip is None else compile_pattern(request.skip)
+
+    def is_wanted(names: NamePath) -> bool:
+        name = join_name(names)
+        return (only is None or only.fullmatch(name) is not None) and (
+            skip is None or skip.fullmatch(name) is None
+        )
+
+    chosen = structs.replace(
+        view,
+        records={names: record for names, record in view.records.items() if is_wanted(names)},
+        computed={names: node for names, node in view.computed.items() if is_wanted(names)},
+        kept=frozenset(
+            names
+            for names in (view.names if target is None else target.names)
+            if names in view.kept or not is_wanted(names)
+        ),
+    )
+    if not chosen.records and not chosen.computed:
+        near = ", ".join(join_name(names) for names in view.names[:_SHOWN])
+        raise TransformError(
+            f"No leaf is left by only={request.only!r} and skip={request.skip!r} of "
+            f"{len(view.names)}: {near}. Change the pattern; params/** is all below params."
+        )
+    return chosen
+
+
+def _through_legacy(
+    stored: StoredLeaves,
+    records: Mapping[NamePath, LeafRecord],
+    request: RestoreRequest,
+    target: FlatTree,
+) -> tuple[View, FlatTree, dict[NamePath, RestoreArgs]]:
+    """Return what Orbax's transforms make of the stored tree, the result's tree, and its args."""
+    if isinstance(request.legacy, LegacyRules):
+        args = _restore_args(request, target, View(records, {}))
+        return view_through_legacy(request.legacy, records, target, args), target, args
+    infos = {names: stored.info(record) for names, record in records.items()}
+    fn = cast(LegacyFunction, request.legacy)
+    view, target = view_through_function(fn, request.target, records, infos)
+    return view, target, _restore_args(request, target, view)
+
+
+async def _computed(
+    stored: StoredLeaves,
+    view: View,
+    wanted: Mapping[NamePath, object] | None,
+    args: Mapping[NamePath, RestoreArgs],
+) -> dict[NamePath, object]:
+    names = {
+        names
+        for names in view.computed
+        if wanted is None or wanted.get(names, PLACEHOLDER) is not PLACEHOLDER
+    }
+
+    def place(names: NamePath, value: object, from_jax: bool) -> object:
+        arg = args.get(names)
+        is_host = isinstance(value, np.ndarray)
+        if arg is None and from_jax and is_host:
+            arg = ArrayRestoreArgs()
+        return convert_value(stored.batch, view.paths[names], value, arg or AS_SAVED)
+
+    return await compute_leaves(view, names, partial(read_leaves, stored), place)
 
 
 async def read_metadata(
     source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry
 ) -> dict[NamePath, object]:
     """Return leaf metadata, empty containers as they are; no array is opened."""
-    return await _Stored(source, batch, registry).metadata(source.document.leaves)
-
-
-class _Stored:
-    """The leaves of a stored tree and the handlers that read them."""
-
-    def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
-        self.source = source
-        self.batch = batch
-        self._registry = registry
-        self._handlers: dict[tuple[object, str], TypeHandler] = {}
-        self._infos: dict[NamePath, ParamInfo] = {}
-        self._template = ParamInfo(
-            name="",
-            parent_dir=as_epath(source.directory.path),
-            skip_deserialize=False,
-            byte_limiter=batch.reader.limiter,
-            is_ocdbt_checkpoint=source.document.use_ocdbt,
-            use_zarr3=source.document.use_zarr3,
-            raise_array_data_missing_error=source.document.stores_fill_values,
-            load_batch=batch,
-        )
-
-    def info(self, record: LeafRecord) -> ParamInfo:
-        """Return where a leaf is."""
-        info = self._infos.get(record.names)
-        if info is None:
-            info = self._infos[record.names] = self._template.replace(
-                name=record.name,
-                keypath=record.path,
-                value_typestr=record.typestr,
-                write_shape=record.write_shape,
-            )
-        return info
-
-    def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
-        """Return what reads a leaf as the type that is asked for."""
-        wanted = arg.restore_type
-        if wanted is None and isinstance(arg, ArrayRestoreArgs):
-            is_placed = self.batch.resolver.fallback is not None
-            wanted = jax.Array if is_placed or record.typestr != NUMPY_ARRAY else None
-        elif wanted is None and record.typestr == UNKNOWN_TYPE:
-            wanted = np.ndarray
-        key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
-        handler = self._handlers.get((key, record.typestr))
-        if handler is None:
-            handler = _find_handler(record, key, self._registry)
-            self._handlers[key, record.typestr] = handler
-        return handler
-
-    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
-        """Return metadata of leaves, empty containers as they are."""
-        source = self.source
-        found: dict[NamePath, object] = {}
-        others, groups = self.split(records, {})
-        for record in others:
-            is_inline = record.name in source.inline
-            found[record.names] = (
-                Metadata(record.name, source.directory.path)
-                if is_inline
-                else _empty_value(source, record)
-            )
-        for handler, group in groups:
-            values = await handler.metadata([self.info(record) for record in group])
-            found.update(zip([record.names for record in group], values, strict=True))
-        return found
-
-    def split(
-        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
-    ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
-        """Return the leaves that no handler reads, and the others by their handlers."""
-        inline = self.source.inline
-        others: list[LeafRecord] = []
-        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
-        for record in records:
-            if record.is_empty or record.name in inline:
-                others.append(record)
-            else:
-                handler = self.handler(record, args.get(record.names, _AS_SAVED))
-                groups.setdefault(id(handler), (handler, []))[1].append(record)
-        return others, list(groups.values())
-
-
-_AS_SAVED = RestoreArgs()
+    return await StoredLeaves(source, batch, registry).metadata(source.document.leaves)
 
 
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
@@ -199,24 +229,23 @@ def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, Leaf
     return {record.names: record for record in leaves}
 
 
-def _align(
-    records: Mapping[NamePath, LeafRecord], target: FlatTree, request: RestoreRequest
-) -> dict[NamePath, object]:
+def _align(view: View, target: FlatTree, request: RestoreRequest) -> dict[NamePath, object]:
     """Return the target's leaves by names.
 
     Raises:
         TreeMismatchError: Target and checkpoint do not have the same leaves.
     """
     wanted = dict(zip(target.names, target.values, strict=True))
+    records = view.records
     has_empty = {names for names, record in records.items() if record.is_empty}
     if wanted.keys() == records.keys() and not has_empty and not target.empty_names:
         return wanted
-    stored = records.keys() - has_empty
     full = wanted.keys() - target.empty_names
+    stored = ({*records, *view.computed} - has_empty) | (view.kept & full)
     # an empty container holds nothing that could be missing: {} and no key at all are the same
     difference = compare_names(
         [names for names in wanted if names in full and names not in has_empty],
-        [names for names in records if names in stored],
+        [names for names in view.names if names in stored],
     )
     skipped = {names for names, value in wanted.items() if value is PLACEHOLDER}
     changed = {
@@ -248,19 +277,21 @@ def _mismatch(difference: TreeDifference) -> TreeMismatchError:
 
 
 def _restore_args(
-    request: RestoreRequest, target: FlatTree | None, records: Mapping[NamePath, LeafRecord]
+    request: RestoreRequest, target: FlatTree | None, view: View
 ) -> dict[NamePath, RestoreArgs]:
     """Return the restore arguments of the leaves that have any, by names."""
-    args: dict[NamePath, RestoreArgs] = {}
+    args: dict[NamePath, RestoreArgs] = {
+        names: RestoreArgs(dtype=dtype) for names, dtype in view.casts.items()
+    }
     if request.typed and target is not None:
-        args = _args_of(target.names, target.values, strict=request.strict)
+        args |= _args_of(target.names, target.values, strict=request.strict)
     if request.restore_args is None:
         return args
     values = None if target is None else target.values_of(request.restore_args)
     if target is not None and values is not None:
         return args | _args_of(target.names, values, strict=request.strict)
     flat = flatten(request.restore_args)
-    known = {*records, *(target.names if target is not None else ())}
+    known = {*view.names, *(target.names if target is not None else ())}
     added = _args_of(flat.names, flat.values, strict=request.strict)
     unknown = next((names for names in added if names not in known), None)
     if unknown is not None:
@@ -283,13 +314,18 @@ def _args_of(
 
 
 async def _check_leaves(
-    stored: _Stored,
+    stored: StoredLeaves,
     needed: Sequence[LeafRecord],
     wanted: Mapping[NamePath, object],
+    casts: Mapping[NamePath, object],
     *,
     strict: bool,
 ) -> None:
     found = await stored.metadata(needed)
+    for names in casts.keys() & found.keys():
+        metadata = found[names]
+        if isinstance(metadata, ArrayMetadata):
+            found[names] = structs.replace(metadata, dtype=as_dtype(casts[names]))
     changed = {
         record.names: change
         for record in needed
@@ -303,83 +339,6 @@ async def _check_leaves(
     }
     if changed:
         raise _mismatch(TreeDifference([], [], changed))
-
-
-async def _read(
-    stored: _Stored, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
-) -> dict[NamePath, object]:
-    """Return the values of leaves, read in one call per handler."""
-    source = stored.source
-    values: dict[NamePath, object] = {}
-    others, groups = stored.split(records, args)
-    for record in others:
-        if record.name in source.inline:
-            arg = args.get(record.names, _AS_SAVED)
-            value = source.inline[record.name]
-            values[record.names] = _convert_inline(stored.batch, record, value, arg)
-        else:
-            values[record.names] = _empty_value(source, record)
-    results = await run_all(
-        handler.deserialize(
-            [stored.info(record) for record in group],
-            [args.get(record.names, _AS_SAVED) for record in group],
-        )
-        for handler, group in groups
-    )
-    for (_, group), result in zip(groups, results, strict=True):
-        values.update(zip([record.names for record in group], result, strict=True))
-    return values
-
-
-def _find_handler(
-    record: LeafRecord, key: type | str, registry: TypeHandlerRegistry
-) -> TypeHandler:
-    if (key in (str, _STRING)) != (record.typestr == _STRING):
-        where = format_path(record.path)
-        raise TreeMismatchError(
-            f"{where}: {key!r} was asked for, a leaf of type {record.typestr!r} is stored; a "
-            "string can only be restored as one.",
-            paths=[where],
-        )
-    if not registry.has(key):
-        raise UnsupportedLeafError(
-            f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "
-            "register the one that wrote it.",
-            paths=[format_path(record.path)],
-        )
-    return registry.get(key)
-
-
-def _empty_value(source: StoredTree, record: LeafRecord) -> object:
-    detail = source.details.leaves.get(record.name)
-    if record.typestr == "NamedTuple":
-        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
-        return known() if known is not None else ()
-    if record.typestr not in EMPTY_TYPES:
-        raise FormatError(
-            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
-        )
-    empty = EMPTY_TYPES[record.typestr]
-    return empty if empty is None else type(empty)()
-
-
-def _convert_inline(
-    batch: LoadBatch, record: LeafRecord, value: object, arg: RestoreArgs
-) -> object:
-    """Return a value that an old writer put into its structure file, as the caller wants it."""
-    if isinstance(arg, ArrayRestoreArgs):
-        host = cast_host(np.asarray(value), arg.dtype, record.path)
-        check_width(record.path, host.dtype)
-        device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
-        sharding = requested_sharding(arg)
-        if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = batch.resolver.resolve(sharding, arg.global_shape or host.shape)
-        return device_put(host.reshape(arg.global_shape or host.shape), sharding)
-    if isinstance(value, np.ndarray):
-        return cast_host(cast(HostArray, value), arg.dtype, record.path)
-    if isinstance(value, int | float) and arg.dtype is not None:
-        return as_dtype(arg.dtype).type(value).item()
-    return value
 
 
 def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:

@@ -55,8 +55,8 @@ def test_arguments_given_twice_or_unknown_are_refused(tmp_path: Path) -> None:
     both.save(tmp_path / "x", TREE)
     with pytest.raises(ValueError, match="either one CheckpointArgs or its fields"):
         both.restore(tmp_path / "x", TREE, args=ocp.args.PyTreeRestore(TREE))
-    with pytest.raises(TypeError, match="expected at most item, restore_args, partial_restore"):
-        both.restore(tmp_path / "x", TREE, None, False, 5)
+    with pytest.raises(TypeError, match="expected at most item, restore_args, transforms, "):
+        both.restore(tmp_path / "x", TREE, None, None, True, None, False, 5)
     with pytest.raises(TypeError, match="'bogus'"):
         both.save(tmp_path / "y", TREE, bogus=1)
     with pytest.raises(TypeError, match="item"):

@@ -1,0 +1,201 @@
+"""Read stored leaves through their handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype
+from orbit_ckpt.errors import (
+    FormatError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+)
+from orbit_ckpt.formats.orbax import StoredTree
+from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.handlers.array import check_width, requested_sharding
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    LoadBatch,
+    ParamInfo,
+    RestoreArgs,
+    TypeHandler,
+)
+from orbit_ckpt.handlers.registry import TypeHandlerRegistry
+from orbit_ckpt.handlers.stored import cast_host
+from orbit_ckpt.metadata.rich_types import (
+    find_namedtuple,
+)
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, LeafRecord
+from orbit_ckpt.metadata.values import Metadata
+from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.path import as_epath
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path
+
+_STRING = "string"
+
+AS_SAVED = RestoreArgs()
+"""Arguments of a leaf of which nothing is said."""
+
+
+class StoredLeaves:
+    """The leaves of a stored tree and the handlers that read them."""
+
+    def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
+        self.source = source
+        self.batch = batch
+        self._registry = registry
+        self._handlers: dict[tuple[object, str], TypeHandler] = {}
+        self._infos: dict[tuple[NamePath, str], ParamInfo] = {}
+        self._template = ParamInfo(
+            name="",
+            parent_dir=as_epath(source.directory.path),
+            skip_deserialize=False,
+            byte_limiter=batch.reader.limiter,
+            is_ocdbt_checkpoint=source.document.use_ocdbt,
+            use_zarr3=source.document.use_zarr3,
+            raise_array_data_missing_error=source.document.stores_fill_values,
+            load_batch=batch,
+        )
+
+    def info(self, record: LeafRecord) -> ParamInfo:
+        """Return where a leaf is."""
+        key = record.names, record.name  # a rename may give one leaf the names of another
+        info = self._infos.get(key)
+        if info is None:
+            info = self._infos[key] = self._template.replace(
+                name=record.name,
+                keypath=record.path,
+                value_typestr=record.typestr,
+                write_shape=record.write_shape,
+            )
+        return info
+
+    def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
+        """Return what reads a leaf as the type that is asked for."""
+        wanted = arg.restore_type
+        if wanted is None and isinstance(arg, ArrayRestoreArgs):
+            is_placed = self.batch.resolver.fallback is not None
+            wanted = jax.Array if is_placed or record.typestr != NUMPY_ARRAY else None
+        elif wanted is None and record.typestr == UNKNOWN_TYPE:
+            wanted = np.ndarray
+        key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
+        handler = self._handlers.get((key, record.typestr))
+        if handler is None:
+            handler = _find_handler(record, key, self._registry)
+            self._handlers[key, record.typestr] = handler
+        return handler
+
+    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return metadata of leaves, empty containers as they are."""
+        source = self.source
+        found: dict[NamePath, object] = {}
+        others, groups = self.split(records, {})
+        for record in others:
+            is_inline = record.name in source.inline
+            found[record.names] = (
+                Metadata(record.name, source.directory.path)
+                if is_inline
+                else _empty_value(source, record)
+            )
+        for handler, group in groups:
+            values = await handler.metadata([self.info(record) for record in group])
+            found.update(zip([record.names for record in group], values, strict=True))
+        return found
+
+    def split(
+        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+    ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
+        """Return the leaves that no handler reads, and the others by their handlers."""
+        inline = self.source.inline
+        others: list[LeafRecord] = []
+        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+        for record in records:
+            if record.is_empty or record.name in inline:
+                others.append(record)
+            else:
+                handler = self.handler(record, args.get(record.names, AS_SAVED))
+                groups.setdefault(id(handler), (handler, []))[1].append(record)
+        return others, list(groups.values())
+
+
+async def read_leaves(
+    stored: StoredLeaves, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+) -> dict[NamePath, object]:
+    """Return the values of leaves, read in one call per handler."""
+    source = stored.source
+    values: dict[NamePath, object] = {}
+    others, groups = stored.split(records, args)
+    for record in others:
+        if record.name in source.inline:
+            arg = args.get(record.names, AS_SAVED)
+            value = source.inline[record.name]
+            values[record.names] = convert_value(stored.batch, record.path, value, arg)
+        else:
+            values[record.names] = _empty_value(source, record)
+    results = await run_all(
+        handler.deserialize(
+            [stored.info(record) for record in group],
+            [args.get(record.names, AS_SAVED) for record in group],
+        )
+        for handler, group in groups
+    )
+    for (_, group), result in zip(groups, results, strict=True):
+        values.update(zip([record.names for record in group], result, strict=True))
+    return values
+
+
+def _find_handler(
+    record: LeafRecord, key: type | str, registry: TypeHandlerRegistry
+) -> TypeHandler:
+    if (key in (str, _STRING)) != (record.typestr == _STRING):
+        where = format_path(record.path)
+        raise TreeMismatchError(
+            f"{where}: {key!r} was asked for, a leaf of type {record.typestr!r} is stored; a "
+            "string can only be restored as one.",
+            paths=[where],
+        )
+    if not registry.has(key):
+        raise UnsupportedLeafError(
+            f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "
+            "register the one that wrote it.",
+            paths=[format_path(record.path)],
+        )
+    return registry.get(key)
+
+
+def _empty_value(source: StoredTree, record: LeafRecord) -> object:
+    detail = source.details.leaves.get(record.name)
+    if record.typestr == "NamedTuple":
+        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
+        return known() if known is not None else ()
+    if record.typestr not in EMPTY_TYPES:
+        raise FormatError(
+            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
+        )
+    empty = EMPTY_TYPES[record.typestr]
+    return empty if empty is None else type(empty)()
+
+
+def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
+    """Return a value that is in memory already as the caller wants it."""
+    if isinstance(arg, ArrayRestoreArgs) and not _is_keys(value):
+        host = cast_host(np.asarray(value), arg.dtype, path)
+        check_width(path, host.dtype)
+        device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
+        sharding = requested_sharding(arg)
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = batch.resolver.resolve(sharding, arg.global_shape or host.shape)
+        return device_put(host.reshape(arg.global_shape or host.shape), sharding)
+    if isinstance(value, np.ndarray):
+        return cast_host(cast(HostArray, value), arg.dtype, path)
+    if isinstance(value, int | float) and arg.dtype is not None:
+        return as_dtype(arg.dtype).type(value).item()
+    return value
+
+
+def _is_keys(value: object) -> bool:
+    return isinstance(value, jax.Array) and is_prng_dtype(value.dtype)

@@ -1,0 +1,261 @@
+"""A stored tree as rules make it look: leaves under other names, and leaves to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+from jax.tree_util import DictKey
+from msgspec import Struct, field, structs
+
+from orbit_ckpt.errors import TransformError
+from orbit_ckpt.handlers.base import ParamInfo, RestoreArgs
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
+from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.transform.engine import apply_rules
+from orbit_ckpt.transform.legacy import LegacyRules, Original, compile_legacy
+from orbit_ckpt.transform.nodes import (
+    UNKNOWN,
+    Apply,
+    ArrayInfo,
+    FromTarget,
+    Node,
+    Part,
+    Read,
+    sources_of,
+)
+from orbit_ckpt.transform.patterns import join_name, split_name
+from orbit_ckpt.transform.rules import Rule
+from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, key_name
+
+_SHOWN = 20
+
+
+class View(Struct, frozen=True):
+    """What a restore can have.
+
+    Attributes:
+        stored: The stored leaves by names.
+        records: Leaves that are read as they are, by the names under which they are wanted.
+        casts: Dtypes of those that are cast as they are read.
+        computed: Leaves that are computed.
+        paths: Where all of these sit.
+        kept: Leaves of the target that are not replaced.
+        is_final: Whether computed leaves are used as they are; else they are made what the caller
+            asked for.
+    """
+
+    stored: Mapping[NamePath, LeafRecord]
+    records: Mapping[NamePath, LeafRecord]
+    casts: Mapping[NamePath, object] = field(default_factory=dict[NamePath, object])
+    computed: Mapping[NamePath, Apply | Part] = field(default_factory=dict[NamePath, Apply | Part])
+    paths: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
+    kept: frozenset[NamePath] = frozenset()
+    is_final: bool = False
+
+    @property
+    def names(self) -> list[NamePath]:
+        """All leaves that a target may ask for."""
+        return [*self.records, *self.computed, *self.kept]
+
+
+def view_through(
+    rules: Sequence[Rule],
+    stored: Mapping[NamePath, LeafRecord],
+    found: Mapping[NamePath, object],
+    target: FlatTree | None,
+) -> View:
+    """Return a stored tree as rules make it look.
+
+    Args:
+        rules: In the order in which to apply them.
+        stored: Its leaves by names.
+        found: Leaf metadata by names, of as many leaves as are known.
+        target: The target, None if there is none.
+
+    Raises:
+        TransformError: The rules do not fit the leaves.
+    """
+    infos = {names: _info(found.get(names)) for names in stored}
+    made = apply_rules(rules, infos, None if target is None else target.names)
+    wanted = {} if target is None else {join_name(names): names for names in target.names}
+    records: dict[NamePath, LeafRecord] = {}
+    casts: dict[NamePath, object] = {}
+    computed: dict[NamePath, Apply | Part] = {}
+    paths: dict[NamePath, KeyPath] = {}
+    kept: set[NamePath] = set()
+    for name, node in made.nodes.items():
+        sources = [stored[read.names] for read in sources_of(node)]
+        path = _path_of(name, sources)
+        names = wanted.get(name) or tuple(map(key_name, path))
+        paths[names] = path
+        match node:
+            case Read():
+                records[names] = structs.replace(sources[0], path=path, names=names)
+                if node.dtype is not None:
+                    casts[names] = node.dtype
+            case Apply() | Part():
+                computed[names] = node
+            case FromTarget():
+                kept.add(names)
+    return View(stored, records, casts, computed, paths, frozenset(kept))
+
+
+def view_through_legacy(
+    rules: LegacyRules,
+    stored: Mapping[NamePath, LeafRecord],
+    target: FlatTree,
+    args: Mapping[NamePath, RestoreArgs],
+) -> View:
+    """Return a stored tree as Orbax's transforms make it look.
+
+    Args:
+        rules: The transforms.
+        stored: Its leaves by names.
+        target: The target.
+        args: How leaves of the target are restored; what is read for a leaf is read like that.
+
+    Raises:
+        TransformError: The transforms do not fit the leaves.
+    """
+    leaves = {names: record for names, record in stored.items() if not record.is_empty}
+    original = Original(
+        {names: record.path for names, record in leaves.items()},
+        [(r.path, EMPTY_TYPES.get(r.typestr, ())) for r in stored.values() if r.is_empty],
+    )
+    paths = dict(zip(target.names, target.paths, strict=True))
+    wanted = [names for names in target.names if names not in target.empty_names]
+    nodes = compile_legacy(rules, wanted, original, args, RestoreArgs())
+    return View(
+        stored,
+        {
+            names: structs.replace(leaves[node.names], path=paths[names], names=names)
+            for names, node in nodes.items()
+            if isinstance(node, Read)
+        },
+        computed={n: node for n, node in nodes.items() if isinstance(node, Apply | Part)},
+        paths=paths,
+        kept=frozenset(n for n, node in nodes.items() if isinstance(node, FromTarget)),
+        is_final=True,
+    )
+
+
+LegacyFunction = Callable[[object, object, object], tuple[object, object]]
+"""Takes a target, a tree of `StoredLeaf` and a tree of `ParamInfo`; returns two trees like them in
+the structure of the result."""
+
+
+class StoredLeaf(Struct, frozen=True):
+    """What a `LegacyFunction` is told of a leaf.
+
+    Attributes:
+        value_type: Which type handler wrote it, or the kind of an empty container.
+        skip_deserialize: Whether it is an empty container, of which nothing is stored.
+        write_shape: Shape of the part that one device wrote, for JAX arrays.
+    """
+
+    value_type: str
+    skip_deserialize: bool = False
+    write_shape: tuple[int, ...] | None = None
+
+
+def view_through_function(
+    fn: LegacyFunction,
+    item: object,
+    stored: Mapping[NamePath, LeafRecord],
+    infos: Mapping[NamePath, ParamInfo],
+) -> tuple[View, FlatTree]:
+    """Return a stored tree as Orbax's `legacy_transform_fn` makes it look, and the result's tree.
+
+    Args:
+        fn: The function.
+        item: The target, for the function only.
+        stored: The tree's leaves by names.
+        infos: Where they are.
+
+    Raises:
+        TransformError: The two trees of the function differ, or a leaf is not of this checkpoint.
+    """
+    leaves = [StoredLeaf(r.typestr, r.is_empty, r.write_shape) for r in stored.values()]
+    paths = [record.path for record in stored.values()]
+    structure, found = fn(
+        item,
+        build_tree(zip(paths, leaves, strict=True)),
+        build_tree((record.path, infos[names]) for names, record in stored.items()),
+    )
+    target, wanted = flatten(structure), flatten(found)
+    if target.names != wanted.names:
+        raise TransformError(
+            "legacy_transform_fn returned two trees of different structure: "
+            f"{', '.join(map(format_path, target.names[:_SHOWN]))}; and "
+            f"{', '.join(map(format_path, wanted.names[:_SHOWN]))}. Return a ParamInfo for every "
+            "leaf."
+        )
+    by_place = {(infos[n].name, infos[n].parent_dir): r for n, r in stored.items()}
+    records: dict[NamePath, LeafRecord] = {}
+    for path, names, info in zip(target.paths, target.names, wanted.values, strict=True):
+        if is_empty_node(info):
+            continue
+        is_known = isinstance(info, ParamInfo)
+        record = by_place.get((info.name, info.parent_dir)) if is_known else None
+        if record is None:
+            raise TransformError(
+                f"{format_path(names)}: legacy_transform_fn returned {info!r}, expected the "
+                "ParamInfo of a leaf of this checkpoint."
+            )
+        if not cast(ParamInfo, info).skip_deserialize:
+            records[names] = structs.replace(record, path=path, names=names)
+    return View(stored, records), target
+
+
+def _info(metadata: object) -> ArrayInfo:
+    if isinstance(metadata, ArrayMetadata):
+        return ArrayInfo(metadata.shape, metadata.dtype)
+    return UNKNOWN
+
+
+def _path_of(name: str, sources: Iterable[LeafRecord]) -> KeyPath:
+    """Return the key path of a new name.
+
+    Keys that it has in common with its source, from the end on, are of the same kind: a list that
+    was renamed stays a list.
+    """
+    parts = split_name(name)
+    source = next(iter(sources), None)
+    old = () if source is None else source.path
+    path: list[object] = []
+    for position in range(1, len(parts) + 1):
+        key = old[-position] if position <= len(old) else None
+        same = key is not None and key_name(key) == parts[-position]
+        path.insert(0, key if same else DictKey(parts[-position]))
+        if not same:
+            old = ()
+    if source is not None and join_name(source.names) == name:
+        return source.path
+    return tuple(path)
+
+
+def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]]:
+    """Group nodes so that no two groups read the same leaf."""
+    above: dict[NamePath, NamePath] = {}
+    """A forest of leaves; those that have to be in one group are in one tree."""
+
+    def root(leaf: NamePath) -> NamePath:
+        while (next_one := above.setdefault(leaf, leaf)) != leaf:
+            above[leaf] = above[next_one]
+            leaf = next_one
+        return leaf
+
+    first: dict[NamePath, NamePath] = {}
+    for names, node in nodes.items():
+        for read in sources_of(node):
+            above[root(read.names)] = root(first.setdefault(names, read.names))
+    groups: dict[NamePath, dict[NamePath, Node]] = {}
+    alone: list[dict[NamePath, Node]] = []
+    for names, node in nodes.items():
+        if names in first:
+            groups.setdefault(root(first[names]), {})[names] = node
+        else:
+            alone.append({names: node})
+    return [*groups.values(), *alone]

@@ -1,0 +1,1 @@
+"""Rename, merge, split and compute leaves on their way out of a checkpoint."""

@@ -1,0 +1,117 @@
+"""What rules do with arrays, and with what is known of arrays that have not been read."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from orbit_ckpt.arrays.dtypes import as_dtype
+from orbit_ckpt.transform.nodes import ArrayInfo
+
+T = TypeVar("T")
+
+
+def stack(*values: Any, axis: int) -> np.ndarray:
+    """Stack arrays along a new axis."""
+    return np.stack(values, axis)
+
+
+def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
+    """Return what is known of a stack.
+
+    Raises:
+        ValueError: Shapes or dtypes differ, or there is no such axis.
+    """
+    shapes = {info.shape for info in infos if info.shape is not None}
+    dtypes = {as_dtype(info.dtype) for info in infos if info.dtype is not None}
+    if len(shapes) > 1 or len(dtypes) > 1:
+        raise ValueError(f"the parts differ: {sorted(map(str, shapes | dtypes))}")
+    if len(shapes) != 1:
+        return ArrayInfo()
+    shape = list(shapes.pop())
+    shape.insert(_axis(axis, len(shape) + 1), len(infos))
+    return ArrayInfo(tuple(shape), dtypes.pop() if dtypes else None)
+
+
+def unstack(value: Any, axis: int) -> list[np.ndarray]:
+    """Cut an array along an axis, which goes; the parts share no memory."""
+    return [np.take(value, index, axis) for index in range(value.shape[axis])]
+
+
+def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
+    """Return how many parts an array has along an axis, and what is known of each.
+
+    Raises:
+        ValueError: Its shape is not known, or it has no such axis.
+    """
+    if info.shape is None:
+        raise ValueError("its shape is known only once it has been read; use Split with names")
+    shape = list(info.shape)
+    count = shape.pop(_axis(axis, len(shape)))
+    return count, ArrayInfo(tuple(shape), info.dtype)
+
+
+def split(value: Any, count: int, axis: int) -> list[np.ndarray]:
+    """Cut an array into equal parts, which share no memory."""
+    return [part.copy() for part in np.split(value, count, axis)]
+
+
+def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
+    """Return what is known of each part.
+
+    Raises:
+        ValueError: The axis cannot be cut into equal parts.
+    """
+    if info.shape is None:
+        return ArrayInfo()
+    shape = list(info.shape)
+    axis = _axis(rule.axis, len(shape))
+    if shape[axis] % len(rule.to):
+        raise ValueError(f"{shape[axis]} elements cannot be cut into {len(rule.to)} equal parts")
+    shape[axis] //= len(rule.to)
+    return ArrayInfo(tuple(shape), info.dtype)
+
+
+def transpose(value: Any, axes: Sequence[int] | None) -> np.ndarray:
+    """Permute the axes of an array."""
+    return np.ascontiguousarray(np.transpose(value, axes))
+
+
+def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
+    """Return what is known of a transposed array.
+
+    Raises:
+        ValueError: These are not its axes.
+    """
+    if info.shape is None:
+        return ArrayInfo(None, info.dtype)
+    rank = len(info.shape)
+    order = list(range(rank))[::-1] if axes is None else [_axis(axis, rank) for axis in axes]
+    if sorted(order) != list(range(rank)):
+        raise ValueError(f"axes {axes} are not those of an array of shape {info.shape}")
+    return ArrayInfo(tuple(info.shape[axis] for axis in order), info.dtype)
+
+
+def cast(value: Any, dtype: object) -> Any:
+    """Cast an array or a scalar."""
+    return np.asarray(value).astype(as_dtype(dtype))
+
+
+def key_data(value: jax.Array) -> jax.Array:
+    """Return the data of typed keys."""
+    return jax.random.key_data(value)
+
+
+def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
+    """Return typed keys of their data."""
+    return typing.cast(jax.Array, jax.random.wrap_key_data(value, impl=impl))
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis}, an array of {rank} dimensions was expected")
+    return axis % rank

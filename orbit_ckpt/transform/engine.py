@@ -1,0 +1,325 @@
+"""Apply rules to the names of a checkpoint's leaves; nothing is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import assert_never
+
+from msgspec import Struct
+
+from orbit_ckpt.errors import TransformError
+from orbit_ckpt.transform import arrays
+from orbit_ckpt.transform.nodes import UNKNOWN, Apply, ArrayInfo, FromTarget, Node, Part, Read
+from orbit_ckpt.transform.patterns import Pattern, compile_pattern, expand, is_exact, join_name
+from orbit_ckpt.transform.rules import (
+    AssignmentMap,
+    Cast,
+    Combine,
+    Copy,
+    Drop,
+    Fallback,
+    KeyData,
+    Map,
+    Rename,
+    Rule,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+    WrapKeys,
+)
+from orbit_ckpt.tree.diff import nearest_names
+from orbit_ckpt.tree.keypath import NamePath
+
+_SHOWN = 20
+
+
+class Transformed(Struct, frozen=True):
+    """What rules make of a checkpoint.
+
+    Attributes:
+        nodes: How each leaf of the result comes about, by its name.
+        dropped: Leaves of the checkpoint that no leaf of the result needs, by name.
+    """
+
+    nodes: Mapping[str, Node]
+    dropped: Sequence[str]
+
+
+def apply_rules(
+    rules: Sequence[Rule],
+    sources: Mapping[NamePath, ArrayInfo],
+    target: Iterable[NamePath] | None = None,
+) -> Transformed:
+    """Apply rules to the leaves of a checkpoint.
+
+    Args:
+        rules: In the order in which to apply them.
+        sources: What is known of every leaf, by its names.
+        target: The leaves of the target, None if there is none.
+
+    Raises:
+        TransformError: A rule matches nothing, two leaves get one name, inputs are missing, or the
+            shapes of inputs do not fit.
+    """
+    tree = _Tree(sources, None if target is None else [join_name(names) for names in target])
+    for rule in rules:
+        tree.apply(rule)
+    return Transformed(tree.nodes, sorted(tree.dropped))
+
+
+class _Tree:
+    """Leaves by name while rules are applied one after the other."""
+
+    def __init__(self, sources: Mapping[NamePath, ArrayInfo], target: Sequence[str] | None) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.dropped: set[str] = set()
+        self._target = target
+        self._rule: object = None
+        for names, info in sources.items():
+            name = join_name(names)
+            if name in self.nodes:
+                raise TransformError(
+                    f"{name}: two leaves have this name, because a key has a slash in it; rules "
+                    "cannot tell them apart. Restore without rules and rename the key."
+                )
+            self.nodes[name] = Read(names, info)
+
+    def apply(self, rule: Rule) -> None:
+        """Apply one rule."""
+        self._rule = rule
+        match rule:
+            case Rename() | Copy():
+                self._rename(rule, keep=isinstance(rule, Copy))
+            case Drop():
+                self._drop([name for name, _ in self._matches(rule.pattern, rule.allow_unused)])
+            case Fallback():
+                self._fall_back(rule)
+            case Map() | Transpose() | Cast() | KeyData() | WrapKeys():
+                self._replace(rule)
+            case Combine():
+                self._combine(rule)
+            case Split():
+                self._split(rule)
+            case Stack():
+                self._stack(rule)
+            case Unstack():
+                self._unstack(rule)
+            case AssignmentMap():
+                self._assign(rule)
+            case _:
+                assert_never(rule)
+
+    def _matches(
+        self, pattern: Pattern, allow_unused: bool, names: Iterable[str] | None = None
+    ) -> list[tuple[str, re.Match[str]]]:
+        """Return the leaves that a pattern matches."""
+        compiled = compile_pattern(pattern)
+        known = self.nodes if names is None else names
+        if is_exact(pattern) and names is None:
+            known = [name for name in (str(pattern),) if name in self.nodes]
+        found = [(name, match) for name in known if (match := compiled.fullmatch(name))]
+        if not found and not allow_unused:
+            raise self._error(f"matches none of {len(self.nodes)} leaves{self._near(pattern)}")
+        return found
+
+    def _near(self, pattern: Pattern) -> str:
+        near = nearest_names(str(pattern), list(self.nodes)) if is_exact(pattern) else []
+        if near:
+            return f"; did you mean {' or '.join(near)}?"
+        return f": {', '.join(list(self.nodes)[:_SHOWN])}. Set allow_unused=True if that is meant."
+
+    def _put(self, made: Sequence[tuple[str, Node]], *, overwrite: bool) -> None:
+        """Add leaves, which must not have the name of another one."""
+        seen: set[str] = set()
+        for name, _ in made:
+            if name in seen:
+                raise self._error(f"gives two leaves the name {name}")
+            if name in self.nodes and not overwrite:
+                raise self._error(
+                    f"gives a leaf the name {name}, which another has. Drop or rename that one "
+                    "first, or set overwrite=True"
+                )
+            seen.add(name)
+        self.nodes.update(made)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            node = self.nodes.pop(name)
+            if isinstance(node, Read):
+                self.dropped.add(join_name(node.names))
+
+    def _replace(self, rule: OneToOne) -> None:
+        for name, _ in self._matches(rule.pattern, rule.allow_unused):
+            self.nodes[name] = self._checked(name, _replaced, rule, name, self.nodes[name])
+
+    def _rename(self, rule: Rename | Copy, *, keep: bool) -> None:
+        found = self._matches(rule.pattern, rule.allow_unused)
+        made = [(expand(rule.to, match), self.nodes[name]) for name, match in found]
+        if not keep:
+            for name, _ in found:
+                del self.nodes[name]
+        self._put(made, overwrite=rule.overwrite)
+
+    def _fall_back(self, rule: Fallback) -> None:
+        if self._target is None:
+            raise self._error("takes leaves from the target, but there is none; give like=")
+        for name, _ in self._matches(rule.pattern, rule.allow_unused, self._target):
+            if name in self.nodes:
+                self._drop([name])
+            self.nodes[name] = FromTarget()
+
+    def _combine(self, rule: Combine) -> None:
+        made: list[tuple[str, Node]] = []
+        used: dict[str, None] = {}
+        for name, match in self._matches(rule.inputs[0], rule.allow_unused):
+            inputs = [name, *(expand(str(template), match) for template in rule.inputs[1:])]
+            missing = [each for each in inputs if each not in self.nodes]
+            if missing:
+                raise self._error(f"needs {', '.join(missing)} for {name}; there is no such leaf")
+            nodes = tuple(self.nodes[each] for each in inputs)
+            node = Apply("combine", rule.fn, nodes, on_jax=rule.on == "jax")
+            made.append((expand(rule.to, match), node))
+            used.update(dict.fromkeys(inputs))
+        if not rule.keep:
+            for name in used:
+                del self.nodes[name]
+        self._put(made, overwrite=rule.overwrite)
+
+    def _split(self, rule: Split) -> None:
+        made: list[tuple[str, Node]] = []
+        for name, match in self._matches(rule.pattern, rule.allow_unused):
+            node = self.nodes.pop(name)
+            count = len(rule.to)
+            fn = rule.fn or partial(arrays.split, count=count, axis=rule.axis)
+            info = UNKNOWN if rule.fn else self._checked(name, arrays.split_info, node.info, rule)
+            parts = Apply(
+                "split", partial(_exactly, fn, count, name), (node,), UNKNOWN, rule.on == "jax"
+            )
+            made += [
+                (expand(template, match), Part(parts, index, info))
+                for index, template in enumerate(rule.to)
+            ]
+        self._put(made, overwrite=rule.overwrite)
+
+    def _stack(self, rule: Stack) -> None:
+        groups: dict[str, dict[int, str]] = {}
+        for name, match in self._matches(rule.pattern, rule.allow_unused):
+            number = match.group(rule.number)
+            if not number.isdigit():
+                raise self._error(f"needs a number in {name}, found {number!r}")
+            members = groups.setdefault(expand(rule.to, match), {})
+            if int(number) in members:
+                raise self._error(f"would stack {members[int(number)]} and {name} at one place")
+            members[int(number)] = name
+        made: list[tuple[str, Node]] = []
+        for stacked, members in groups.items():
+            gaps = [number for number in range(len(members)) if number not in members]
+            if gaps:
+                raise self._error(f"finds no number {gaps[0]} of {len(members)} for {stacked}")
+            nodes = tuple(self.nodes.pop(members[number]) for number in range(len(members)))
+            infos = [node.info for node in nodes]
+            info = self._checked(stacked, arrays.stack_info, infos, rule.axis)
+            made.append(
+                (stacked, Apply("stack", partial(arrays.stack, axis=rule.axis), nodes, info))
+            )
+        self._put(made, overwrite=rule.overwrite)
+
+    def _unstack(self, rule: Unstack) -> None:
+        made: list[tuple[str, Node]] = []
+        for name, match in self._matches(rule.pattern, rule.allow_unused):
+            node = self.nodes.pop(name)
+            count, info = self._checked(name, arrays.unstack_info, node.info, rule.axis)
+            parts = Apply("unstack", partial(arrays.unstack, axis=rule.axis), (node,))
+            made += [
+                (expand(rule.to.replace(r"\g<i>", str(index)), match), Part(parts, index, info))
+                for index in range(count)
+            ]
+        self._put(made, overwrite=rule.overwrite)
+
+    def _assign(self, rule: AssignmentMap) -> None:
+        if self._target is None:
+            raise self._error(
+                "assigns leaves to those of the target, but there is none; give like="
+            )
+        pairs = [(compile_pattern(pattern), template) for pattern, template in rule.pairs]
+        unused = set(range(len(pairs)))
+        made: dict[str, Node] = {}
+        taken: set[str] = set()
+        for name in self._target:
+            hit = next(
+                ((i, m, t) for i, (p, t) in enumerate(pairs) if (m := p.fullmatch(name))), None
+            )
+            if hit is None:
+                continue
+            unused.discard(hit[0])
+            if hit[2] is None:
+                made[name] = FromTarget()
+                continue
+            old = expand(hit[2], hit[1])
+            if old not in self.nodes:
+                known = ", ".join(list(self.nodes)[:_SHOWN])
+                raise self._error(
+                    f"Parameter '{old}' does not exist in restore checkpoint. Must be one of: "
+                    f"{known}"
+                )
+            made[name] = self.nodes[old]
+            taken.add(old)
+        if unused and rule.require_all:
+            patterns = sorted(pairs[index][0].pattern for index in unused)
+            raise self._error(f"Unused patterns in `assignment_map`: {patterns}")
+        for name in taken:
+            del self.nodes[name]
+        self.nodes.update(made)
+
+    def _checked(self, name: str, infer: Callable[..., arrays.T], *args: object) -> arrays.T:
+        try:
+            return infer(*args)
+        except ValueError as error:
+            raise self._error(f"cannot be applied to {name}: {error}") from error
+
+    def _error(self, what: str) -> TransformError:
+        return TransformError(f"{self._rule}: {what}.")
+
+
+OneToOne = Map | Transpose | Cast | KeyData | WrapKeys
+
+
+def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
+    """Return what a rule for single leaves makes of one."""
+    match rule:
+        case Map():
+            fn = partial(_call_with_name, rule.fn, name) if rule.with_name else rule.fn
+            return Apply("map", fn, (node,), on_jax=rule.on == "jax")
+        case Transpose():
+            info = arrays.transpose_info(node.info, rule.axes)
+            return Apply("transpose", partial(arrays.transpose, axes=rule.axes), (node,), info)
+        case Cast():
+            info = ArrayInfo(node.info.shape, rule.dtype)
+            if isinstance(node, Read):
+                return Read(node.names, info, rule.dtype)
+            return Apply("cast", partial(arrays.cast, dtype=rule.dtype), (node,), info)
+        case KeyData():
+            return Apply("key data", arrays.key_data, (node,), on_jax=True)
+        case WrapKeys():
+            wrap = partial(arrays.wrap_keys, impl=rule.impl)
+            return Apply("wrap keys", wrap, (node,), on_jax=True)
+        case _:
+            assert_never(rule)
+
+
+def _call_with_name(fn: Callable[..., object], name: str, value: object) -> object:
+    return fn(value, name)
+
+
+def _exactly(
+    fn: Callable[[object], Sequence[object]], count: int, name: str, value: object
+) -> Sequence[object]:
+    parts = fn(value)
+    if len(parts) != count:
+        raise TransformError(
+            f"Split of {name}: the function returned {len(parts)} values, not {count}."
+        )
+    return parts

@@ -1,0 +1,102 @@
+"""How one leaf of a result comes about: what is read for it, and what is done with that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from orbit_ckpt.tree.keypath import NamePath
+
+Shape = tuple[int, ...]
+
+
+class ArrayInfo(Struct, frozen=True):
+    """What is known of a value before it is read.
+
+    Attributes:
+        shape: Its shape, None if unknown.
+        dtype: Its dtype, None if unknown.
+    """
+
+    shape: Shape | None = None
+    dtype: object = None
+
+
+UNKNOWN = ArrayInfo()
+
+
+class Read(Struct, frozen=True):
+    """A stored leaf, as it is or cast.
+
+    Attributes:
+        names: Its names in the checkpoint.
+        info: What is known of it.
+        dtype: What it is cast to as it is read, None for the stored dtype.
+        args: How it is read, None if that is left to what reads it.
+    """
+
+    names: NamePath
+    info: ArrayInfo = UNKNOWN
+    dtype: object = None
+    args: object = None
+
+
+class Apply(Struct, frozen=True, eq=False):
+    """The result of a function of other leaves.
+
+    Attributes:
+        action: What it does, in one word.
+        fn: The function.
+        inputs: What it is given.
+        info: What is known of the result.
+        on_jax: Whether it is given arrays of JAX, else of numpy.
+    """
+
+    action: str
+    fn: Callable[..., Any]
+    inputs: tuple[Node, ...]
+    info: ArrayInfo = UNKNOWN
+    on_jax: bool = False
+
+
+class Part(Struct, frozen=True):
+    """One of several results of a function.
+
+    Attributes:
+        of: The function's results.
+        index: Which.
+        info: What is known of it.
+    """
+
+    of: Apply
+    index: int
+    info: ArrayInfo = UNKNOWN
+
+
+class FromTarget(Struct, frozen=True):
+    """The target's own leaf.
+
+    Attributes:
+        info: Nothing is known of it.
+    """
+
+    info: ArrayInfo = UNKNOWN
+
+
+Node = Read | Apply | Part | FromTarget
+
+
+def sources_of(node: Node) -> Iterator[Read]:
+    """Yield what is read for a node."""
+    match node:
+        case Read():
+            yield node
+        case Apply():
+            for part in node.inputs:
+                yield from sources_of(part)
+        case Part():
+            yield from sources_of(node.of)
+        case FromTarget():
+            pass

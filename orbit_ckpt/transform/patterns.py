@@ -1,0 +1,99 @@
+r"""Patterns over the names of leaves, and templates for new names.
+
+A leaf's name here is its keys joined by slashes, as `params/layers_0/kernel`. A pattern is a string
+in which `*` stands for anything within one key and `**` for any number of keys, or a compiled
+regular expression that must match the whole name. What wildcards or groups match can be used in a
+template as `\1`, `\2` or `\g<name>`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from orbit_ckpt.tree.keypath import NamePath
+
+Pattern = str | re.Pattern[str]
+
+_REFERENCE = re.compile(r"\\(?:(\d+)|g<(\w+)>)(/?)")
+_WILDCARDS = {
+    "/**/": "/(?:(.*)/)?",
+    "**/": "(?:(.*)/)?",
+    "/**": "/(.+)",
+    "**": "(.*)",
+    "*": "([^/]*)",
+}
+_WILDCARD = re.compile("|".join(map(re.escape, _WILDCARDS)))
+
+
+def join_name(names: NamePath) -> str:
+    """Return the name of a leaf."""
+    return "/".join(names)
+
+
+def split_name(name: str) -> NamePath:
+    """Return the keys of a new name."""
+    return tuple(name.split("/")) if name else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
+    """Return the regular expression that a pattern stands for.
+
+    Raises:
+        TypeError: It is neither a string nor a compiled expression.
+    """
+    if isinstance(pattern, re.Pattern):
+        return pattern
+    if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(f"A pattern is {pattern!r}; give a string or re.compile(...).")
+    parts: list[str] = []
+    end = 0
+    for found in _WILDCARD.finditer(pattern):
+        parts.append(re.escape(pattern[end : found.start()]))
+        parts.append(_WILDCARDS[found.group()])
+        end = found.end()
+    return re.compile("".join([*parts, re.escape(pattern[end:])]), re.DOTALL)
+
+
+def is_exact(pattern: Pattern) -> bool:
+    """Whether a pattern is one name."""
+    return isinstance(pattern, str) and "*" not in pattern
+
+
+def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ()) -> None:
+    """Check that a template refers only to what a pattern has.
+
+    Args:
+        template: The template.
+        pattern: The pattern.
+        more: Further names that the template may refer to.
+
+    Raises:
+        ValueError: It refers to something else.
+    """
+    compiled = compile_pattern(pattern)
+    for reference in _REFERENCE.finditer(template):
+        number, name, _ = reference.groups()
+        known = int(number) <= compiled.groups if number else name in (*compiled.groupindex, *more)
+        if not known:
+            raise ValueError(
+                f"{template!r} refers to {reference.group().rstrip('/')}, but {_text(pattern)!r} "
+                f"has {compiled.groups} wildcards or groups."
+            )
+
+
+def expand(template: str, match: re.Match[str]) -> str:
+    """Return a template with what a pattern matched; a wildcard for no keys leaves no slash."""
+
+    def value(reference: re.Match[str]) -> str:
+        number, name, slash = reference.groups()
+        found: str | None = match.group(int(number) if number else name)
+        return f"{found}{slash}" if found else ""
+
+    return _REFERENCE.sub(value, template)
+
+
+def _text(pattern: Pattern) -> str:
+    return pattern if isinstance(pattern, str) else pattern.pattern

@@ -1,0 +1,287 @@
+"""Rules on the way out of a checkpoint: what they make, what they read, what they refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import TransformError, TreeMismatchError
+from orbit_ckpt.transform.rules import (
+    AssignmentMap,
+    Cast,
+    Combine,
+    Copy,
+    Drop,
+    Fallback,
+    KeyData,
+    Map,
+    Rename,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+    WrapKeys,
+)
+from tests.support import assert_same_tree, put
+
+
+def model(layers: int = 3) -> dict[str, Any]:
+    return {
+        "params": {
+            f"layers_{i}": {
+                "w": jnp.arange(6.0).reshape(2, 3) + i,
+                "b": np.full(4, i, np.int32),
+            }
+            for i in range(layers)
+        },
+        "opt": [jnp.ones(2), {"count": 1}],
+        "name": "model",
+        "none": None,
+    }
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    ocp.save(tmp_path / "x", model())
+    return tmp_path / "x"
+
+
+def layer(i: int, name: str) -> Any:
+    return model()["params"][f"layers_{i}"][name]
+
+
+CASES: dict[str, tuple[list[Any], Callable[[], Any], Any]] = {
+    "rename": (
+        [Rename("params/layers_*/**", r"blocks/\1/\2")],
+        lambda: {"blocks": {str(i): model()["params"][f"layers_{i}"] for i in range(3)}},
+        "blocks/**",
+    ),
+    "rename, lists stay lists": (
+        [Rename("opt/**", r"optimizer/\1")],
+        lambda: {"optimizer": model()["opt"]},
+        "optimizer/**",
+    ),
+    "rename by an expression": (
+        [Rename(re.compile(r"params/layers_(?P<n>\d)/(w|b)"), r"\g<n>\2")],
+        lambda: {f"{i}{n}": layer(i, n) for i in range(3) for n in "wb"},
+        re.compile(r"\d[wb]"),
+    ),
+    "rules run in order": (
+        [Rename("name", "a"), Rename("a", "b"), Copy("b", "c")],
+        lambda: {"b": "model", "c": "model"},
+        re.compile("[bc]"),
+    ),
+    "drop": (
+        [Drop("params/**"), Drop("opt/**")],
+        lambda: {"name": "model", "none": None},
+        re.compile("n.*"),
+    ),
+    "map": (
+        [Map("params/*/b", lambda b: b * 2), Map("name", str.upper)],
+        lambda: {"params": {f"layers_{i}": {"b": layer(i, "b") * 2} for i in range(3)}},
+        "params/*/b",
+    ),
+    "map with names": (
+        [Map("params/*/b", lambda _, name: name, with_name=True)],
+        lambda: {"params": {f"layers_{i}": {"b": f"params/layers_{i}/b"} for i in range(3)}},
+        "params/*/b",
+    ),
+    "combine": (
+        [
+            Combine(
+                ("params/layers_*/w", r"params/layers_\1/b"),
+                r"sum/\1",
+                lambda w, b: float(w.sum() + b.sum()),
+            )
+        ],
+        lambda: {
+            "sum": {str(i): float(layer(i, "w").sum() + layer(i, "b").sum()) for i in range(3)}
+        },
+        "sum/*",
+    ),
+    "split": (
+        [Split("params/*/w", (r"q/\1", r"k/\1", r"v/\1"))],
+        lambda: {
+            name: {f"layers_{i}": layer(i, "w")[:, j : j + 1] for i in range(3)}
+            for j, name in enumerate("qkv")
+        },
+        re.compile("[qkv]/.*"),
+    ),
+    "stack": (
+        [Stack("params/layers_*/**", r"params/layers/\2")],
+        lambda: {
+            "params": {
+                "layers": {
+                    "w": jnp.stack([layer(i, "w") for i in range(3)]),
+                    "b": np.stack([layer(i, "b") for i in range(3)]),
+                }
+            }
+        },
+        "params/**",
+    ),
+    "stack and unstack": (
+        [
+            Stack("params/layers_*/**", r"params/layers/\2", axis=1),
+            Unstack("params/layers/**", r"params/layers_\g<i>/\1", axis=1),
+        ],
+        lambda: {"params": model()["params"]},
+        "params/**",
+    ),
+    "transpose": (
+        [Transpose("params/*/w")],
+        lambda: {"params": {f"layers_{i}": {"w": layer(i, "w").T} for i in range(3)}},
+        "params/*/w",
+    ),
+    "cast": (
+        [Cast("params/*/w", "bfloat16")],
+        lambda: {
+            "params": {f"layers_{i}": {"w": layer(i, "w").astype(jnp.bfloat16)} for i in range(3)}
+        },
+        "params/*/w",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rules_make(name: str, saved: Path) -> None:
+    rules, expected, only = CASES[name]
+    assert_same_tree(ocp.load(saved, transforms=rules, only=only), expected())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_target_gives_types_to_what_rules_make(name: str, saved: Path) -> None:
+    rules, expected, only = CASES[name]
+    wanted = jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float64) if hasattr(leaf, "dtype") else leaf, expected()
+    )
+    found = ocp.load(saved, {**wanted, "rest": 0}, transforms=rules, only=only)
+    assert_same_tree(found, {**wanted, "rest": 0})
+
+
+def test_a_renamed_leaf_goes_onto_the_sharding_of_its_target(saved: Path) -> None:
+    wanted = put(np.zeros((2, 3), np.float32), "x", x=2)
+    found = ocp.load(
+        saved,
+        {"a": wanted},
+        transforms=[Rename("params/layers_1/w", "a"), Drop(re.compile("(?!a$).*"))],
+    )
+    assert found["a"].sharding == wanted.sharding
+    np.testing.assert_array_equal(found["a"], layer(1, "w"))
+
+
+def test_keys_become_data_and_data_become_keys(tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    ocp.save(tmp_path / "x", {"typed": keys, "raw": jax.random.key_data(keys)})
+    found = ocp.load(tmp_path / "x", transforms=[KeyData("typed"), WrapKeys("raw")])
+    assert_same_tree(found, {"typed": jax.random.key_data(keys), "raw": keys})
+
+
+def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
+    target = {"params": model()["params"], "opt": model()["opt"], "name": "mine", "none": None}
+    rules = AssignmentMap(
+        [
+            ("params/layers_0/**", r"params/layers_1/\1"),
+            ("params/layers_1/**", r"params/layers_0/\1"),
+            ("name", None),
+        ]
+    )
+    found = ocp.load(saved, target, transforms=[Drop("name"), rules])
+    assert_same_tree(found["params"]["layers_0"], model()["params"]["layers_1"])
+    assert_same_tree(found["params"]["layers_1"], model()["params"]["layers_0"])
+    assert_same_tree(found["params"]["layers_2"], model()["params"]["layers_2"])
+    assert found["name"] == "mine"
+
+
+def test_leaves_of_the_target_stay_where_a_rule_says_so(saved: Path) -> None:
+    target = {**model(), "new": np.full(2, 7)}
+    target["name"] = "mine"
+    found = ocp.load(saved, target, transforms=[Fallback("new"), Fallback("name")])
+    assert_same_tree(found, {**model(), "new": np.full(2, 7), "name": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"only": "params/layers_0/**"}, {"params": {"layers_0": model()["params"]["layers_0"]}}),
+        ({"skip": "params/**"}, {k: v for k, v in model().items() if k != "params"}),
+        ({"only": "opt/**", "skip": "**/count"}, {"opt": [model()["opt"][0]]}),
+    ],
+)
+def test_a_part_is_loaded(saved: Path, given: Any, expected: Any) -> None:
+    assert_same_tree(ocp.load(saved, **given), expected)
+
+
+def test_a_part_of_a_target_is_loaded_and_the_rest_stays(saved: Path) -> None:
+    target = jax.tree.map(lambda leaf: leaf, model())
+    target["opt"] = "mine"
+    found = ocp.load(saved, target, only="params/**")
+    assert_same_tree(found["params"], model()["params"])
+    assert found["opt"] == "mine"
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    ocp.Checkpointer(ocp.PyTreeHandler(use_ocdbt=False)).save(
+        tmp_path / "x", args=ocp.args.PyTreeSave({"a": np.arange(9.0), "b": np.arange(9.0)})
+    )
+    (tmp_path / "x" / "b" / "c" / "0").unlink()
+    rules = [Map("a", lambda a: a + 1)]
+    assert ocp.load(tmp_path / "x", transforms=rules, only="a")["a"].tolist() == [*range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([Rename("parms/**", r"p/\1")], "matches none of"),
+        ([Rename("nam", "p")], "did you mean name"),
+        ([Rename("params/*/w", "w")], "gives two leaves the name w"),
+        ([Rename("name", "opt/0")], "gives a leaf the name opt/0, which another has"),
+        ([Combine(("params/layers_*/w", r"params/layers_\1/c"), r"\1", min)], "layers_0/c"),
+        ([Stack("params/**", "p")], "needs a number in"),
+        ([Drop("params/layers_1/w"), Stack("params/layers_*/w", "w")], "finds no number 1"),
+        ([Stack(re.compile(r"params/layers_(\d)/(w|b)"), "all")], "would stack"),
+        ([Split("params/layers_0/b", ("x", "y", "z"))], "4 elements cannot be cut into 3"),
+        ([Unstack("name", r"n/\g<i>")], "its shape is known only once it has been read"),
+        ([Unstack("params/layers_0/w", r"n/\g<i>", axis=2)], "there is no axis 2"),
+        ([Transpose("params/*/w", (0, 0))], "are not those of an array"),
+        ([Fallback("x")], "there is none"),
+        ([AssignmentMap([("x", "y")])], "assigns leaves"),
+        ([Map("params/layers_0/w", lambda w: w @ w)], "map of float32\\[2, 3\\] failed"),
+        ([Split("name", ("a", "b"), fn=lambda v: [v])], "returned 1 values, not 2"),
+    ],
+)
+def test_rules_that_do_not_fit_are_refused(saved: Path, rules: list[Any], message: str) -> None:
+    with pytest.raises(TransformError, match=message):
+        ocp.load(saved, transforms=rules)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rename("a/*", r"b/\2"), "refers to"),
+        (lambda: Combine((), "x", min), "at least one input"),
+        (lambda: Combine(("a/*", "b/*"), "x", min), "is a pattern"),
+        (lambda: Unstack("a", "b"), "all parts would be called"),
+        (lambda: Stack("a", "b"), r"refers to \\1"),
+    ],
+)
+def test_rules_that_make_no_sense_cannot_be_made(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path) -> None:
+    with pytest.raises(TreeMismatchError, match=r"blocks\.0\.w"):
+        ocp.load(saved, {"a": 1}, transforms=[Rename("params/layers_*/**", r"blocks/\1/\2")])
+
+
+def test_no_leaf_left_is_an_error(saved: Path) -> None:
+    with pytest.raises(TransformError, match="No leaf is left by only='parms"):
+        ocp.load(saved, only="parms/**")
