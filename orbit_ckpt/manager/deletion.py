@@ -9,6 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
+from orbit_ckpt.manager.steps import StepNames, StepParser
 from orbit_ckpt.storage.atomic import make_directories, remove_abandoned, sync_directory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 from orbit_ckpt.storage.path import storage_errors
@@ -26,14 +27,16 @@ class StepDeleter:
     do the same at the same time.
     """
 
-    def __init__(self, root: Path, *, todelete_subdir: str | None = None) -> None:
+    def __init__(self, root: Path, names: StepNames, *, todelete_subdir: str | None = None) -> None:
         """Make a deleter.
 
         Args:
             root: The run's directory.
+            names: How steps are named.
             todelete_subdir: Where to put directories instead of removing them, below `root`.
         """
         self._root = root
+        self._names = names
         self._subdir = todelete_subdir
 
     def put_aside(self, directory: Path) -> Path | None:
@@ -88,7 +91,10 @@ class StepDeleter:
                     _logger.info("Removing %s, which was left behind", self._root / name)
                     with contextlib.suppress(OSError):
                         _remove(self._root / name)
-            remove_abandoned(self._root)
+            remove_abandoned(self._root, self._is_step)
+
+    def _is_step(self, name: str) -> bool:
+        return isinstance(self._names, StepParser) and self._names.parse(name) is not None
 
 
 def _remove(path: Path) -> None:

@@ -109,7 +109,9 @@ class CheckpointManager:
             self._options.enable_async_checkpointing &= is_async
         self._items = StepItems(item_handlers, item_names, handler_registry)
         atomicity = self._options.atomicity_options or AtomicityOptions()
-        deleter = StepDeleter(self._directory, todelete_subdir=self._options.todelete_subdir)
+        deleter = StepDeleter(
+            self._directory, self._names, todelete_subdir=self._options.todelete_subdir
+        )
         if not self._options.read_only and self._directory.is_dir():
             deleter.sweep(everything=self._options.cleanup_tmp_directories)
         rules = self._options.retention()

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -285,7 +285,10 @@ def _is_item(directory: Path) -> bool:
 
 
 def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    try:
+        return not any(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def make_directories(path: Path) -> None:
@@ -297,22 +300,31 @@ def make_directories(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def remove_abandoned(root: Path) -> None:
+def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
     """Remove what saves into a directory have left whose process is gone.
 
     Saves that go on are locked and stay, as does everything on file systems without locks.
+
+    Args:
+        root: The directory.
+        is_destination: Whether saves make directories of a name. In marker mode one is empty at
+            first.
     """
+
+    def is_left(path: Path) -> bool:
+        return is_in_progress(path) or (is_destination(path.name) and _is_empty(path))
+
     with os.scandir(root) as entries:
         found = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     for name in found:
         path = root / name
         if _OURS in name:
             _remove_unlocked(path, root / name.partition(_OURS)[0], needs_lock=True)
-        elif is_in_progress(path):
+        elif is_left(path):
             lock = _try_lock(path, needs_lock=True)
             if lock is None:
                 continue
-            if is_in_progress(path):  # else its save ended before it was locked
+            if is_left(path):  # else its save ended before it was locked
                 _logger.info("Removing %s, left behind by a save that did not finish", path)
                 _remove_marked(path, ignore_errors=True)
             _unlock(lock)
@@ -343,7 +355,7 @@ def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
 def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a directory, marked as unfinished to the end: it never looks like a checkpoint."""
     with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
-        if not is_in_progress(path):
+        if not (is_in_progress(path) or _is_empty(path)):
             write_file(path / IN_PROGRESS, b"")
         for entry in list(os.scandir(path)):
             if entry.is_dir(follow_symlinks=False):

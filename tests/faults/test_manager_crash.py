@@ -56,7 +56,8 @@ class Run:
         if rng.random() < 0.6:
             operation = rng.choice(list(PER_SAVE))
             kill = operation, rng.randint(1, PER_SAVE[operation] * (1 if at_once else 5))
-        child = self._order(kill, saves=1000)
+        # the step that was being saved is saved again, or never
+        child = self._order(kill, saves=1000, skip=rng.randint(0, 1))
         if kill is None:
             if not at_once:
                 self._listen(until="steps", seconds=60)
@@ -66,13 +67,13 @@ class Run:
 
     def finish(self) -> None:
         """Let a process go on with the run for two steps."""
-        self._order(None, saves=2)
+        self._order(None, saves=2, skip=1)
         assert self._listen(until="exit", seconds=60)["exit"] == 0
 
-    def _order(self, kill: tuple[str, int] | None, *, saves: int) -> int:
+    def _order(self, kill: tuple[str, int] | None, **how_many: int) -> int:
         setting = asdict(self._setting)
         return self._saver.order(
-            do="live", path=str(self._root), setting=setting, kill=kill, saves=saves
+            do="live", path=str(self._root), setting=setting, kill=kill, **how_many
         )
 
     def _listen(self, *, until: str | None, seconds: float) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def live(order: dict[str, Any], report: Report) -> None:
     is pinned, and, after two saves, what the directory holds.
 
     Args:
-        order: The `setting`, the `path`, how many `saves`, and before which operation to die,
-            `kill`: its name and a number, None for none; `signal` is how.
+        order: The `setting`, the `path`, how many steps to `skip`, how many `saves`, and before
+            which operation to die, `kill`: its name and a number, None for none; `signal` is how.
         report: Takes what there is to say.
     """
     setting = Setting(**order["setting"])
@@ -129,7 +129,7 @@ def live(order: dict[str, Any], report: Report) -> None:
     with before_every_write(die, deletions=True, data=True):
         manager = setting.open(root, lambda: report({"durable": manager.latest_step()}))
         report({"found": manager.all_steps(), "wrong": setting.wrong(manager)})
-        first = (manager.latest_step() or 0) + 1
+        first = (manager.latest_step() or 0) + 1 + order.get("skip", 0)
         for step in range(first, first + order["saves"]):
             setting.save(manager, step)
             if step == first + 1:

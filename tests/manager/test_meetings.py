@@ -264,3 +264,10 @@ def test_a_step_whose_replacement_died_is_listed_at_once(run: Any, tmp_path: Pat
     save(run(), 5)
     (tmp_path / "run" / "5").rename(tmp_path / "run" / "5.orbax-checkpoint-tmp-orbit-1-replaced")
     assert run().all_steps() == [5]
+
+
+def test_an_empty_directory_that_a_dead_save_has_left_goes(run: Any, tmp_path: Path) -> None:
+    for name in ("5", "mine"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    run()
+    assert os.listdir(tmp_path / "run") == ["mine"]

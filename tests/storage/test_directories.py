@@ -165,7 +165,7 @@ def test_a_save_that_ends_while_leftovers_are_removed_stays(
 ) -> None:
     with in_place(tmp_path / "final") as live:
         before_lock.append(live.commit)
-        remove_abandoned(tmp_path)
+        remove_abandoned(tmp_path, lambda _: False)
     assert os.listdir(tmp_path / "final") == [COMMIT_MARKER]
 
 
