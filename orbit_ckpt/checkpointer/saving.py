@@ -187,7 +187,7 @@ def _report(path: Path, when_done: Callable[[], object] | None) -> None:
         return
     try:
         when_done()
-    except Exception:
+    except Exception:  # the step is durable, whatever a user's callback does
         _logger.exception("%s is saved, but %r failed", path, when_done)
 
 
@@ -316,7 +316,7 @@ def told_beside(error: BaseException | None) -> Generator[None]:
     """
     try:
         yield
-    except Exception as late:
+    except Exception as late:  # raised, or told beside what has ended the block
         if error is None:
             raise
         _logger.exception("Closing after %s failed too", type(error).__name__)

@@ -42,7 +42,7 @@ def restore_newest_intact(
     for step in steps:
         try:
             restored = restore(step)
-        except Exception as error:
+        except Exception as error:  # raised again unless it is about this step
             if not _is_of_step(error):
                 raise
             if not isinstance(error, CheckpointNotFoundError):

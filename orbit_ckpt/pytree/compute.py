@@ -144,7 +144,7 @@ class _Evaluation:
             inputs = [_to_jax(value) for value in inputs]
         try:
             return node.fn(*inputs)
-        except Exception as error:
+        except Exception as error:  # a user's function may raise anything; raised again
             if isinstance(error, TransformError):
                 raise
             described = ", ".join(map(_describe, inputs))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import cast
 
+import jax
 import numpy as np
 from msgspec import Struct, structs
 
@@ -116,7 +118,7 @@ async def restore_tree(
         await _check_leaves(stored, needed, leaves, view.casts, strict=request.strict)
     values = await read_leaves(stored, needed, args)
     if view.computed:
-        values |= await _computed(stored, view, wanted, args)
+        values |= await _computed(stored, view, request, wanted, args)
     if target is None and request.is_whole:
         return rebuild(source, values, rich_types=request.rich_types)
     if target is None:
@@ -192,6 +194,7 @@ def _through_legacy(
 async def _computed(
     stored: StoredLeaves,
     view: View,
+    request: RestoreRequest,
     wanted: Mapping[NamePath, object] | None,
     args: Mapping[NamePath, RestoreArgs],
 ) -> dict[NamePath, object]:
@@ -204,11 +207,23 @@ async def _computed(
     def place(names: NamePath, value: object, from_jax: bool) -> object:
         arg = args.get(names)
         is_host = isinstance(value, np.ndarray)
+        if wanted is not None and request.typed:
+            _check_computed(names, value, wanted[names], stored.source.directory.path)
         if arg is None and from_jax and is_host:
             arg = ArrayRestoreArgs()
         return convert_value(stored.batch, view.paths[names], value, arg or AS_SAVED)
 
     return await compute_leaves(view, names, partial(read_leaves, stored), place)
+
+
+def _check_computed(names: NamePath, value: object, wanted: object, directory: Path) -> None:
+    """Check what a function has made, which is known only now, against the target's leaf."""
+    if isinstance(value, np.ndarray | jax.Array):
+        array = cast(jax.Array, value)
+        found = ArrayMetadata("", directory, array.shape, None, array.dtype)
+        change = describe_change(wanted, found, strict=True)
+        if change:
+            raise _mismatch(TreeDifference([], [], {names: change}))
 
 
 async def read_metadata(

@@ -85,7 +85,7 @@ def view_through(
     computed: dict[NamePath, Apply | Part] = {}
     paths: dict[NamePath, KeyPath] = {}
     kept: set[NamePath] = set()
-    for name, node in made.nodes.items():
+    for name, node in made.items():
         sources = [stored[read.names] for read in sources_of(node)]
         path = _path_of(name, sources)
         names = wanted.get(name) or tuple(map(key_name, path))

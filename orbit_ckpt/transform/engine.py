@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
-from msgspec import Struct
-
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform import arrays
 from orbit_ckpt.transform.nodes import UNKNOWN, Apply, ArrayInfo, FromTarget, Node, Part, Read
@@ -36,24 +34,12 @@ from orbit_ckpt.tree.keypath import NamePath
 _SHOWN = 20
 
 
-class Transformed(Struct, frozen=True):
-    """What rules make of a checkpoint.
-
-    Attributes:
-        nodes: How each leaf of the result comes about, by its name.
-        dropped: Leaves of the checkpoint that no leaf of the result needs, by name.
-    """
-
-    nodes: Mapping[str, Node]
-    dropped: Sequence[str]
-
-
 def apply_rules(
     rules: Sequence[Rule],
     sources: Mapping[NamePath, ArrayInfo],
     target: Iterable[NamePath] | None = None,
-) -> Transformed:
-    """Apply rules to the leaves of a checkpoint.
+) -> dict[str, Node]:
+    """Return how each leaf of the result comes about, by its name.
 
     Args:
         rules: In the order in which to apply them.
@@ -67,7 +53,7 @@ def apply_rules(
     tree = _Tree(sources, None if target is None else [join_name(names) for names in target])
     for rule in rules:
         tree.apply(rule)
-    return Transformed(tree.nodes, sorted(tree.dropped))
+    return tree.nodes
 
 
 class _Tree:
@@ -75,7 +61,6 @@ class _Tree:
 
     def __init__(self, sources: Mapping[NamePath, ArrayInfo], target: Sequence[str] | None) -> None:
         self.nodes: dict[str, Node] = {}
-        self.dropped: set[str] = set()
         self._target = target
         self._rule: object = None
         for names, info in sources.items():
@@ -94,7 +79,8 @@ class _Tree:
             case Rename() | Copy():
                 self._rename(rule, keep=isinstance(rule, Copy))
             case Drop():
-                self._drop([name for name, _ in self._matches(rule.pattern, rule.allow_unused)])
+                for name, _ in self._matches(rule.pattern, rule.allow_unused):
+                    del self.nodes[name]
             case Fallback():
                 self._fall_back(rule)
             case Map() | Transpose() | Cast() | KeyData() | WrapKeys():
@@ -145,12 +131,6 @@ class _Tree:
             seen.add(name)
         self.nodes.update(made)
 
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            node = self.nodes.pop(name)
-            if isinstance(node, Read):
-                self.dropped.add(join_name(node.names))
-
     def _replace(self, rule: OneToOne) -> None:
         for name, _ in self._matches(rule.pattern, rule.allow_unused):
             self.nodes[name] = self._checked(name, _replaced, rule, name, self.nodes[name])
@@ -167,8 +147,6 @@ class _Tree:
         if self._target is None:
             raise self._error("takes leaves from the target, but there is none; give like=")
         for name, _ in self._matches(rule.pattern, rule.allow_unused, self._target):
-            if name in self.nodes:
-                self._drop([name])
             self.nodes[name] = FromTarget()
 
     def _combine(self, rule: Combine) -> None:

@@ -285,3 +285,13 @@ def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path
 def test_no_leaf_left_is_an_error(saved: Path) -> None:
     with pytest.raises(TransformError, match="No leaf is left by only='parms"):
         ocp.load(saved, only="parms/**")
+
+
+@pytest.mark.parametrize("make", [np.zeros, jnp.zeros], ids=["numpy", "jax"])
+@pytest.mark.parametrize("shape", [(2, 3), (6,)])
+def test_a_computed_leaf_is_not_bent_into_the_shape_of_its_target(
+    saved: Path, make: Any, shape: tuple[int, ...]
+) -> None:
+    rules = [Transpose("params/layers_0/w"), Rename("params/layers_0/w", "a")]
+    with pytest.raises(TreeMismatchError, match="a: "):
+        ocp.load(saved, {"a": make(shape, np.float32)}, transforms=rules, only="a")
