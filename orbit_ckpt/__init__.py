@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from orbit_ckpt import args, errors, type_handlers
+from orbit_ckpt import args, errors, transform, type_handlers
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
 from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
@@ -148,6 +148,7 @@ __all__ = [
     "save",
     "save_async",
     "step",
+    "transform",
     "transform_utils",
     "type_handlers",
     "utils",

@@ -46,10 +46,14 @@ PUBLIC = {
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
         "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
-        *("step", "transform_utils", "type_handlers", "utils"),
+        *("step", "transform", "transform_utils", "type_handlers", "utils"),
         *("Transform", "RestoreTransform", "apply_transformations", "merge_trees"),
     },
     "orbit_ckpt.policies": POLICIES,
+    "orbit_ckpt.transform": {
+        *("AssignmentMap", "Cast", "Combine", "Copy", "Drop", "Fallback", "KeyData", "Map"),
+        *("Rename", "Rule", "Split", "Stack", "Transpose", "Unstack", "WrapKeys"),
+    },
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
     "orbit_ckpt.args": {
         *("CheckpointArgs", "register_with_handler"),

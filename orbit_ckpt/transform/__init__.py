@@ -1,1 +1,37 @@
-"""Rename, merge, split and compute leaves on their way out of a checkpoint."""
+"""Rules that rename, merge, split and compute leaves on their way out of a checkpoint."""
+
+from orbit_ckpt.transform.rules import (
+    AssignmentMap,
+    Cast,
+    Combine,
+    Copy,
+    Drop,
+    Fallback,
+    KeyData,
+    Map,
+    Rename,
+    Rule,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+    WrapKeys,
+)
+
+__all__ = [
+    "AssignmentMap",
+    "Cast",
+    "Combine",
+    "Copy",
+    "Drop",
+    "Fallback",
+    "KeyData",
+    "Map",
+    "Rename",
+    "Rule",
+    "Split",
+    "Stack",
+    "Transpose",
+    "Unstack",
+    "WrapKeys",
+]
