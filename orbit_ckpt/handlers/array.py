@@ -36,7 +36,7 @@ from orbit_ckpt.handlers.stored import (
     default_restore_args,
     default_save_args,
     key_type_of,
-    layout_of,
+    layouts_of,
 )
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
@@ -113,7 +113,7 @@ class ArrayHandler:
             return []
         plan = _Planner(load_batch_of(infos[0]))
         args = default_restore_args(infos, args)
-        targets = [plan.target(info, arg) for info, arg in zip(infos, args, strict=True)]
+        targets = list(map(plan.target, infos, args, layouts_of(infos)))
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
         reads = [target.read for target in targets]
@@ -208,7 +208,7 @@ class _Planner:
         self._batch = batch
         self._placements: dict[object, _Placement] = {}
 
-    def target(self, info: ParamInfo, arg: RestoreArgs) -> _Target:
+    def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> _Target:
         """Return what one array is to become.
 
         Raises:
@@ -216,7 +216,6 @@ class _Planner:
             UnsupportedLeafError: Its dtype needs JAX's 64-bit mode, which is off.
             ValueError: The sharding does not divide its shape.
         """
-        layout = layout_of(info)
         wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
         record = self._batch.arrays.get(info.name)
         impl = record.random_key_impl if record is not None else None

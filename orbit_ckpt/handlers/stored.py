@@ -122,9 +122,11 @@ def _plan_array(
     return _ArrayPlan(layout, document, native, detail, arg)
 
 
-def layout_of(info: ParamInfo) -> ZarrArray:
-    """Return how a stored array is stored."""
-    return load_batch_of(info).reader.layout(info.location, info.name)
+def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
+    """Return how arrays of one restore are stored."""
+    if not infos:
+        return []
+    return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
 
 
 async def read_each(
@@ -147,8 +149,7 @@ async def read_each(
     batch = load_batch_of(infos[0])
     reads = [
         ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
-        for info in infos
-        for layout in (layout_of(info),)
+        for info, layout in zip(infos, layouts_of(infos), strict=True)
     ]
     leaves = iter(zip(infos, default_restore_args(infos, args), strict=True))
     results: list[T] = []
@@ -185,15 +186,14 @@ def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[Me
     if not infos:
         return []
     batch = load_batch_of(infos[0])
-    reader, arrays, shardings = batch.reader, batch.arrays, batch.shardings
+    arrays, shardings, details = batch.arrays, batch.shardings, batch.details
     directory = infos[0].parent_dir
     storages: dict[object, StorageMetadata] = {}
     found: list[MetadataT] = []
-    for info in infos:
+    for info, layout in zip(infos, layouts_of(infos), strict=True):
         name, write_shape = info.name, info.write_shape
-        layout = reader.layout(info.location, name)
         shape = layout.shape
-        dtype = logical_dtype(info, layout.dtype) if batch.details else layout.dtype
+        dtype = logical_dtype(info, layout.dtype) if details else layout.dtype
         record = arrays.get(name)
         if record is not None:
             write_shape = record.write_shape if write_shape is None else write_shape

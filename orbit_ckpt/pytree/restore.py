@@ -185,7 +185,7 @@ def _through_legacy(
     if isinstance(request.legacy, LegacyRules):
         args = _restore_args(request, target, View(records, {}))
         return view_through_legacy(request.legacy, records, target, args), target, args
-    infos = {names: stored.info(record) for names, record in records.items()}
+    infos = dict(zip(records, stored.infos(list(records.values())), strict=True))
     fn = cast(LegacyFunction, request.legacy)
     view, target = view_through_function(fn, request.target, records, infos)
     return view, target, _restore_args(request, target, view)
@@ -375,6 +375,8 @@ def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types
         paths = {leaf.names: leaf.path for leaf in leaves if leaf.name in kinds}
         return decode_rich_types(text, where, values.__getitem__, paths)
     try:
-        return build_tree((leaf.path, values[leaf.names]) for leaf in leaves)
+        return build_tree(
+            [(leaf.path, values[leaf.names]) for leaf in leaves], [leaf.names for leaf in leaves]
+        )
     except ValueError as error:
         raise FormatError(f"{where}: the recorded structure is not a tree: {error}") from error

@@ -7,6 +7,7 @@ from typing import cast
 
 import jax
 import numpy as np
+from msgspec import structs
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype
 from orbit_ckpt.errors import (
@@ -49,7 +50,6 @@ class StoredLeaves:
         self.batch = batch
         self._registry = registry
         self._handlers: dict[tuple[object, str], TypeHandler] = {}
-        self._infos: dict[tuple[NamePath, str], ParamInfo] = {}
         self._template = ParamInfo(
             name="",
             parent_dir=as_epath(source.directory.path),
@@ -61,18 +61,19 @@ class StoredLeaves:
             load_batch=batch,
         )
 
-    def info(self, record: LeafRecord) -> ParamInfo:
-        """Return where a leaf is."""
-        key = record.names, record.name  # a rename may give one leaf the names of another
-        info = self._infos.get(key)
-        if info is None:
-            info = self._infos[key] = self._template.replace(
+    def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
+        """Return where leaves are."""
+        replace, template = structs.replace, self._template
+        return [
+            replace(
+                template,
                 name=record.name,
                 keypath=record.path,
                 value_typestr=record.typestr,
                 write_shape=record.write_shape,
             )
-        return info
+            for record in records
+        ]
 
     def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
         """Return what reads a leaf as the type that is asked for."""
@@ -102,7 +103,7 @@ class StoredLeaves:
                 else _empty_value(source, record)
             )
         for handler, group in groups:
-            values = await handler.metadata([self.info(record) for record in group])
+            values = await handler.metadata(self.infos(group))
             found.update(zip([record.names for record in group], values, strict=True))
         return found
 
@@ -112,13 +113,22 @@ class StoredLeaves:
         """Return the leaves that no handler reads, and the others by their handlers."""
         inline = self.source.inline
         others: list[LeafRecord] = []
+        as_saved: dict[str, list[LeafRecord]] = {}  # what most leaves are, looked up once a type
         groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+
+        def add(found: Sequence[LeafRecord], arg: RestoreArgs) -> None:
+            handler = self.handler(found[0], arg)
+            groups.setdefault(id(handler), (handler, []))[1].extend(found)
+
         for record in records:
             if record.is_empty or record.name in inline:
                 others.append(record)
+            elif not args or record.names not in args:
+                as_saved.setdefault(record.typestr, []).append(record)
             else:
-                handler = self.handler(record, args.get(record.names, AS_SAVED))
-                groups.setdefault(id(handler), (handler, []))[1].append(record)
+                add([record], args[record.names])
+        for found in as_saved.values():
+            add(found, AS_SAVED)
         return others, list(groups.values())
 
 
@@ -138,7 +148,7 @@ async def read_leaves(
             values[record.names] = _empty_value(source, record)
     results = await run_all(
         handler.deserialize(
-            [stored.info(record) for record in group],
+            stored.infos(group),
             [args.get(record.names, AS_SAVED) for record in group],
         )
         for handler, group in groups

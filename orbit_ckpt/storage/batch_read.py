@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -93,15 +93,27 @@ class BatchReader:
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
 
-    def layout(self, path: KeyPath, name: str) -> ZarrArray:
-        """Return how an array is stored.
+    def layouts(self, leaves: Iterable[tuple[KeyPath, str]]) -> list[ZarrArray]:
+        """Return how arrays are stored.
+
+        Args:
+            leaves: Where each sits, and its storage name.
 
         Raises:
-            CorruptionError: Its metadata document is missing.
-            FormatError: Its metadata document is not understood.
+            CorruptionError: A metadata document is missing.
+            FormatError: A metadata document is not understood.
         """
+        known, document_name = self._layouts, self._document_name
+        found: list[ZarrArray] = []
+        for path, name in leaves:
+            key = join_key(name, document_name)
+            value = self._find(path, key)
+            layout = known.get(value) if type(value) is bytes else None
+            found.append(self._parse(path, name, value) if layout is None else layout)
+        return found
+
+    def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
         key = join_key(name, self._document_name)
-        value = self._find(path, key)
         if value is None:
             where = format_path(path)
             raise CorruptionError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, compress, pairwise
 
 import numpy as np
@@ -137,11 +137,10 @@ def _values(columns: _Columns, files: Sequence[tuple[str, str]], count: int) -> 
         raise UnsupportedError("a value of unknown kind")
     names = [files[i][0] for i in columns.varints(sum(kinds))]
     places = map(Extent, names, columns.varints(len(names)), compress(lengths, kinds))
-    ends = list(accumulate(n for n, kind in zip(lengths, kinds, strict=True) if not kind))
+    ends = list(accumulate([n for n, kind in zip(lengths, kinds, strict=True) if not kind]))
     inline = columns.take(ends[-1] if ends else 0)
-    values = (inline[start:end] for start, end in pairwise((0, *ends)))
-    sources: tuple[Iterator[Value], Iterator[Value]] = values, places
-    return [next(sources[kind]) for kind in kinds]
+    values = iter([inline[start:end] for start, end in pairwise((0, *ends))])
+    return [next(places) if kind else next(values) for kind in kinds]
 
 
 class _Columns:
@@ -231,9 +230,12 @@ def _unframe(data: bytes, magic: int) -> bytes:
         raise UnsupportedError(f"version {version}, compression {compression}")
     if not compression:
         return content
+    decompressor = zstandard.ZstdDecompressor()
     try:
+        if zstandard.frame_content_size(content) >= 0:
+            return decompressor.decompress(content)
         # not decompressobj, which copies all it has for every 128 KiB
-        with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+        with decompressor.stream_reader(content) as reader:
             return reader.readall()
     except zstandard.ZstdError as error:
         raise DecodeError(str(error)) from error

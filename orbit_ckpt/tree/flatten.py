@@ -110,32 +110,29 @@ def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
     return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
 
 
-def build_tree(leaves: Iterable[tuple[KeyPath, object]]) -> object:
+def build_tree(
+    leaves: Iterable[tuple[KeyPath, object]], names: Iterable[NamePath] | None = None
+) -> object:
     """Return nested dicts and lists holding the leaves at their paths.
 
     Keys of sequences give lists, all others dicts. An empty container at a path that also has
     children is dropped in their favour: old Orbax versions recorded both.
 
+    Args:
+        leaves: Paths and values.
+        names: The names of the paths' keys, if they are known.
+
     Raises:
         ValueError: Two leaves share a path, one lies below another, or a sequence has a gap.
     """
-    top = _Node()  # holds the root
-    nodes: list[_Node] = []
-    above: KeyPath = ()
-    """Path of the last of `nodes`, which are those on the way there."""
-    for path, value in leaves:
-        if not path:
-            top.place(_ROOT, value, path)
-            continue
-        if path[:-1] != above or not nodes:  # most leaves follow one beside them
-            shared = _count_shared(path[:-1], above)
-            nodes = nodes[: shared + 1] or [top.child(_ROOT, ())]
-            above = path[:-1]
-            for depth in range(shared, len(above)):
-                nodes.append(nodes[-1].child(path[depth], path[: depth + 1]))
-        nodes[-1].place(path[-1], value, path)
-    root = top.nodes.get(_ROOT.key)
-    return top.children.get(_ROOT.key, {}) if root is None else root.build(())
+    containers = _Containers()
+    if names is None:
+        for path, value in leaves:
+            containers.place(path, name_path(path), value)
+    else:
+        for (path, value), known in zip(leaves, names, strict=True):
+            containers.place(path, known, value)
+    return containers.build()
 
 
 class _Paths:
@@ -177,79 +174,86 @@ def _flatten(
     return flatten_with_path(tree, is_leaf=is_leaf)
 
 
-class _Node:
-    """A container under construction: leaves and containers by name."""
+class _Containers:
+    """Containers under construction, by the names of the keys that lead to them.
 
-    __slots__ = ("children", "is_sequence", "keys", "nodes")
+    All are dicts of children by name, of those that will be lists too.
+    """
+
+    __slots__ = ("_children", "_keys", "_sequences", "_top")
 
     def __init__(self) -> None:
-        self.children: dict[str, object] = {}
-        """All children by name; containers are put in at the end, what stands there keeps order."""
-        self.nodes: dict[str, _Node] = {}
-        self.keys: dict[str, object] = {}
-        """Keys of a dict that are no strings, by name."""
-        self.is_sequence = False
+        self._top: dict[str, object] = {}
+        """Holds the root, under an empty name."""
+        self._children: dict[NamePath, dict[str, object]] = {}
+        self._keys: dict[NamePath, dict[str, object]] = {}
+        """Keys that are no strings, by name."""
+        self._sequences: set[NamePath] = set()
 
-    def place(self, key: object, value: object, path: KeyPath) -> None:
-        """Add the leaf at `path`, whose last key is `key`."""
-        name = self._name(key, path)
-        if name not in self.children:
-            self.children[name] = value
-        elif name not in self.nodes:
+    def place(self, path: KeyPath, names: NamePath, value: object) -> None:
+        """Add a leaf."""
+        if not names:
+            name, children = "", self._top
+        else:
+            name, above = names[-1], names[:-1]
+            children = self._children.get(above)
+            if children is None:
+                children = self._add(path[:-1], above)
+            key: Any = path[-1]  # JAX's keys have no types
+            # nearly all keys are strings of dicts
+            if type(key) is not DictKey or type(key.key) is not str or above in self._sequences:
+                self._note(path, names)
+        if name not in children:
+            children[name] = value
+        elif names not in self._children:
             raise ValueError(f"{format_path(path)} occurs twice")
         elif not is_empty_node(value):
             raise ValueError(f"{format_path(path)} is a leaf and has children")
 
-    def child(self, key: object, path: KeyPath) -> _Node:
-        """Return the container at `path`, whose last key is `key`."""
-        name = self._name(key, path)
-        node = self.nodes.get(name)
-        if node is None:
-            if not is_empty_node(self.children.get(name)):
-                raise ValueError(f"{format_path(path)} is a leaf and has children")
-            node = self.nodes[name] = _Node()
-            self.children[name] = node
-        return node
+    def build(self) -> object:
+        """Return the root."""
+        for names in sorted({*self._keys, *self._sequences}, key=len, reverse=True):
+            children = self._children[names]
+            parent = self._children[names[:-1]] if names else self._top
+            if names in self._sequences:
+                built: object = _list_of(children, names)
+            else:
+                keys = self._keys[names]
+                built = {keys.get(name, name): child for name, child in children.items()}
+            parent[names[-1] if names else ""] = built
+        return self._top.get("", {})
 
-    def build(self, path: KeyPath) -> object:
-        """Return the container, which is at `path`."""
-        children = self.children
-        for name, node in self.nodes.items():
-            children[name] = node.build((*path, name))
-        if not self.is_sequence:
-            keys = self.keys
-            return {keys.get(n, n): v for n, v in children.items()} if keys else children
-        try:
-            return [children[str(index)] for index in range(len(children))]
-        except KeyError as error:
-            raise ValueError(
-                f"{format_path(path)} has {len(children)} elements but none at index {error}"
-            ) from None
+    def _add(self, path: KeyPath, names: NamePath) -> dict[str, object]:
+        """Add the container at `path`."""
+        parent = self._top
+        if names:
+            above = self._children.get(names[:-1])
+            parent = self._add(path[:-1], names[:-1]) if above is None else above
+            self._note(path, names)
+        name = names[-1] if names else ""
+        if not is_empty_node(parent.get(name)):
+            raise ValueError(f"{format_path(path)} is a leaf and has children")
+        children: dict[str, object] = {}
+        parent[name] = self._children[names] = children
+        return children
 
-    def _name(self, key: Any, path: KeyPath) -> str:  # JAX's keys have no types
-        if type(key) is DictKey and type(key.key) is str and not self.is_sequence:
-            return key.key  # what nearly all keys are
-        is_sequence = is_sequence_key(key)
-        if is_sequence is not self.is_sequence:
-            if self.children:
-                where = format_path(path[:-1])
-                raise ValueError(f"{where} has both positions and names as keys")
-            self.is_sequence = is_sequence
-        value = key_value(key)
-        if type(value) is str:
-            return value
-        name = str(value)
-        self.keys[name] = value
-        return name
+    def _note(self, path: KeyPath, names: NamePath) -> None:
+        """Note what the last key of a path says of the container that it belongs to."""
+        above = names[:-1]
+        is_sequence = is_sequence_key(path[-1])
+        if is_sequence is not (above in self._sequences):
+            if self._children[above]:
+                raise ValueError(f"{format_path(path[:-1])} has both positions and names as keys")
+            self._sequences.add(above)
+        value = key_value(path[-1])
+        if not is_sequence and type(value) is not str:
+            self._keys.setdefault(above, {})[names[-1]] = value
 
 
-def _count_shared(path: KeyPath, other: KeyPath) -> int:
-    """Return how many keys two paths have in common at their beginning."""
-    most = min(len(path), len(other))
-    count = 0
-    while count < most and path[count] == other[count]:
-        count += 1
-    return count
-
-
-_ROOT = DictKey("")
+def _list_of(children: dict[str, object], names: NamePath) -> list[object]:
+    try:
+        return [children[str(index)] for index in range(len(children))]
+    except KeyError as error:
+        raise ValueError(
+            f"{format_path(names)} has {len(children)} elements but none at index {error}"
+        ) from None

@@ -95,7 +95,7 @@ class Store:
         self, name: str, regions: Sequence[Region] | None = None, *, fill_missing: bool = False
     ) -> list[np.ndarray]:
         reader = self.reader(fill_missing=fill_missing)
-        layout = reader.layout((name,), name)
+        layout = reader.layouts([((name,), name)])[0]
         wanted = [whole(layout.shape)] if regions is None else regions
         (found,) = asyncio.run(reader.read([ArrayRead((name,), name, layout, wanted)]))
         return list(found)
@@ -170,7 +170,7 @@ def test_reads_are_grouped_under_the_byte_limit_and_an_oversize_one_is_alone(
 
     async def sizes_read(max_bytes: int | None) -> list[list[int]]:
         reader = store.reader(max_bytes=max_bytes)
-        layouts = [reader.layout((i,), str(i)) for i in range(len(sizes))]
+        layouts = reader.layouts([((i,), str(i)) for i in range(len(sizes))])
         reads = [
             ArrayRead((i,), str(i), layout, [whole(layout.shape)])
             for i, layout in enumerate(layouts)
@@ -194,7 +194,7 @@ def test_readers_in_parallel_share_the_byte_limit(tmp_path: Path) -> None:
             reads = [
                 ArrayRead((name,), name, layout, [whole(layout.shape)])
                 for name in names
-                for layout in [reader.layout((name,), name)]
+                for layout in reader.layouts([((name,), name)])
             ]
             async for window in reader.read_in_windows(reads):
                 held.append(sum(array.nbytes for (array,) in window))
