@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from orbit_ckpt import args, errors, transform, type_handlers
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
-from orbit_ckpt.checkpointer.functions import load, metadata, save, save_async
+from orbit_ckpt.checkpointer.functions import load, metadata, plan, save, save_async
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
@@ -31,6 +31,7 @@ from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandl
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
 from orbit_ckpt.items.stateful import StatefulHandler
+from orbit_ckpt.pytree.explain import LeafPlan, RestorePlan
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
@@ -115,6 +116,7 @@ __all__ = [
     "JaxRandomKeyHandler",
     "JsonCheckpointHandler",
     "JsonHandler",
+    "LeafPlan",
     "MemoryOptions",
     "NumpyRandomKeyCheckpointHandler",
     "NumpyRandomKeyHandler",
@@ -126,6 +128,7 @@ __all__ = [
     "PyTreeHandler",
     "PyTreeMetadataOptions",
     "RestoreArgs",
+    "RestorePlan",
     "RestoreTransform",
     "SaveArgs",
     "SaveHandle",
@@ -144,6 +147,7 @@ __all__ = [
     "load",
     "merge_trees",
     "metadata",
+    "plan",
     "policies",
     "save",
     "save_async",

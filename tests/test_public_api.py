@@ -25,7 +25,8 @@ POLICIES = {
 
 PUBLIC = {
     "orbit_ckpt": {
-        *("save", "save_async", "SaveHandle", "load", "metadata"),
+        *("save", "save_async", "SaveHandle", "load", "plan", "metadata"),
+        *("RestorePlan", "LeafPlan"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),

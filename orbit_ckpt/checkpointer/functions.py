@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import jax
 
@@ -15,7 +15,9 @@ from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
-from orbit_ckpt.pytree.restore import RestoreRequest
+from orbit_ckpt.pytree.explain import RestorePlan
+from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
+from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.patterns import Pattern
 from orbit_ckpt.transform.rules import Rule
@@ -96,15 +98,21 @@ def save_async(
     return begin_save(_handler(), request, SessionOptions())
 
 
-def load(
+def load(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     like: object = None,
     *,
     only: Pattern | None = None,
     skip: Pattern | None = None,
     transforms: Sequence[Rule] = (),
+    missing: Missing = "error",
+    unexpected: Unexpected = "error",
+    fallback: object = None,
+    cast: Casting | Mapping[Pattern, object] = "same_kind",
     strict: bool = True,
-    sharding: jax.sharding.Sharding | None = None,
+    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None = None,
+    map_leaf: Callable[[Any, str], object] | None = None,
+    report: bool = False,
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt or Orbax.
 
@@ -119,10 +127,26 @@ def load(
             leaves of the target stay as they are; without a target there are only these.
         skip: Which leaves not to load.
         transforms: Rules that rename, merge, split or compute leaves on their way; see
-            `transform.rules`. `only` and `skip` are about the names that they make.
+            `orbit_ckpt.transform`. All other patterns are about the names that they make.
+        missing: What becomes of leaves of the target that the checkpoint lacks: `"error"`;
+            `"target"`, they stay as they are, which must be values; or `"skip"`, they become
+            PLACEHOLDER.
+        unexpected: What becomes of leaves of the checkpoint that the target lacks: `"error"`, or
+            `"ignore"`, they are not read.
+        fallback: A tree with leaves for those that the checkpoint lacks; others are not used.
+        cast: Which casts to the target's dtypes are allowed: `"exact"`, none; `"same_kind"`, those
+            within a kind of number or to a more general one; `"unsafe"`, all whose values fit. Or
+            dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
         strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
         sharding: Sharding of JAX arrays for which neither the target nor, on these devices, the
-            checkpoint has one.
+            checkpoint has one. Or shardings by patterns, which go before those of the target; the
+            first that matches counts, and one must; see `transform.partition`.
+        map_leaf: Takes every loaded leaf and its name, its keys joined by slashes; what it returns
+            takes the leaf's place.
+        report: Whether to return what was done too.
+
+    Returns:
+        The tree; with `report` a tuple of the tree and a `RestorePlan`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
@@ -131,20 +155,116 @@ def load(
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
     """
-    request = RestoreRequest(
+    request = _request(
+        like,
+        only=only,
+        skip=skip,
+        rules=transforms,
+        missing=missing,
+        unexpected=unexpected,
+        fallback=fallback,
+        cast=cast,
+        strict=strict,
+        sharding=sharding,
+        map_leaf=map_leaf,
+    )
+    run = _handler().run_and_explain if report else _handler().run_request
+    restored = run(path, request, resolver=_resolver(sharding))
+    _logger.info("Restored %s", path)
+    return restored
+
+
+def plan(  # noqa: PLR0913 - those of `load`
+    path: PathLike,
+    like: object = None,
+    *,
+    only: Pattern | None = None,
+    skip: Pattern | None = None,
+    transforms: Sequence[Rule] = (),
+    missing: Missing = "error",
+    unexpected: Unexpected = "error",
+    fallback: object = None,
+    cast: Casting | Mapping[Pattern, object] = "same_kind",
+    strict: bool = True,
+    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None = None,
+) -> RestorePlan:
+    """Return what `load` would do with the same arguments; reads metadata only.
+
+    Printed, it is a table: for every leaf of the result where it comes from, what is done with it,
+    and how much is read for it.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        TransformError: Rules or patterns do not fit the checkpoint.
+        TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
+
+    Example:
+        >>> from orbit_ckpt.transform import Rename
+        >>> orbit_ckpt.save("run/step_3", {"w": np.ones((2, 3)), "step": 3})
+        >>> print(orbit_ckpt.plan("run/step_3", transforms=[Rename("w", "kernel")]))
+        target  source  action  shape          bytes read  over-read
+        kernel  w       rename  float64[2, 3]        52 B       1.00
+        step    step    read    int64[]              12 B       1.00
+        2 of 2 leaves from the checkpoint; 0 of its leaves not read
+        64 B to read; about 56 B of host memory
+    """
+    request = _request(
+        like,
+        only=only,
+        skip=skip,
+        rules=transforms,
+        missing=missing,
+        unexpected=unexpected,
+        fallback=fallback,
+        cast=cast,
+        strict=strict,
+        sharding=sharding,
+    )
+    return _handler().explain_request(path, request, resolver=_resolver(sharding))
+
+
+def _request(
+    like: object,
+    *,
+    fallback: object,
+    cast: Casting | Mapping[Pattern, object],
+    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None,
+    **others: Any,
+) -> RestoreRequest:
+    """Return what the arguments of `load` ask for.
+
+    Raises:
+        ValueError: An option has a value that it cannot have.
+    """
+    for name, values in _CHOICES.items():
+        value = cast if name == "cast" else others[name]
+        if isinstance(value, str) and value not in values:
+            raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}.")
+    return RestoreRequest(
         target=like.tree if isinstance(like, TreeMetadata) else like,
         has_target=like is not None,
         typed=True,
-        strict=strict,
         rich_types=True,
-        rules=transforms,
-        only=only,
-        skip=skip,
+        fallback=fallback,
+        has_fallback=fallback is not None,
+        casting=cast if isinstance(cast, str) else "same_kind",
+        casts={} if isinstance(cast, str) else cast,
+        shardings=sharding if isinstance(sharding, Mapping) else None,
+        **others,
     )
-    resolver = ShardingResolver(fallback=sharding)
-    restored = _handler().run_request(path, request, resolver=resolver)
-    _logger.info("Restored %s", path)
-    return restored
+
+
+_CHOICES = {
+    "missing": get_args(Missing),
+    "unexpected": get_args(Unexpected),
+    "cast": get_args(Casting),
+}
+
+
+def _resolver(
+    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None,
+) -> ShardingResolver:
+    return ShardingResolver(fallback=None if isinstance(sharding, Mapping) else sharding)
 
 
 def metadata(path: PathLike) -> TreeMetadata:

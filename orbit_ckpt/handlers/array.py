@@ -111,9 +111,7 @@ class ArrayHandler:
         """
         if not infos:
             return []
-        plan = _Planner(load_batch_of(infos[0]))
-        args = default_restore_args(infos, args)
-        targets = list(map(plan.target, infos, args, layouts_of(infos)))
+        targets = _plan(infos, args)
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
         reads = [target.read for target in targets]
@@ -122,6 +120,12 @@ class ArrayHandler:
                 part = targets[len(arrays) : len(arrays) + len(window)]
                 arrays += map(_Target.place, part, window)
         return arrays
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        return [target.read for target in _plan(infos, args)] if infos else []
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
@@ -199,6 +203,11 @@ class _Target(Struct, frozen=True, gc=False):
                 host = host.view(self.logical)
             parts[region] = cast_host(host, self.dtype, self.path)
         return parts
+
+
+def _plan(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None) -> list[_Target]:
+    plan = _Planner(load_batch_of(infos[0]))
+    return list(map(plan.target, infos, default_restore_args(infos, args), layouts_of(infos)))
 
 
 class _Planner:

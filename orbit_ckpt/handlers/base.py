@@ -27,7 +27,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.limiter import ByteLimiter
-from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
 from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
@@ -303,6 +303,17 @@ class ValueTaker(Protocol):
         `TakenArray`s refer to the caller's memory: whoever calls this copies their parts before
         the caller may change them. All else must not depend on the caller any more.
         """
+        ...
+
+
+@runtime_checkable
+class ReadPlanner(Protocol):
+    """A handler that can tell what it reads for a leaf, without reading it."""
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """Return what `deserialize` would read for the same arguments."""
         ...
 
 

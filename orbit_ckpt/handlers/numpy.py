@@ -24,9 +24,11 @@ from orbit_ckpt.handlers.stored import (
     cast_host,
     default_save_args,
     read_each,
+    whole_reads,
 )
 from orbit_ckpt.metadata.schema import NUMPY_ARRAY
 from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.storage.batch_read import ArrayRead
 
 BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 
@@ -80,6 +82,13 @@ class NumpyHandler:
             CorruptionError: A chunk is missing or damaged.
         """
         return await read_each(infos, args, _restored)
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        del args  # arrays are read whole
+        return whole_reads(infos)
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

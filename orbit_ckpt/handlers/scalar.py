@@ -18,8 +18,10 @@ from orbit_ckpt.handlers.stored import (
     cast_host,
     default_save_args,
     read_each,
+    whole_reads,
 )
 from orbit_ckpt.metadata.values import ScalarMetadata
+from orbit_ckpt.storage.batch_read import ArrayRead
 
 NUMPY = "numpy"
 PYTHON_SCALARS = (int, float, complex)
@@ -69,6 +71,13 @@ class ScalarHandler:
             TreeMismatchError: A scalar was asked for where an array with dimensions is stored.
         """
         return await read_each(infos, args, _restored)
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        del args  # arrays are read whole
+        return whole_reads(infos)
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

@@ -129,6 +129,14 @@ def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
     return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
 
 
+def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
+    """Return what reads whole arrays."""
+    return [
+        ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
+        for info, layout in zip(infos, layouts_of(infos), strict=True)
+    ]
+
+
 async def read_each(
     infos: Sequence[ParamInfo],
     args: Sequence[RestoreArgs] | None,
@@ -147,10 +155,7 @@ async def read_each(
     if not infos:
         return []
     batch = load_batch_of(infos[0])
-    reads = [
-        ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
-        for info, layout in zip(infos, layouts_of(infos), strict=True)
-    ]
+    reads = whole_reads(infos)
     leaves = iter(zip(infos, default_restore_args(infos, args), strict=True))
     results: list[T] = []
     async with aclosing(batch.reader.read_in_windows(reads)) as windows:
@@ -166,19 +171,27 @@ def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
     """Return values of another dtype; the same array if it has that dtype.
 
     Raises:
-        TreeMismatchError: Integers do not fit the other dtype; they would become other numbers.
+        TreeMismatchError: Numbers do not fit an integer dtype; they would become other numbers.
     """
     if dtype_like is None or host.dtype == as_dtype(dtype_like):
         return host
     dtype = as_dtype(dtype_like)
-    result = host.astype(dtype)
-    if host.dtype.kind in "iu" and dtype.kind in "iu" and not np.array_equal(result, host):
+    if dtype.kind in "iu" and not _fits(host, dtype):
         raise TreeMismatchError(
-            f"{format_path(path)}: some of its integers of dtype {host.dtype} do not fit {dtype}; "
+            f"{format_path(path)}: some of its numbers of dtype {host.dtype} do not fit {dtype}; "
             "restore it as a wider dtype.",
             paths=[format_path(path)],
         )
-    return result
+    return host.astype(dtype)
+
+
+def _fits(host: HostArray, dtype: DType) -> bool:
+    """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
+    if host.dtype.kind not in "iuf" or not host.size:
+        return True
+    least, most = host.min(), host.max()
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= least and most <= limits.max)  # false for NaN
 
 
 def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:

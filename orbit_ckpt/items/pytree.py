@@ -22,9 +22,12 @@ from orbit_ckpt.items.base import (
 )
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.metadata.values import TreeMetadata
+from orbit_ckpt.pytree.explain import RestorePlan, explain
 from orbit_ckpt.pytree.plan import plan_save
+from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.restore import (
-    RestoreRequest,
+    TreePlan,
+    plan_tree,
     read_metadata,
     rebuild,
     restore_tree,
@@ -173,7 +176,7 @@ class PyTreeHandler:
             target=args.item,
             has_target=args.item is not None,
             restore_args=args.restore_args,
-            partial=args.partial_restore,
+            unexpected="ignore" if args.partial_restore else "error",
             rich_types=self._rich_types,
             legacy=args.legacy(),
         )
@@ -187,13 +190,46 @@ class PyTreeHandler:
         resolver: ShardingResolver | None = None,
     ) -> object:
         """Read a tree as a request says; see `restore_tree`."""
+        return self._run(directory, request, resolver, restore_tree)
 
-        async def read(path: Path) -> object:
+    def explain_request(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+    ) -> RestorePlan:
+        """Return what `run_request` would do."""
+        return self._run(directory, request, resolver, explain)
+
+    def run_and_explain(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+    ) -> tuple[object, RestorePlan]:
+        """Read a tree as a request says, and return what was done too."""
+
+        async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
+            explained = await explain(plan)
+            return await restore_tree(plan), explained
+
+        return self._run(directory, request, resolver, both)
+
+    def _run(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        resolver: ShardingResolver | None,
+        run: Callable[[TreePlan], Coroutine[object, object, T]],
+    ) -> T:
+        async def read(path: Path) -> T:
             source = open_tree(find_tree(path), allow_unstructured=request.has_target)
             batch = source.load_batch(
                 max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
             )
-            return await restore_tree(source, batch, self._registry, request)
+            return await run(await plan_tree(source, batch, self._registry, request))
 
         return _read_unchanged(resolve_path(directory), read)
 

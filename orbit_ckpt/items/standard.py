@@ -14,7 +14,7 @@ from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_ha
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
-from orbit_ckpt.pytree.restore import RestoreRequest
+from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.runtime.commit import Commit
 
 

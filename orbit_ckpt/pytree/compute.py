@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -45,14 +45,15 @@ async def compute_leaves(
     Raises:
         TransformError: A function has failed.
     """
-    nodes = {names: node for names, node in view.computed.items() if names in wanted}
     results: dict[NamePath, object] = {}
-    for group in _batches(nodes_by_source(nodes)):
+    for group in groups_of(view, wanted):
         sources = [source for node in group.values() for source in sources_of(node)]
         values: dict[_Key, object] = {}
         for reads in _in_turn(sources):
             records = [view.stored[names] for names in reads]
-            args = {names: _args_of(source, view.stored[names]) for names, source in reads.items()}
+            args = {
+                names: source_args(source, view.stored[names]) for names, source in reads.items()
+            }
             found = await read(records, args)
             values |= {_key(source): found[names] for names, source in reads.items()}
         evaluate = _Evaluation(values)
@@ -63,6 +64,12 @@ async def compute_leaves(
             value = evaluate(names, node)
             results[names] = value if view.is_final else place(names, value, from_jax)
     return results
+
+
+def groups_of(view: View, wanted: Container[NamePath]) -> Iterator[Mapping[NamePath, Node]]:
+    """Yield computed leaves in groups that are computed one after the other."""
+    nodes = {names: node for names, node in view.computed.items() if names in wanted}
+    return _batches(nodes_by_source(nodes))
 
 
 def _batches(groups: Sequence[Mapping[NamePath, Node]]) -> Iterator[dict[NamePath, Node]]:
@@ -100,7 +107,7 @@ def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
     return turns
 
 
-def _args_of(read: Read, record: LeafRecord) -> RestoreArgs:
+def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
     """Return how a leaf is read; arrays as such of numpy unless the rule says otherwise."""
     if read.args is not None:
         return restore_args_of(read.args)

@@ -193,6 +193,8 @@ def _empty_value(source: StoredTree, record: LeafRecord) -> object:
 def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
     """Return a value that is in memory already as the caller wants it."""
     if isinstance(arg, ArrayRestoreArgs) and not _is_keys(value):
+        if isinstance(value, jax.Array) and _is_as_wanted(value, arg):
+            return value
         host = cast_host(np.asarray(value), arg.dtype, path)
         check_width(path, host.dtype)
         device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
@@ -205,6 +207,13 @@ def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreAr
     if isinstance(value, int | float) and arg.dtype is not None:
         return as_dtype(arg.dtype).type(value).item()
     return value
+
+
+def _is_as_wanted(value: jax.Array, arg: ArrayRestoreArgs) -> bool:
+    sharding = requested_sharding(arg)
+    return (arg.dtype is None or value.dtype == as_dtype(arg.dtype)) and (
+        sharding is None or sharding == value.sharding
+    )
 
 
 def _is_keys(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import jax
 import numpy as np
@@ -18,6 +18,9 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
 from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, StringMetadata, TreeMetadata
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
+
+Casting = Literal["exact", "same_kind", "unsafe"]
+"""Which casts are allowed: none; those within a kind of number or to a more general one; all."""
 
 _PYTHON_TYPES = (bool, int, float, complex, str, bytes)
 
@@ -172,13 +175,25 @@ def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadat
     raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
 
 
-def describe_change(wanted: object, stored: Metadata | None, *, strict: bool = True) -> str | None:
+def is_abstract(leaf: object) -> bool:
+    """Whether a leaf of a target only says what is wanted and is no value itself."""
+    return isinstance(leaf, jax.ShapeDtypeStruct | type | RestoreArgs | Metadata)
+
+
+def describe_change(
+    wanted: object,
+    stored: Metadata | None,
+    *,
+    strict: bool = True,
+    casting: Casting = "same_kind",
+) -> str | None:
     """Return how a target's leaf differs from what is stored, None if it can be restored.
 
     Args:
         wanted: Leaf of the target.
         stored: What is stored; None if nothing is known of it.
         strict: Whether shapes of JAX arrays must agree.
+        casting: Which casts are allowed.
     """
     if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
         return None
@@ -191,10 +206,12 @@ def describe_change(wanted: object, stored: Metadata | None, *, strict: bool = T
     if isinstance(wanted, bytes):
         is_bytes = stored.dtype == np.uint8 and len(stored.shape) == 1
         return None if is_bytes else f"the target has bytes, {_describe(stored)} is stored"
-    return _array_change(wanted, stored, strict=strict)
+    return _array_change(wanted, stored, strict=strict, casting=casting)
 
 
-def _array_change(wanted: object, stored: ArrayMetadata, *, strict: bool) -> str | None:
+def _array_change(
+    wanted: object, stored: ArrayMetadata, *, strict: bool, casting: Casting
+) -> str | None:
     if isinstance(wanted, bool | int | float | complex):
         shape, dtype = (), np.dtype(type(wanted))
     elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
@@ -208,13 +225,15 @@ def _array_change(wanted: object, stored: ArrayMetadata, *, strict: bool) -> str
     changes: list[str] = []
     if shape != stored.shape and not may_pad:
         changes.append(f"shape {shape} wanted, {stored.shape} stored")
-    if is_prng_dtype(dtype) or is_prng_dtype(stored.dtype):
-        same_dtype = dtype == stored.dtype
-    else:
-        same_dtype = is_lossless_kind(stored.dtype, as_dtype(dtype))
-    if not same_dtype:
+    if not _is_castable(stored.dtype, dtype, casting):
         changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
     return "; ".join(changes) or None
+
+
+def _is_castable(stored: DType, wanted: DType, casting: Casting) -> bool:
+    if casting == "exact" or is_prng_dtype(wanted) or is_prng_dtype(stored):
+        return wanted == stored
+    return casting == "unsafe" or is_lossless_kind(stored, as_dtype(wanted))
 
 
 def _describe(leaf: object) -> str:

@@ -24,12 +24,14 @@ from orbit_ckpt.transform.nodes import (
     Read,
     sources_of,
 )
-from orbit_ckpt.transform.patterns import join_name, split_name
-from orbit_ckpt.transform.rules import Rule
+from orbit_ckpt.transform.patterns import Pattern, compile_pattern, join_name, split_name
+from orbit_ckpt.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename, Rule
 from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, key_name
 
 _SHOWN = 20
+
+_NAMING = Rename, Copy, Drop, Fallback, AssignmentMap
 
 
 class View(Struct, frozen=True):
@@ -41,7 +43,8 @@ class View(Struct, frozen=True):
         casts: Dtypes of those that are cast as they are read.
         computed: Leaves that are computed.
         paths: Where all of these sit.
-        kept: Leaves of the target that are not replaced.
+        kept: Leaves of the target that rules keep.
+        left_out: Leaves that are not wanted; those of the target stay as they are.
         is_final: Whether computed leaves are used as they are; else they are made what the caller
             asked for.
     """
@@ -52,12 +55,18 @@ class View(Struct, frozen=True):
     computed: Mapping[NamePath, Apply | Part] = field(default_factory=dict[NamePath, Apply | Part])
     paths: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
     kept: frozenset[NamePath] = frozenset()
+    left_out: frozenset[NamePath] = frozenset()
     is_final: bool = False
 
     @property
     def names(self) -> list[NamePath]:
         """All leaves that a target may ask for."""
-        return [*self.records, *self.computed, *self.kept]
+        return [*self.records, *self.computed, *self.kept, *self.left_out]
+
+
+def needs_shapes(rules: Sequence[Rule]) -> bool:
+    """Whether rules depend on more than the names of leaves."""
+    return not all(isinstance(rule, _NAMING) for rule in rules)
 
 
 def view_through(
@@ -100,6 +109,44 @@ def view_through(
             case FromTarget():
                 kept.add(names)
     return View(stored, records, casts, computed, paths, frozenset(kept))
+
+
+def select(view: View, target: FlatTree | None, only: Pattern | None, skip: Pattern | None) -> View:
+    """Return a view of the leaves that are wanted.
+
+    Args:
+        view: What there is.
+        target: The target, None if there is none.
+        only: Which leaves are wanted, None for all.
+        skip: Which are not, None for none.
+
+    Raises:
+        TransformError: None is left.
+    """
+    wanted = None if only is None else compile_pattern(only)
+    unwanted = None if skip is None else compile_pattern(skip)
+
+    def is_wanted(names: NamePath) -> bool:
+        name = join_name(names)
+        return (wanted is None or wanted.fullmatch(name) is not None) and (
+            unwanted is None or unwanted.fullmatch(name) is None
+        )
+
+    known = view.names if target is None else target.names
+    chosen = structs.replace(
+        view,
+        records={names: record for names, record in view.records.items() if is_wanted(names)},
+        computed={names: node for names, node in view.computed.items() if is_wanted(names)},
+        kept=frozenset(filter(is_wanted, view.kept)),
+        left_out=frozenset(names for names in known if not is_wanted(names)),
+    )
+    if not chosen.records and not chosen.computed:
+        near = ", ".join(join_name(names) for names in view.names[:_SHOWN])
+        raise TransformError(
+            f"No leaf is left by only={only!r} and skip={skip!r} of {len(view.names)}: {near}. "
+            "Change the pattern; params/** is all below params."
+        )
+    return chosen
 
 
 def view_through_legacy(

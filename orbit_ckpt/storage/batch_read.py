@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import tensorstore as ts
@@ -64,6 +64,20 @@ class ArrayRead(Struct, frozen=True, gc=False):
     def nbytes(self) -> int:
         """Size of the parts in bytes."""
         return sum([region.size for region in self.regions]) * self.layout.dtype.itemsize
+
+
+class ReadCost(NamedTuple):
+    """What it costs to read parts of an array.
+
+    Attributes:
+        stored: Bytes of the chunks as they are stored.
+        chunks: Bytes of the chunks' elements.
+        wanted: Bytes of the parts' elements.
+    """
+
+    stored: int
+    chunks: int
+    wanted: int
 
 
 class BatchReader:
@@ -129,6 +143,16 @@ class BatchReader:
             known = parse_array(document, zarr_format=self._zarr_format, where=where)
             self._layouts[document] = known
         return known
+
+    def cost(self, read: ArrayRead) -> ReadCost:
+        """Return what a read costs, from the index or the sizes of files."""
+        layout = read.layout
+        lengths = [
+            self._store.length(layout.chunk_key(read.name, index)) or 0
+            for region in read.regions
+            for index in chunk_indices(region, layout.chunk_shape)
+        ]
+        return ReadCost(sum(lengths), len(lengths) * layout.chunk_nbytes, read.nbytes)
 
     async def read_in_windows(
         self, reads: Sequence[ArrayRead]

@@ -28,6 +28,10 @@ class ValueStore(Protocol):
         """
         ...
 
+    def length(self, key: str) -> int | None:
+        """Return the size of a value in bytes, None if the key does not exist."""
+        ...
+
     def keys_below(self, name: str) -> list[str]:
         """Return the keys of the files of one leaf; for messages, may be slow."""
         ...
@@ -62,6 +66,14 @@ class OcdbtStore:
             self._directory.verify(os.path.relpath(value.file, self._directory.path))
             self._verified.add(value.file)
         return value
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`."""
+        value = self._index.get(key)
+        if value is None:
+            nested = self._nested_store(key)
+            return nested[0].length(nested[1]) if nested else None
+        return len(value) if isinstance(value, bytes) else value.length
 
     def keys_below(self, name: str) -> list[str]:
         """See `ValueStore`."""
@@ -99,10 +111,14 @@ class FileStore:
 
     def find(self, key: str) -> Value | None:
         """See `ValueStore`."""
-        file = self._directory.path / key
         self._directory.verify(key)
+        length = self.length(key)
+        return None if length is None else Extent(str(self._directory.path / key), 0, length)
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`."""
         try:
-            return Extent(str(file), 0, file.stat().st_size)
+            return (self._directory.path / key).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 

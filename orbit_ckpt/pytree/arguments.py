@@ -1,0 +1,185 @@
+"""How every leaf of a restore is read: what the target, the caller's arguments and rules say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt.errors import TransformError
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt.metadata.schema import JAX_ARRAY
+from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.pytree.align import Alignment
+from orbit_ckpt.pytree.request import RestoreRequest
+from orbit_ckpt.pytree.target import restore_args_of
+from orbit_ckpt.pytree.view import View
+from orbit_ckpt.transform.nodes import sources_of
+from orbit_ckpt.transform.patterns import Pattern, compile_pattern, join_name
+from orbit_ckpt.tree.diff import nearest_names
+from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import NamePath, format_path
+
+_SHOWN = 20
+
+Args = dict[NamePath, RestoreArgs]
+
+
+def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -> Args:
+    """Return the restore arguments of the leaves that have any, by names.
+
+    Raises:
+        ValueError: There are arguments for a leaf that does not exist.
+    """
+    args: Args = {names: RestoreArgs(dtype=dtype) for names, dtype in view.casts.items()}
+    if request.typed and target is not None:
+        args |= _args_of(target.names, target.values, strict=request.strict)
+    if request.restore_args is None:
+        return args
+    values = None if target is None else target.values_of(request.restore_args)
+    if target is not None and values is not None:
+        return args | _args_of(target.names, values, strict=request.strict)
+    flat = flatten(request.restore_args)
+    known = {*view.names, *(target.names if target is not None else ())}
+    added = _args_of(flat.names, flat.values, strict=request.strict)
+    unknown = next((names for names in added if names not in known), None)
+    if unknown is not None:
+        near = nearest_names(format_path(unknown), [format_path(p) for p in known])
+        raise ValueError(
+            f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
+            + (f"; did you mean {' or '.join(near)}?" if near else ".")
+        )
+    return args | added
+
+
+def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
+    return {
+        name: restore_args_of(leaf, strict=strict)
+        for name, leaf in zip(names, leaves, strict=True)
+        if leaf is not PLACEHOLDER and not is_empty_node(leaf)
+    }
+
+
+def casts_of(
+    casts: Mapping[Pattern, object], view: View, found: Mapping[NamePath, object]
+) -> dict[NamePath, object]:
+    """Return the dtypes to which patterns cast leaves.
+
+    Only numbers of the dtype's own kind are cast: a counter among parameters stays an integer if
+    floating point is asked for.
+
+    Args:
+        casts: Dtypes by patterns; the first that matches a leaf counts.
+        view: What there is.
+        found: Metadata of the leaves that are read as they are.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    known = {names: found.get(names) for names in view.records}
+    dtypes = {
+        names: getattr(metadata, "dtype", None)
+        for names, metadata in known.items()
+        if isinstance(metadata, ArrayMetadata)
+    } | {names: node.info.dtype for names, node in view.computed.items()}
+    wanted: dict[NamePath, object] = {}
+    matched, unused = _match(casts, dtypes)
+    if unused:
+        shown = ", ".join(join_name(names) for names in list(dtypes)[:_SHOWN])
+        raise TransformError(
+            f"cast: {unused[0]!r} matches no array of {len(dtypes)}: {shown}. Change the pattern; "
+            "params/** is all below params."
+        )
+    for names, dtype in matched.items():
+        known_dtype = dtypes[names]
+        if known_dtype is not None and _same_kind(known_dtype, dtype):
+            wanted[names] = as_dtype(dtype)
+    return wanted
+
+
+def _same_kind(dtype: object, other: object) -> bool:
+    if is_prng_dtype(dtype):
+        return False
+    one, two = as_dtype(dtype), as_dtype(other)
+    kinds = (jnp.floating, jnp.complexfloating, jnp.integer)
+    return any(jnp.issubdtype(one, kind) and jnp.issubdtype(two, kind) for kind in kinds)
+
+
+def shardings_of(
+    shardings: Mapping[Pattern, jax.sharding.Sharding],
+    view: View,
+    alignment: Alignment,
+    args: Mapping[NamePath, RestoreArgs],
+) -> dict[NamePath, jax.sharding.Sharding]:
+    """Return the shardings that patterns give to JAX arrays.
+
+    Raises:
+        TransformError: No pattern matches a JAX array.
+    """
+    stored = {names: {view.records[names]} for names in view.records} | {
+        names: {view.stored[read.names] for read in sources_of(node)}
+        for names, node in view.computed.items()
+    }
+    arrays = {
+        names
+        for names, records in stored.items()
+        if alignment.is_read(names)
+        and (
+            args[names].restore_type is jax.Array
+            if names in args and args[names].restore_type is not None
+            else any(record.typestr == JAX_ARRAY for record in records)
+        )
+    }
+    found, _ = _match(shardings, arrays)
+    missing = [join_name(names) for names in view.names if names in arrays and names not in found]
+    if missing:
+        raise TransformError(
+            f"sharding: no pattern matches {len(missing)} JAX arrays: "
+            f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all.'
+        )
+    return {names: cast(jax.sharding.Sharding, sharding) for names, sharding in found.items()}
+
+
+def _match(
+    rules: Mapping[Pattern, object], known: Iterable[NamePath]
+) -> tuple[dict[NamePath, object], list[Pattern]]:
+    """Return the value of the first pattern that matches each leaf, and patterns without one."""
+    compiled = [(compile_pattern(pattern), value) for pattern, value in rules.items()]
+    unused = dict(enumerate(rules))
+    found: dict[NamePath, object] = {}
+    for names in known:
+        name = join_name(names)
+        for position, (pattern, value) in enumerate(compiled):
+            if pattern.fullmatch(name):
+                unused.pop(position, None)
+                found.setdefault(names, value)
+    return found, list(unused.values())
+
+
+def adjust(
+    args: Args,
+    casts: Mapping[NamePath, object],
+    shardings: Mapping[NamePath, jax.sharding.Sharding],
+) -> Args:
+    """Return arguments with the dtypes and shardings that patterns give."""
+    changed = dict(args)
+    for names in {**casts, **shardings}:
+        arg = changed.get(names, RestoreArgs())
+        dtype = casts.get(names, arg.dtype)
+        if names not in shardings:
+            changed[names] = _replace(arg, dtype=dtype)
+        elif isinstance(arg, ArrayRestoreArgs):
+            changed[names] = _replace(
+                arg, dtype=dtype, sharding=shardings[names], mesh=None, mesh_axes=None
+            )
+        else:
+            changed[names] = ArrayRestoreArgs(dtype=dtype, sharding=shardings[names])
+    return changed
+
+
+def _replace(arg: RestoreArgs, **changes: object) -> RestoreArgs:
+    return dataclasses.replace(arg, **cast(Any, changes))

@@ -1,0 +1,295 @@
+"""Say how a tree is restored, leaf by leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+from msgspec import Struct
+
+from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.handlers.array import requested_sharding
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, ReadPlanner, RestoreArgs
+from orbit_ckpt.metadata.schema import JAX_ARRAY, LeafRecord
+from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.pytree.compute import groups_of, source_args
+from orbit_ckpt.pytree.restore import TreePlan
+from orbit_ckpt.storage.batch_read import ReadCost
+from orbit_ckpt.transform.nodes import Apply, ArrayInfo, Node, Part, Read, sources_of
+from orbit_ckpt.transform.patterns import join_name
+from orbit_ckpt.tree.flatten import PLACEHOLDER
+from orbit_ckpt.tree.keypath import NamePath
+
+_SHOWN = 60
+
+
+class LeafPlan(Struct, frozen=True):
+    """How one leaf is restored.
+
+    Attributes:
+        name: Its keys joined by slashes, as in the patterns of rules.
+        actions: What is done: `read`; `rename`, `cast`, `reshard`, `pad` or what a rule does,
+            such as `stack` or `combine`; or `target`, `fallback` or `skip` if nothing is read.
+        sources: Names of the stored leaves that are read for it.
+        shape: Its shape, None if that is known only afterwards or it has none.
+        dtype: Its dtype, likewise.
+        bytes_read: Bytes read from storage; a source of several leaves counts for the first.
+        over_read: Bytes of the chunks that are read over those that are needed; 1.0 if nothing is
+            read in vain.
+    """
+
+    name: str
+    actions: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    shape: Shape | None = None
+    dtype: object = None
+    bytes_read: int = 0
+    over_read: float = 1.0
+
+
+class RestorePlan(Struct, frozen=True):
+    """How a tree is restored. Printed, it is a table.
+
+    Attributes:
+        leaves: The leaves of the result.
+        ignored: Names of stored leaves that are not read.
+        peak_bytes: Most bytes of host memory held at once, about: those of the result that are in
+            host memory and those on their way to devices or through functions.
+    """
+
+    leaves: tuple[LeafPlan, ...]
+    ignored: tuple[str, ...]
+    peak_bytes: int
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from storage."""
+        return sum(leaf.bytes_read for leaf in self.leaves)
+
+    @property
+    def restored(self) -> tuple[str, ...]:
+        """Names of the leaves that come from the checkpoint."""
+        return tuple(leaf.name for leaf in self.leaves if leaf.sources)
+
+    def with_action(self, action: str) -> tuple[str, ...]:
+        """Return the names of the leaves of which an action is said."""
+        return tuple(leaf.name for leaf in self.leaves if action in leaf.actions)
+
+    def __str__(self) -> str:
+        rows = [("target", "source", "action", "shape", "bytes read", "over-read")]
+        rows += [_row(leaf) for leaf in self.leaves[:_SHOWN]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if position > 3 else cell.ljust(width)
+                for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        if len(self.leaves) > _SHOWN:
+            lines.append(f"... and {len(self.leaves) - _SHOWN} more leaves")
+        total = f"{len(self.restored)} of {len(self.leaves)} leaves from the checkpoint"
+        memory = f"about {_bytes(self.peak_bytes)} of host memory"
+        lines.append(f"{total}; {len(self.ignored)} of its leaves not read")
+        lines.append(f"{_bytes(self.bytes_read)} to read; {memory}")
+        return "\n".join(lines)
+
+
+def _row(leaf: LeafPlan) -> tuple[str, ...]:
+    sources = ", ".join(leaf.sources[:2]) + (", ..." if len(leaf.sources) > 2 else "")
+    shape = "" if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}"
+    size = _bytes(leaf.bytes_read) if leaf.bytes_read else ""
+    over = f"{leaf.over_read:.2f}" if leaf.bytes_read else ""
+    return (leaf.name or "<root>", sources, ", ".join(leaf.actions), shape, size, over)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+async def explain(plan: TreePlan) -> RestorePlan:
+    """Return how a tree is restored; reads metadata only."""
+    return await _Explanation(plan).make()
+
+
+class _Explanation:
+    """Collects what is known of every leaf."""
+
+    def __init__(self, plan: TreePlan) -> None:
+        self._plan = plan
+        self._found: Mapping[NamePath, object] = {}
+        self._costs: dict[NamePath, ReadCost] = {}
+        self._source_costs: dict[NamePath, ReadCost] = {}
+        self._original = {r.name: names for names, r in plan.view.stored.items()}
+        self._used: set[NamePath] = set()
+
+    async def make(self) -> RestorePlan:
+        plan, view = self._plan, self._plan.view
+        records = [r for r in plan.records if r.name not in plan.stored.source.inline]
+        self._found = await plan.stored.metadata(records)
+        self._costs = self._costs_of(records, plan.args)
+        target = plan.target
+        order = [*view.records, *view.computed, *plan.alignment.filled]
+        if target is not None:
+            order = [names for names in target.names if names not in target.empty_names]
+        leaves = tuple(self._leaf(names) for names in order if not self._is_empty(names))
+        ignored = tuple(
+            join_name(names)
+            for names, record in view.stored.items()
+            if names not in self._used and not record.is_empty
+        )
+        return RestorePlan(leaves, ignored, self._peak_bytes())
+
+    def _is_empty(self, names: NamePath) -> bool:
+        record = self._plan.view.records.get(names)
+        return record is not None and record.is_empty
+
+    def _costs_of(
+        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+    ) -> dict[NamePath, ReadCost]:
+        stored = self._plan.stored
+        costs: dict[NamePath, ReadCost] = {}
+        for handler, group in stored.split(records, args)[1]:
+            if isinstance(handler, ReadPlanner):
+                wanted = [args.get(record.names, RestoreArgs()) for record in group]
+                reads = handler.plan_reads(stored.infos(group), wanted)
+                for record, read in zip(group, reads, strict=True):
+                    costs[record.names] = stored.batch.reader.cost(read)
+        return costs
+
+    def _leaf(self, names: NamePath) -> LeafPlan:
+        plan, view = self._plan, self._plan.view
+        origin = plan.alignment.origins.get(names)
+        if origin is not None:
+            return LeafPlan(join_name(names), (origin,))
+        if names in view.records and plan.alignment.is_read(names):
+            return self._read(names, view.records[names])
+        if names in view.computed and plan.alignment.is_read(names):
+            return self._computed(names, view.computed[names])
+        wanted = (plan.alignment.wanted or {}).get(names)
+        is_kept = names in view.kept and wanted is not PLACEHOLDER
+        return LeafPlan(join_name(names), ("target" if is_kept else "skip",))
+
+    def _read(self, names: NamePath, record: LeafRecord) -> LeafPlan:
+        source = self._original[record.name]
+        self._used.add(source)
+        metadata = self._found.get(names)
+        info, sharding = ArrayInfo(), None
+        if isinstance(metadata, ArrayMetadata):
+            info, sharding = ArrayInfo(metadata.shape, metadata.dtype), metadata.sharding
+        action = "rename" if source != names else "read"
+        costs = [self._costs[names]] if names in self._costs else []
+        return self._row(names, [action], [source], info, sharding, costs)
+
+    def _row(
+        self,
+        names: NamePath,
+        actions: Sequence[str],
+        sources: Iterable[NamePath],
+        info: ArrayInfo,
+        sharding: ShardingMetadata | None,
+        costs: Sequence[ReadCost],
+    ) -> LeafPlan:
+        """Return the plan of a leaf, with what its arguments do to it at the end."""
+        shape, dtype = info.shape, info.dtype
+        done = list(actions)
+        arg = self._plan.args.get(names)
+        if arg is not None and arg.dtype is not None and not _is_same(dtype, arg.dtype):
+            done.append(f"cast {dtype or ''} -> {as_dtype(arg.dtype)}")
+            dtype = as_dtype(arg.dtype)
+        if isinstance(arg, ArrayRestoreArgs):
+            wanted = requested_sharding(arg)
+            is_placed = isinstance(wanted, jax.sharding.Sharding)
+            if is_placed and describe_sharding(wanted) != sharding:
+                done.append("reshard")
+            if shape is not None and tuple(arg.global_shape or shape) != shape:
+                done.append(f"pad or cut {list(shape)}")
+            shape = arg.global_shape or shape
+        return LeafPlan(
+            join_name(names),
+            tuple(done),
+            tuple(map(join_name, sources)),
+            shape,
+            dtype,
+            *_bytes_of(costs),
+        )
+
+    def _computed(self, names: NamePath, node: Apply | Part) -> LeafPlan:
+        view = self._plan.view
+        reads = {read.names: read for read in sources_of(node)}
+        new = {source: read for source, read in reads.items() if source not in self._used}
+        self._used.update(new)
+        args = {source: source_args(read, view.stored[source]) for source, read in new.items()}
+        costs = self._costs_of([view.stored[source] for source in new], args)
+        self._source_costs |= costs
+        return self._row(names, _actions(node), reads, node.info, None, list(costs.values()))
+
+    def _peak_bytes(self) -> int:
+        """Return about how much host memory is needed at once."""
+        plan, costs = self._plan, self._costs
+        kept = moved = 0
+        for record in plan.records:
+            nbytes = costs[record.names].wanted if record.names in costs else 0
+            if self._is_moved(record):
+                moved += nbytes
+            else:
+                kept += nbytes
+        limit = plan.stored.batch.reader.limiter.max_bytes
+        window = moved if limit is None else min(moved, limit)
+        computed = [names for names in plan.view.computed if plan.alignment.is_read(names)]
+        for group in groups_of(plan.view, set(computed)):
+            sources = {read.names for node in group.values() for read in sources_of(node)}
+            held = sum(c.wanted for n, c in self._source_costs.items() if n in sources)
+            made = sum(_nbytes(node.info) for node in group.values())
+            window = max(window, held + made)
+            kept += made
+        return kept + window
+
+    def _is_moved(self, record: LeafRecord) -> bool:
+        """Whether a leaf leaves host memory for a device."""
+        arg = self._plan.args.get(record.names)
+        sharding = requested_sharding(arg) if isinstance(arg, ArrayRestoreArgs) else None
+        is_host = arg is not None and arg.restore_type is not None
+        if not isinstance(sharding, jax.sharding.Sharding):
+            is_jax = record.typestr == JAX_ARRAY and not is_host
+            return is_jax and jax.default_backend() != "cpu"
+        return any(device.platform != "cpu" for device in sharding.device_set)
+
+
+def _nbytes(info: ArrayInfo) -> int:
+    if info.shape is None or info.dtype is None or is_prng_dtype(info.dtype):
+        return 0
+    return math.prod(info.shape) * as_dtype(info.dtype).itemsize
+
+
+def _actions(node: Node) -> list[str]:
+    match node:
+        case Apply():
+            inner = [action for part in node.inputs for action in _actions(part)]
+            return [*dict.fromkeys([*inner, node.action])]
+        case Part():
+            return _actions(node.of)
+        case Read():
+            return [f"cast {as_dtype(node.dtype)}"] if node.dtype is not None else []
+        case _:
+            return []
+
+
+def _is_same(dtype: object, other: object) -> bool:
+    if dtype is None:
+        return False
+    return dtype == other if is_prng_dtype(dtype) else as_dtype(dtype) == as_dtype(other)
+
+
+def _bytes_of(costs: Sequence[ReadCost]) -> tuple[int, float]:
+    wanted = sum(cost.wanted for cost in costs)
+    chunks = sum(cost.chunks for cost in costs)
+    return sum(cost.stored for cost in costs), chunks / wanted if wanted else 1.0
