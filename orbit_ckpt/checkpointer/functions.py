@@ -15,12 +15,14 @@ from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
+from orbit_ckpt.pytree.arguments import cast_on_save
 from orbit_ckpt.pytree.explain import RestorePlan
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.transform.patterns import Pattern
+from orbit_ckpt.transform.patterns import Pattern, PatternMap
 from orbit_ckpt.transform.rules import Rule
+from orbit_ckpt.transform.state import StateFunction, transform_state
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ def save(
     *,
     overwrite: bool = False,
     custom_metadata: Mapping[str, object] | None = None,
+    cast: PatternMap[object] | None = None,
+    transforms: Sequence[StateFunction] = (),
 ) -> None:
     """Save a pytree; when this returns it is durable.
 
@@ -45,6 +49,10 @@ def save(
         overwrite: Whether to replace an existing checkpoint, which stays until the new one is
             complete.
         custom_metadata: A JSON object to keep with the checkpoint.
+        cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, to which arrays of the same kind of
+            number are cast as they are written.
+        transforms: Functions that change the tree before, as T5X takes them: each gets the tree as
+            nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -58,7 +66,7 @@ def save(
         >>> orbit_ckpt.load("run/step_1")["step"]
         1
     """
-    args = PyTreeSaveArgs(tree, custom_metadata=custom_metadata)
+    args = _save_args(tree, custom_metadata, cast, transforms)
     Checkpointer(_handler()).save(path, args=args, force=overwrite, custom_metadata=custom_metadata)
 
 
@@ -68,6 +76,8 @@ def save_async(
     *,
     overwrite: bool = False,
     custom_metadata: Mapping[str, object] | None = None,
+    cast: PatternMap[object] | None = None,
+    transforms: Sequence[StateFunction] = (),
 ) -> SaveHandle:
     """Begin to save a pytree; when this returns its leaves may be changed, deleted or donated.
 
@@ -79,6 +89,8 @@ def save_async(
         tree: What to save.
         overwrite: As for `save`.
         custom_metadata: As for `save`.
+        cast: As for `save`.
+        transforms: As for `save`.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -91,11 +103,23 @@ def save_async(
     """
     request = SaveRequest(
         resolve_path(path),
-        {"args": PyTreeSaveArgs(tree, custom_metadata=custom_metadata)},
+        {"args": _save_args(tree, custom_metadata, cast, transforms)},
         overwrite=overwrite,
         custom_metadata=custom_metadata,
     )
     return begin_save(_handler(), request, SessionOptions())
+
+
+def _save_args(
+    tree: object,
+    custom_metadata: Mapping[str, object] | None,
+    cast: PatternMap[object] | None,
+    transforms: Sequence[StateFunction],
+) -> PyTreeSaveArgs:
+    if transforms:
+        tree = transform_state(tree, transforms)
+    save_args = cast_on_save(tree, cast) if cast else None
+    return PyTreeSaveArgs(tree, save_args, custom_metadata=custom_metadata)
 
 
 def load(  # noqa: PLR0913 - all optional, each about one thing
@@ -108,9 +132,9 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     missing: Missing = "error",
     unexpected: Unexpected = "error",
     fallback: object = None,
-    cast: Casting | Mapping[Pattern, object] = "same_kind",
+    cast: Casting | PatternMap[object] = "same_kind",
     strict: bool = True,
-    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None = None,
+    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
     map_leaf: Callable[[Any, str], object] | None = None,
     report: bool = False,
 ) -> Any:  # a tree of any type
@@ -184,9 +208,9 @@ def plan(  # noqa: PLR0913 - those of `load`
     missing: Missing = "error",
     unexpected: Unexpected = "error",
     fallback: object = None,
-    cast: Casting | Mapping[Pattern, object] = "same_kind",
+    cast: Casting | PatternMap[object] = "same_kind",
     strict: bool = True,
-    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None = None,
+    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
 ) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 
@@ -227,8 +251,8 @@ def _request(
     like: object,
     *,
     fallback: object,
-    cast: Casting | Mapping[Pattern, object],
-    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None,
+    cast: Casting | PatternMap[object],
+    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None,
     **others: Any,
 ) -> RestoreRequest:
     """Return what the arguments of `load` ask for.
@@ -262,7 +286,7 @@ _CHOICES = {
 
 
 def _resolver(
-    sharding: jax.sharding.Sharding | Mapping[Pattern, jax.sharding.Sharding] | None,
+    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None,
 ) -> ShardingResolver:
     return ShardingResolver(fallback=None if isinstance(sharding, Mapping) else sharding)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
-from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
 from orbit_ckpt.metadata.schema import JAX_ARRAY
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.align import Alignment
@@ -19,9 +19,9 @@ from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.target import restore_args_of
 from orbit_ckpt.pytree.view import View
 from orbit_ckpt.transform.nodes import sources_of
-from orbit_ckpt.transform.patterns import Pattern, compile_pattern, join_name
+from orbit_ckpt.transform.patterns import Pattern, PatternMap, compile_pattern, join_name
 from orbit_ckpt.tree.diff import nearest_names
-from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
+from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath, format_path
 
 _SHOWN = 20
@@ -65,12 +65,12 @@ def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: boo
 
 
 def casts_of(
-    casts: Mapping[Pattern, object], view: View, found: Mapping[NamePath, object]
+    casts: PatternMap[object], view: View, found: Mapping[NamePath, object]
 ) -> dict[NamePath, object]:
     """Return the dtypes to which patterns cast leaves.
 
     Only numbers of the dtype's own kind are cast: a counter among parameters stays an integer if
-    floating point is asked for.
+    floating point is asked for. Leaves whose dtype is not known yet are included.
 
     Args:
         casts: Dtypes by patterns; the first that matches a leaf counts.
@@ -82,11 +82,17 @@ def casts_of(
     """
     known = {names: found.get(names) for names in view.records}
     dtypes = {
-        names: getattr(metadata, "dtype", None)
+        names: metadata.dtype
         for names, metadata in known.items()
         if isinstance(metadata, ArrayMetadata)
-    } | {names: node.info.dtype for names, node in view.computed.items()}
-    wanted: dict[NamePath, object] = {}
+    }
+    made = {names: node.info.dtype for names, node in view.computed.items()}
+    return _casts_of(casts, dtypes | made)
+
+
+def _casts_of(
+    casts: PatternMap[object], dtypes: Mapping[NamePath, object]
+) -> dict[NamePath, object]:
     matched, unused = _match(casts, dtypes)
     if unused:
         shown = ", ".join(join_name(names) for names in list(dtypes)[:_SHOWN])
@@ -94,15 +100,38 @@ def casts_of(
             f"cast: {unused[0]!r} matches no array of {len(dtypes)}: {shown}. Change the pattern; "
             "params/** is all below params."
         )
-    for names, dtype in matched.items():
-        known_dtype = dtypes[names]
-        if known_dtype is not None and _same_kind(known_dtype, dtype):
-            wanted[names] = as_dtype(dtype)
-    return wanted
+    return {
+        names: as_dtype(dtype)
+        for names, dtype in matched.items()
+        if dtypes[names] is None or same_kind(dtypes[names], dtype)
+    }
 
 
-def _same_kind(dtype: object, other: object) -> bool:
-    if is_prng_dtype(dtype):
+def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
+    """Return save arguments that cast leaves by patterns, as a restore does.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    flat = flatten(tree)
+    arrays = {
+        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
+        for names, value in zip(flat.names, flat.values, strict=True)
+        if hasattr(value, "dtype")
+    }
+    wanted = _casts_of(casts, arrays)
+    return build_tree(
+        [
+            (path, SaveArgs(dtype=wanted[n]))
+            for path, n in zip(flat.paths, flat.names, strict=True)
+            if n in wanted
+        ]
+    )
+
+
+def same_kind(dtype: object, other: object) -> bool:
+    """Whether two dtypes are of one kind of number."""
+    if dtype is None or is_prng_dtype(dtype):
         return False
     one, two = as_dtype(dtype), as_dtype(other)
     kinds = (jnp.floating, jnp.complexfloating, jnp.integer)
@@ -110,7 +139,7 @@ def _same_kind(dtype: object, other: object) -> bool:
 
 
 def shardings_of(
-    shardings: Mapping[Pattern, jax.sharding.Sharding],
+    shardings: PatternMap[jax.sharding.Sharding],
     view: View,
     alignment: Alignment,
     args: Mapping[NamePath, RestoreArgs],
@@ -145,7 +174,7 @@ def shardings_of(
 
 
 def _match(
-    rules: Mapping[Pattern, object], known: Iterable[NamePath]
+    rules: PatternMap[object], known: Iterable[NamePath]
 ) -> tuple[dict[NamePath, object], list[Pattern]]:
     """Return the value of the first pattern that matches each leaf, and patterns without one."""
     compiled = [(compile_pattern(pattern), value) for pattern, value in rules.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.transform.legacy import LegacyRules
-from orbit_ckpt.transform.patterns import Pattern
+from orbit_ckpt.transform.patterns import Pattern, PatternMap
 from orbit_ckpt.transform.rules import Rule
 
 Missing = Literal["error", "target", "skip"]
@@ -53,8 +53,8 @@ class RestoreRequest(Struct, frozen=True):
     fallback: object = None
     has_fallback: bool = False
     casting: Casting = "same_kind"
-    casts: Mapping[Pattern, object] = field(default_factory=dict[Pattern, object])
-    shardings: Mapping[Pattern, jax.sharding.Sharding] | None = None
+    casts: PatternMap[object] = field(default_factory=dict[Pattern, object])
+    shardings: PatternMap[jax.sharding.Sharding] | None = None
     map_leaf: Callable[[object, str], object] | None = None
     strict: bool = True
     rich_types: bool = False

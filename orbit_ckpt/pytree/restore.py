@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -18,7 +19,14 @@ from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import decode_rich_types, has_rich_types
 from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.align import Alignment, align, check_leaves, made_of, mismatch
-from orbit_ckpt.pytree.arguments import Args, adjust, casts_of, restore_args, shardings_of
+from orbit_ckpt.pytree.arguments import (
+    Args,
+    adjust,
+    casts_of,
+    restore_args,
+    same_kind,
+    shardings_of,
+)
 from orbit_ckpt.pytree.compute import compute_leaves
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves, convert_value, read_leaves
@@ -49,6 +57,7 @@ class TreePlan(Struct, frozen=True):
         target: The target taken apart, None if there is none.
         alignment: Which leaves of the result come from where.
         args: How leaves are restored, of those of which anything is said.
+        casts: Leaves that patterns cast.
     """
 
     request: RestoreRequest
@@ -57,6 +66,7 @@ class TreePlan(Struct, frozen=True):
     target: FlatTree | None
     alignment: Alignment
     args: Args
+    casts: Mapping[NamePath, object] = {}
 
     @property
     def records(self) -> list[LeafRecord]:
@@ -114,7 +124,7 @@ async def _with_patterns(plan: TreePlan) -> TreePlan:
     shardings = {}
     if request.shardings is not None:
         shardings = shardings_of(request.shardings, view, alignment, plan.args)
-    return structs.replace(plan, args=adjust(plan.args, casts, shardings))
+    return structs.replace(plan, args=adjust(plan.args, casts, shardings), casts=casts)
 
 
 async def restore_tree(plan: TreePlan) -> object:
@@ -203,6 +213,9 @@ async def _computed(plan: TreePlan) -> dict[NamePath, object]:
         is_host = isinstance(value, np.ndarray)
         if arg is None and from_jax and is_host:
             arg = ArrayRestoreArgs()
+        dtype: object = getattr(value, "dtype", None)
+        if arg is not None and names in plan.casts and not same_kind(dtype, arg.dtype):
+            arg = replace(arg, dtype=None)
         return convert_value(plan.stored.batch, plan.view.paths[names], value, arg or AS_SAVED)
 
     wanted = {names for names in plan.view.computed if alignment.is_read(names)}

@@ -22,7 +22,9 @@ async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePla
     """
     groups = plan.groups()
     takers = [handler for handler, _ in groups if isinstance(handler, ValueTaker)]
-    if len(takers) < len(groups) or plan.args:  # what is wrong with options is found by handlers
+    # what may be wrong with chunks is found by handlers
+    has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
+    if len(takers) < len(groups) or has_chunks:
         return None
     values = list(plan.flat.values)
     arrays: list[TakenArray] = []

@@ -87,7 +87,8 @@ def view_through(
         TransformError: The rules do not fit the leaves.
     """
     infos = {names: _info(found.get(names)) for names in stored}
-    made = apply_rules(rules, infos, None if target is None else target.names)
+    wanted_values = None if target is None else dict(zip(target.names, target.values, strict=True))
+    made = apply_rules(rules, infos, wanted_values)
     wanted = {} if target is None else {join_name(names): names for names in target.names}
     records: dict[NamePath, LeafRecord] = {}
     casts: dict[NamePath, object] = {}

@@ -1,5 +1,6 @@
 """Rules that rename, merge, split and compute leaves on their way out of a checkpoint."""
 
+from orbit_ckpt.transform.partition import partition
 from orbit_ckpt.transform.rules import (
     AssignmentMap,
     Cast,
@@ -13,6 +14,7 @@ from orbit_ckpt.transform.rules import (
     Rule,
     Split,
     Stack,
+    StateTransform,
     Transpose,
     Unstack,
     WrapKeys,
@@ -31,7 +33,9 @@ __all__ = [
     "Rule",
     "Split",
     "Stack",
+    "StateTransform",
     "Transpose",
     "Unstack",
     "WrapKeys",
+    "partition",
 ]

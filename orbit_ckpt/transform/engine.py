@@ -24,10 +24,12 @@ from orbit_ckpt.transform.rules import (
     Rule,
     Split,
     Stack,
+    StateTransform,
     Transpose,
     Unstack,
     WrapKeys,
 )
+from orbit_ckpt.transform.state import restructure
 from orbit_ckpt.tree.diff import nearest_names
 from orbit_ckpt.tree.keypath import NamePath
 
@@ -37,20 +39,20 @@ _SHOWN = 20
 def apply_rules(
     rules: Sequence[Rule],
     sources: Mapping[NamePath, ArrayInfo],
-    target: Iterable[NamePath] | None = None,
+    target: Mapping[NamePath, object] | None = None,
 ) -> dict[str, Node]:
     """Return how each leaf of the result comes about, by its name.
 
     Args:
         rules: In the order in which to apply them.
         sources: What is known of every leaf, by its names.
-        target: The leaves of the target, None if there is none.
+        target: The target's leaves by their names, None if there is none.
 
     Raises:
         TransformError: A rule matches nothing, two leaves get one name, inputs are missing, or the
             shapes of inputs do not fit.
     """
-    tree = _Tree(sources, None if target is None else [join_name(names) for names in target])
+    tree = _Tree(sources, target)
     for rule in rules:
         tree.apply(rule)
     return tree.nodes
@@ -59,9 +61,12 @@ def apply_rules(
 class _Tree:
     """Leaves by name while rules are applied one after the other."""
 
-    def __init__(self, sources: Mapping[NamePath, ArrayInfo], target: Sequence[str] | None) -> None:
+    def __init__(
+        self, sources: Mapping[NamePath, ArrayInfo], target: Mapping[NamePath, object] | None
+    ) -> None:
         self.nodes: dict[str, Node] = {}
-        self._target = target
+        self._target = None if target is None else [join_name(names) for names in target]
+        self._target_values = target or {}
         self._rule: object = None
         for names, info in sources.items():
             name = join_name(names)
@@ -95,6 +100,10 @@ class _Tree:
                 self._unstack(rule)
             case AssignmentMap():
                 self._assign(rule)
+            case StateTransform():
+                self.nodes = restructure(
+                    rule.fn, self.nodes, self._target_values, is_resuming=rule.is_resuming
+                )
             case _:
                 assert_never(rule)
 

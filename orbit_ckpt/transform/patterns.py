@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from orbit_ckpt.tree.keypath import NamePath
 
 Pattern = str | re.Pattern[str]
+
+T = TypeVar("T")
+
+PatternMap = Mapping[str, T] | Mapping[re.Pattern[str], T] | Mapping[Pattern, T]
+"""Something for leaves that patterns match; of several patterns the first one counts."""
 
 _REFERENCE = re.compile(r"\\(?:(\d+)|g<(\w+)>)(/?)")
 _WILDCARDS = {

@@ -311,6 +311,24 @@ class AssignmentMap(Struct, frozen=True):
         return list(self.rules.items() if isinstance(self.rules, Mapping) else self.rules)
 
 
+class StateTransform(Struct, frozen=True):
+    """Move leaves with a function of the whole state, such as those that T5X takes.
+
+    The function gets the state as nested dicts with string keys. Its leaves have a shape and a
+    dtype but no values, which have not been read; they can be moved and dropped. What else it
+    puts into the state, for example from the target, is taken as it is.
+
+    Attributes:
+        fn: Called as `fn(state, target, is_resuming=...)`; returns the new state. `target` is the
+            target in the same form, `{}` if there is none.
+        is_resuming: Whether the run goes on where it was interrupted, rather than being started
+            from another one's checkpoint; the function is told.
+    """
+
+    fn: Callable[..., Any]
+    is_resuming: bool = False
+
+
 Rule = (
     Rename
     | Copy
@@ -326,4 +344,5 @@ Rule = (
     | KeyData
     | WrapKeys
     | AssignmentMap
+    | StateTransform
 )

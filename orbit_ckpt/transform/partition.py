@@ -1,0 +1,38 @@
+"""Shardings for leaves by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orbit_ckpt.transform.patterns import Pattern, PatternMap, compile_pattern
+
+
+def partition(
+    mesh: Mesh,
+    rules: PatternMap[PartitionSpec] | Sequence[tuple[Pattern, PartitionSpec]],
+) -> dict[Pattern, NamedSharding]:
+    """Return shardings over a mesh, for `load(sharding=...)`.
+
+    Args:
+        mesh: The devices.
+        rules: Patterns for names, with how the dimensions of arrays are laid out over the mesh's
+            axes. The first that matches a leaf counts.
+
+    Raises:
+        TypeError: A pattern is neither a string nor a compiled expression.
+        ValueError: A spec names an axis that the mesh lacks.
+
+    Example:
+        >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+        >>> shardings = partition(mesh, {"**/kernel": PartitionSpec(None, "model")})
+        >>> shardings["**/kernel"].spec
+        PartitionSpec(None, 'model')
+    """
+    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    found: dict[Pattern, NamedSharding] = {}
+    for pattern, spec in pairs:
+        compile_pattern(pattern)
+        found.setdefault(pattern, NamedSharding(mesh, spec))
+    return found
