@@ -20,7 +20,7 @@ from orbit_ckpt.pytree.explain import RestorePlan
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.transform.patterns import Pattern, PatternMap
+from orbit_ckpt.transform.patterns import PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
 from orbit_ckpt.transform.state import StateFunction, transform_state
 
@@ -126,8 +126,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     like: object = None,
     *,
-    only: Pattern | None = None,
-    skip: Pattern | None = None,
+    only: Patterns = None,
+    skip: Patterns = None,
     transforms: Sequence[Rule] = (),
     missing: Missing = "error",
     unexpected: Unexpected = "error",
@@ -147,8 +147,9 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         path: A checkpoint, one step of a manager, or an item of either.
         like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata whose
             structure, types, shapes, dtypes and shardings the result has. None for what was saved.
-        only: Which leaves to load, a pattern such as `params/**`; see `transform.patterns`. Other
-            leaves of the target stay as they are; without a target there are only these.
+        only: Which leaves to load, a pattern such as `params/**` or several of which one has to
+            match; see `transform.patterns`. Other leaves of the target stay as they are; without a
+            target there are only these, and PLACEHOLDER for elements of lists before them.
         skip: Which leaves not to load.
         transforms: Rules that rename, merge, split or compute leaves on their way; see
             `orbit_ckpt.transform`. All other patterns are about the names that they make.
@@ -202,8 +203,8 @@ def plan(  # noqa: PLR0913 - those of `load`
     path: PathLike,
     like: object = None,
     *,
-    only: Pattern | None = None,
-    skip: Pattern | None = None,
+    only: Patterns = None,
+    skip: Patterns = None,
     transforms: Sequence[Rule] = (),
     missing: Missing = "error",
     unexpected: Unexpected = "error",

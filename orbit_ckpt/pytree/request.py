@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.transform.legacy import LegacyRules
-from orbit_ckpt.transform.patterns import Pattern, PatternMap
+from orbit_ckpt.transform.patterns import Pattern, PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
 
 Missing = Literal["error", "target", "skip"]
@@ -40,8 +40,8 @@ class RestoreRequest(Struct, frozen=True):
         rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
         rules: What is done with leaves on their way.
         legacy: The same in Orbax's forms, which need a target; not with `rules`.
-        only: Pattern for the leaves that are wanted, None for all.
-        skip: Pattern for leaves that are not.
+        only: Patterns for the leaves that are wanted, None for all.
+        skip: Patterns for leaves that are not.
     """
 
     target: object = None
@@ -60,8 +60,8 @@ class RestoreRequest(Struct, frozen=True):
     rich_types: bool = False
     rules: Sequence[Rule] = ()
     legacy: LegacyRules | LegacyFunction | None = None
-    only: Pattern | None = None
-    skip: Pattern | None = None
+    only: Patterns = None
+    skip: Patterns = None
 
     @property
     def is_whole(self) -> bool:

@@ -43,8 +43,8 @@ from orbit_ckpt.pytree.view import (
 from orbit_ckpt.transform.legacy import LegacyRules
 from orbit_ckpt.transform.patterns import join_name
 from orbit_ckpt.tree.diff import TreeDifference
-from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import NamePath
+from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import KeyPath, NamePath
 
 
 class TreePlan(Struct, frozen=True):
@@ -106,6 +106,9 @@ async def plan_tree(
         align(view, target, request),
         restore_args(request, target, view),
     )
+    if target is None and not request.is_whole:
+        paths = _paths(plan)
+        _assemble(paths, dict.fromkeys(paths, PLACEHOLDER))  # fails now, if at all
     return await _with_patterns(plan)
 
 
@@ -145,7 +148,8 @@ async def restore_tree(plan: TreePlan) -> object:
     if target is None and plan.request.is_whole:
         return rebuild(plan.stored.source, values, rich_types=plan.request.rich_types)
     if target is None:
-        return _assembled(plan, values)
+        paths = _paths(plan)
+        return _assemble(paths, dict.fromkeys(paths, PLACEHOLDER) | values)
     return target.unflatten(
         [
             value if names in target.empty_names or names not in values else values[names]
@@ -154,12 +158,16 @@ async def restore_tree(plan: TreePlan) -> object:
     )
 
 
-def _assembled(plan: TreePlan, values: Mapping[NamePath, object]) -> object:
-    """Return values in the structure that rules and the fallback give them."""
+def _paths(plan: TreePlan) -> dict[NamePath, KeyPath]:
+    """Return where leaves sit that rules, patterns or a fallback have chosen without a target."""
     view = plan.view
     paths = {names: record.path for names, record in view.records.items()}
     paths |= {names: view.paths[names] for names in view.computed}
-    paths |= {names: plan.alignment.paths[names] for names in plan.alignment.filled}
+    paths |= view.gaps
+    return paths | {names: plan.alignment.paths[names] for names in plan.alignment.filled}
+
+
+def _assemble(paths: Mapping[NamePath, KeyPath], values: Mapping[NamePath, object]) -> object:
     try:
         return build_tree([(path, values[names]) for names, path in paths.items()], paths)
     except ValueError as error:

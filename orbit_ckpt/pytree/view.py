@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import cast
 
 from jax.tree_util import DictKey
@@ -24,10 +26,10 @@ from orbit_ckpt.transform.nodes import (
     Read,
     sources_of,
 )
-from orbit_ckpt.transform.patterns import Pattern, compile_pattern, join_name, split_name
+from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
 from orbit_ckpt.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename, Rule
 from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, key_name
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, is_sequence_key, key_name
 
 _SHOWN = 20
 
@@ -45,6 +47,7 @@ class View(Struct, frozen=True):
         paths: Where all of these sit.
         kept: Leaves of the target that rules keep.
         left_out: Leaves that are not wanted; those of the target stay as they are.
+        gaps: Elements of lists that are not wanted, while others of the same list are.
         is_final: Whether computed leaves are used as they are; else they are made what the caller
             asked for.
     """
@@ -56,6 +59,7 @@ class View(Struct, frozen=True):
     paths: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
     kept: frozenset[NamePath] = frozenset()
     left_out: frozenset[NamePath] = frozenset()
+    gaps: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
     is_final: bool = False
 
     @property
@@ -112,7 +116,7 @@ def view_through(
     return View(stored, records, casts, computed, paths, frozenset(kept))
 
 
-def select(view: View, target: FlatTree | None, only: Pattern | None, skip: Pattern | None) -> View:
+def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) -> View:
     """Return a view of the leaves that are wanted.
 
     Args:
@@ -122,32 +126,61 @@ def select(view: View, target: FlatTree | None, only: Pattern | None, skip: Patt
         skip: Which are not, None for none.
 
     Raises:
-        TransformError: None is left.
+        TransformError: A pattern matches nothing, or no leaf is left.
     """
-    wanted = None if only is None else compile_pattern(only)
-    unwanted = None if skip is None else compile_pattern(skip)
-
-    def is_wanted(names: NamePath) -> bool:
-        name = join_name(names)
-        return (wanted is None or wanted.fullmatch(name) is not None) and (
-            unwanted is None or unwanted.fullmatch(name) is None
-        )
-
-    known = view.names if target is None else target.names
-    chosen = structs.replace(
+    known = dict.fromkeys([*view.names, *(target.names if target is not None else ())])
+    chosen = set(known) if only is None else _matched("only", only, known)
+    if skip is not None:
+        chosen -= _matched("skip", skip, known)
+    selected = structs.replace(
         view,
-        records={names: record for names, record in view.records.items() if is_wanted(names)},
-        computed={names: node for names, node in view.computed.items() if is_wanted(names)},
-        kept=frozenset(filter(is_wanted, view.kept)),
-        left_out=frozenset(names for names in known if not is_wanted(names)),
+        records={names: record for names, record in view.records.items() if names in chosen},
+        computed={names: node for names, node in view.computed.items() if names in chosen},
+        kept=view.kept & chosen,
+        left_out=frozenset(names for names in known if names not in chosen),
     )
-    if not chosen.records and not chosen.computed:
-        near = ", ".join(join_name(names) for names in view.names[:_SHOWN])
+    if not selected.records and not selected.computed:
         raise TransformError(
-            f"No leaf is left by only={only!r} and skip={skip!r} of {len(view.names)}: {near}. "
-            "Change the pattern; params/** is all below params."
+            f"No leaf is left by only={only!r} and skip={skip!r} of {len(known)}: "
+            f"{_some(known)}. Change the pattern; params/** is all below params."
         )
-    return chosen
+    return structs.replace(selected, gaps=_gaps(view, selected))
+
+
+def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
+    matched: set[NamePath] = set()
+    several = [patterns] if isinstance(patterns, str | re.Pattern) else patterns or ()
+    for pattern in several:
+        compiled = compile_pattern(pattern)
+        found = [names for names in known if compiled.fullmatch(join_name(names))]
+        if not found:
+            raise TransformError(
+                f"{what}: {pattern!r} matches no leaf of {_some(known)}. Change the pattern; "
+                "params/** is all below params."
+            )
+        matched.update(found)
+    return matched
+
+
+def _some(known: Iterable[NamePath]) -> str:
+    return ", ".join(join_name(names) for names in islice(known, _SHOWN))
+
+
+def _gaps(view: View, selected: View) -> dict[NamePath, KeyPath]:
+    """Return the elements of lists of which nothing is wanted, but something of later ones."""
+    leaves = [*selected.records, *selected.computed]
+    wanted = {names[: depth + 1] for names in leaves for depth in range(len(names))}
+    ends: dict[NamePath, int] = {}
+    for *above, last in wanted:
+        if last.isdecimal():
+            ends[tuple(above)] = max(ends.get(tuple(above), 0), int(last))
+    gaps: dict[NamePath, KeyPath] = {}
+    for names, record in view.records.items():
+        depth = next((n for n in range(len(names)) if names[: n + 1] not in wanted), len(names))
+        is_gap = depth < len(names) and is_sequence_key(record.path[depth])
+        if is_gap and int(names[depth]) < ends.get(names[:depth], 0):
+            gaps[names[: depth + 1]] = record.path[: depth + 1]
+    return gaps
 
 
 def view_through_legacy(

@@ -17,6 +17,9 @@ from orbit_ckpt.tree.keypath import NamePath
 
 Pattern = str | re.Pattern[str]
 
+Patterns = Pattern | Sequence[Pattern] | None
+"""One pattern, several of which one has to match, or none."""
+
 T = TypeVar("T")
 
 PatternMap = Mapping[str, T] | Mapping[re.Pattern[str], T] | Mapping[Pattern, T]

@@ -241,3 +241,44 @@ def test_failing_function_is_told_with_the_leaf(saved: Path) -> None:
     with pytest.raises(TransformError, match=r"name: map_leaf failed: TypeError: ") as caught:
         ocp.load(saved, map_leaf=lambda value, _: value + 1)
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+# Parts
+
+
+def test_one_of_several_patterns_has_to_match(saved: Path) -> None:
+    found = ocp.load(saved, only=["step", "params/bias", re.compile("na.*")])
+    assert_same_tree(found, {"params": {"bias": TREE["params"]["bias"]}, "step": 7, "name": "run"})
+    assert set(ocp.load(saved, skip=["opt/**", "params/**"])) == {"step", "name"}
+
+
+def test_pattern_that_matches_nothing_is_refused(saved: Path) -> None:
+    with pytest.raises(TransformError, match=r"only: 'parms/\*\*' matches no leaf of name"):
+        ocp.load(saved, only=["step", "parms/**"])
+    with pytest.raises(TransformError, match=r"skip: 'parms/\*\*' matches no leaf of name"):
+        ocp.load(saved, skip=["step", "parms/**"])
+
+
+def test_elements_of_lists_keep_their_place(tmp_path: Path) -> None:
+    tree = {"t": [{"a": 1, "b": [2, 3]}, {"a": 4}, 5], "u": [6]}
+    ocp.save(tmp_path / "x", tree)
+    found = ocp.load(tmp_path / "x", only=["t/0/b/1", "t/1/a"])
+    assert found == {"t": [{"b": [ocp.PLACEHOLDER, 3]}, {"a": 4}]}
+    assert ocp.load(tmp_path / "x", only="t/2") == {"t": [ocp.PLACEHOLDER, ocp.PLACEHOLDER, 5]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([tf.Drop("t/0")], "t has 1 elements but none at index '0'"),
+        ([tf.Rename("u", "t/5")], "t has both positions and names"),
+        ([tf.Rename("u", "t/0/a")], "t has both positions and names"),
+    ],
+)
+def test_leaves_that_make_no_tree_are_refused_before_anything_is_read(
+    tmp_path: Path, rules: list[tf.Rule], message: str
+) -> None:
+    ocp.save(tmp_path / "x", {"t": [1, 2], "u": 6})
+    for run in (ocp.load, ocp.plan):
+        with pytest.raises(TransformError, match=message):
+            run(tmp_path / "x", transforms=rules)
