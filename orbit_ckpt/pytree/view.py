@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -29,7 +30,7 @@ from orbit_ckpt.transform.nodes import (
 from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
 from orbit_ckpt.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename, Rule
 from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, is_sequence_key, key_name
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, is_sequence_key
 
 _SHOWN = 20
 
@@ -90,7 +91,7 @@ def view_through(
     Raises:
         TransformError: The rules do not fit the leaves.
     """
-    infos = {names: _info(found.get(names)) for names in stored}
+    infos = {names: _info(found[names]) if names in found else UNKNOWN for names in stored}
     wanted_values = None if target is None else dict(zip(target.names, target.values, strict=True))
     made = apply_rules(rules, infos, wanted_values)
     wanted = {} if target is None else {join_name(names): names for names in target.names}
@@ -100,17 +101,20 @@ def view_through(
     paths: dict[NamePath, KeyPath] = {}
     kept: set[NamePath] = set()
     for name, node in made.items():
-        sources = [stored[read.names] for read in sources_of(node)]
-        path = _path_of(name, sources)
-        names = wanted.get(name) or tuple(map(key_name, path))
-        paths[names] = path
+        read = next(sources_of(node), None)
+        own, path = _place_of(name, None if read is None else stored[read.names])
+        names = wanted.get(name) or own
         match node:
             case Read():
-                records[names] = structs.replace(sources[0], path=path, names=names)
+                record = stored[node.names]
+                is_same = names == record.names
+                records[names] = (
+                    record if is_same else structs.replace(record, path=path, names=names)
+                )
                 if node.dtype is not None:
                     casts[names] = node.dtype
             case Apply() | Part():
-                computed[names] = node
+                computed[names], paths[names] = node, path
             case FromTarget():
                 kept.add(names)
     return View(stored, records, casts, computed, paths, frozenset(kept))
@@ -296,25 +300,25 @@ def _info(metadata: object) -> ArrayInfo:
     return UNKNOWN
 
 
-def _path_of(name: str, sources: Iterable[LeafRecord]) -> KeyPath:
-    """Return the key path of a new name.
+def _place_of(name: str, source: LeafRecord | None) -> tuple[NamePath, KeyPath]:
+    """Return the keys of a new name.
 
     Keys that it has in common with its source, from the end on, are of the same kind: a list that
     was renamed stays a list.
     """
-    parts = split_name(name)
-    source = next(iter(sources), None)
-    old = () if source is None else source.path
-    path: list[object] = []
-    for position in range(1, len(parts) + 1):
-        key = old[-position] if position <= len(old) else None
-        same = key is not None and key_name(key) == parts[-position]
-        path.insert(0, key if same else DictKey(parts[-position]))
-        if not same:
-            old = ()
-    if source is not None and join_name(source.names) == name:
-        return source.path
-    return tuple(path)
+    names = split_name(name)
+    if source is None:
+        return names, tuple(map(_dict_key, names))
+    old = source.names
+    if join_name(old) == name:
+        return old, source.path
+    most = min(len(names), len(old))
+    common = next((n for n in range(most) if names[-1 - n] != old[-1 - n]), most)
+    fresh = len(names) - common
+    return names, (*map(_dict_key, names[:fresh]), *source.path[len(old) - common :])
+
+
+_dict_key = functools.lru_cache(maxsize=4096)(DictKey)
 
 
 def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]]:

@@ -95,13 +95,24 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
 
 def expand(template: str, match: re.Match[str]) -> str:
     """Return a template with what a pattern matched; a wildcard for no keys leaves no slash."""
+    parts: list[str] = []
+    for text, group, slash in _parse(template):
+        parts.append(text)
+        if group is not None and (found := match[group]):
+            parts += (found, slash)
+    return "".join(parts)
 
-    def value(reference: re.Match[str]) -> str:
+
+@functools.lru_cache(maxsize=1024)
+def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
+    """Return the texts of a template, each with the group behind it and the slash behind that."""
+    parts: list[tuple[str, int | str | None, str]] = []
+    end = 0
+    for reference in _REFERENCE.finditer(template):
         number, name, slash = reference.groups()
-        found: str | None = match.group(int(number) if number else name)
-        return f"{found}{slash}" if found else ""
-
-    return _REFERENCE.sub(value, template)
+        parts.append((template[end : reference.start()], int(number) if number else name, slash))
+        end = reference.end()
+    return [*parts, (template[end:], None, "")]
 
 
 def _text(pattern: Pattern) -> str:
