@@ -36,7 +36,7 @@ from benchmarks.messages import (
 from benchmarks.trees import make_tree, tree_nbytes
 from benchmarks.verify import verify
 
-_ARRAY_TYPES = {"load_jax": jax.Array, "load_numpy": np.ndarray}
+_ARRAY_TYPES = {"load_jax": jax.Array, "load_renamed": jax.Array, "load_numpy": np.ndarray}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Worker:
         before = memory.reset_peak()
         start = time.perf_counter()
         result = operation(command.path)
-        if command.operation == "load_jax":
+        if _ARRAY_TYPES.get(command.operation) is jax.Array:
             jax.block_until_ready(result)
         seconds = time.perf_counter() - start
         if command.operation == "save_async" and callable(result):
@@ -105,7 +105,7 @@ class Worker:
 
 def _rehearse(operation: Callable[..., object], command: Measure) -> None:
     """Do what will be timed once before, so that the memory it needs is at hand."""
-    if command.operation == "load_jax":
+    if _ARRAY_TYPES.get(command.operation) is jax.Array:
         jax.block_until_ready(operation(command.path))
     elif not command.operation.startswith("save"):
         operation(command.path)

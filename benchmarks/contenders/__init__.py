@@ -17,6 +17,7 @@ from typing import Protocol
 OPERATIONS = {
     "save": "save",
     "load_jax": "load to jax",
+    "load_renamed": "load to jax, renamed",
     "load_numpy": "load to numpy",
     "metadata": "metadata",
     "save_async": "blocked by async save",
@@ -25,7 +26,8 @@ OPERATIONS = {
 
 `save` writes to a path that does not exist, and returns when the checkpoint is durable. `load_jax`
 and `load_numpy` return a tree like the saved one, with JAX arrays on the same shardings or numpy
-arrays, and what is no array as it was. `metadata` returns what is known without reading arrays.
+arrays, and what is no array as it was; `load_renamed` is `load_jax` under another name for every
+leaf. `metadata` returns what is known without reading arrays.
 `save_async` returns a function that waits for the save; only what comes before is timed.
 """
 

@@ -44,6 +44,15 @@ class Orbax:
         """Load it onto its shardings."""
         return self._restore(path, self._to_jax)
 
+    def load_renamed(self, path: Path) -> Any:
+        """Load it onto its shardings, every leaf by a transform."""
+        args = orbax.args.PyTreeRestore(
+            item={"renamed": self._tree},
+            restore_args={"renamed": self._to_jax},
+            transforms={"renamed/(.*)": orbax.Transform(original_key=r"\1")},
+        )
+        return self._checkpointer.restore(path, args=args)["renamed"]
+
     def load_numpy(self, path: Path) -> object:
         """Load it into the host's memory."""
         return self._restore(path, self._to_numpy)

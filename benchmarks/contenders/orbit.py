@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 import orbit_ckpt as ocp
 from benchmarks.contenders import Settings
+from orbit_ckpt.transform import Rename
 
 
 class OrbitCkpt:
@@ -45,6 +47,11 @@ class OrbitCkpt:
         if self._has_limit:  # `load` has no such argument
             return self._restore(path, self._to_jax)
         return ocp.load(path, like=self._tree)
+
+    def load_renamed(self, path: Path) -> Any:
+        """Load it onto its shardings, every leaf by a rule."""
+        rules = [Rename("**", r"renamed/\1")]
+        return ocp.load(path, like={"renamed": self._tree}, transforms=rules)["renamed"]
 
     def load_numpy(self, path: Path) -> object:
         """Load it into the host's memory."""
