@@ -108,10 +108,14 @@ def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
 
 
 def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
-    """Return how a leaf is read; arrays as such of numpy unless the rule says otherwise."""
+    """Return how a leaf is read; arrays as such of numpy unless the rule says otherwise.
+
+    Typed keys, which numpy does not have, stay keys.
+    """
     if read.args is not None:
         return restore_args_of(read.args)
-    return RestoreArgs(restore_type=np.ndarray) if record.typestr == JAX_ARRAY else RestoreArgs()
+    is_host = record.typestr == JAX_ARRAY and not is_prng_dtype(read.info.dtype)
+    return RestoreArgs(restore_type=np.ndarray) if is_host else RestoreArgs()
 
 
 class _Evaluation:

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import as_dtype
+from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.transform.nodes import ArrayInfo
 
 T = TypeVar("T")
 
 
-def stack(*values: Any, axis: int) -> np.ndarray:
+def stack(*values: Any, axis: int) -> Any:
     """Stack arrays along a new axis."""
-    return np.stack(values, axis)
+    return _module(values[0]).stack(values, axis)
 
 
 def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
@@ -27,7 +28,7 @@ def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
         ValueError: Shapes or dtypes differ, or there is no such axis.
     """
     shapes = {info.shape for info in infos if info.shape is not None}
-    dtypes = {as_dtype(info.dtype) for info in infos if info.dtype is not None}
+    dtypes = {info.dtype for info in infos if info.dtype is not None}
     if len(shapes) > 1 or len(dtypes) > 1:
         raise ValueError(f"the parts differ: {sorted(map(str, shapes | dtypes))}")
     if len(shapes) != 1:
@@ -37,9 +38,9 @@ def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
     return ArrayInfo(tuple(shape), dtypes.pop() if dtypes else None)
 
 
-def unstack(value: Any, axis: int) -> list[np.ndarray]:
+def unstack(value: Any, axis: int) -> list[Any]:
     """Cut an array along an axis, which goes; the parts share no memory."""
-    return [np.take(value, index, axis) for index in range(value.shape[axis])]
+    return [_module(value).take(value, index, axis) for index in range(value.shape[axis])]
 
 
 def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
@@ -55,9 +56,9 @@ def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
     return count, ArrayInfo(tuple(shape), info.dtype)
 
 
-def split(value: Any, count: int, axis: int) -> list[np.ndarray]:
+def split(value: Any, count: int, axis: int) -> list[Any]:
     """Cut an array into equal parts, which share no memory."""
-    return [part.copy() for part in np.split(value, count, axis)]
+    return [part.copy() for part in _module(value).split(value, count, axis)]
 
 
 def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
@@ -76,9 +77,10 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
     return ArrayInfo(tuple(shape), info.dtype)
 
 
-def transpose(value: Any, axes: Sequence[int] | None) -> np.ndarray:
+def transpose(value: Any, axes: Sequence[int] | None) -> Any:
     """Permute the axes of an array."""
-    return np.ascontiguousarray(np.transpose(value, axes))
+    turned = _module(value).transpose(value, axes)
+    return turned if isinstance(turned, jax.Array) else np.ascontiguousarray(turned)
 
 
 def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
@@ -97,8 +99,16 @@ def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
 
 
 def cast(value: Any, dtype: object) -> Any:
-    """Cast an array or a scalar."""
+    """Cast an array or a scalar; typed keys stay what they are."""
+    if isinstance(value, jax.Array) and is_prng_dtype(value.dtype):
+        return value
     return np.asarray(value).astype(as_dtype(dtype))
+
+
+def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:
+    """Return what is known of an array that is cast."""
+    is_known = info.shape is not None and not is_prng_dtype(info.dtype)
+    return ArrayInfo(info.shape, as_dtype(dtype)) if is_known else info
 
 
 def key_data(value: jax.Array) -> jax.Array:
@@ -109,6 +119,11 @@ def key_data(value: jax.Array) -> jax.Array:
 def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
     """Return typed keys of their data."""
     return typing.cast(jax.Array, jax.random.wrap_key_data(value, impl=impl))
+
+
+def _module(value: object) -> Any:
+    """Return what computes with a value; numpy does not with typed keys."""
+    return jnp if isinstance(value, jax.Array) else np
 
 
 def _axis(axis: int, rank: int) -> int:

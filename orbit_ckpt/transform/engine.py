@@ -284,7 +284,7 @@ def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
             info = arrays.transpose_info(node.info, rule.axes)
             return Apply("transpose", partial(arrays.transpose, axes=rule.axes), (node,), info)
         case Cast():
-            info = ArrayInfo(node.info.shape, rule.dtype)
+            info = arrays.cast_info(node.info, rule.dtype)
             if isinstance(node, Read):
                 return Read(node.names, info, rule.dtype)
             return Apply("cast", partial(arrays.cast, dtype=rule.dtype), (node,), info)

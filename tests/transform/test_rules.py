@@ -184,6 +184,33 @@ def test_keys_become_data_and_data_become_keys(tmp_path: Path) -> None:
     assert_same_tree(found, {"typed": jax.random.key_data(keys), "raw": keys})
 
 
+def test_typed_keys_are_cut_and_turned_as_keys_not_as_their_data(tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(3), (2, 2))
+    ocp.save(tmp_path / "x", {"keys": keys, "one": {"0": keys[0], "1": keys[1]}})
+    rules = [
+        Copy("keys", "split"),
+        Split("split", ("split/a", "split/b")),
+        Copy("keys", "parts"),
+        Unstack("parts", r"parts/\g<i>"),
+        Stack("one/*", "stacked"),
+        Copy("keys", "kind"),
+        Map("kind", lambda value: str(value.dtype)),
+        Copy("keys", "cast"),
+        Map("cast", lambda value: value),
+        Cast("cast", "float32"),
+        Transpose("keys"),
+    ]
+    expected = {
+        "keys": keys.T,
+        "split": {"a": keys[:, :1], "b": keys[:, 1:]},
+        "parts": {"0": keys[0], "1": keys[1]},
+        "stacked": keys,
+        "kind": "key<fry>",
+        "cast": keys,
+    }
+    assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
+
+
 def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
     target = {"params": model()["params"], "opt": model()["opt"], "name": "mine", "none": None}
     rules = AssignmentMap(
