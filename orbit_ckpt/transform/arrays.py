@@ -40,7 +40,8 @@ def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
 
 def unstack(value: Any, axis: int) -> list[Any]:
     """Cut an array along an axis, which goes; the parts share no memory."""
-    return [_module(value).take(value, index, axis) for index in range(value.shape[axis])]
+    rows = _module(value).moveaxis(value, axis, 0)
+    return [rows[index, ...].copy() for index in range(len(rows))]
 
 
 def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
@@ -80,7 +81,7 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
 def transpose(value: Any, axes: Sequence[int] | None) -> Any:
     """Permute the axes of an array."""
     turned = _module(value).transpose(value, axes)
-    return turned if isinstance(turned, jax.Array) else np.ascontiguousarray(turned)
+    return turned if isinstance(turned, jax.Array) else np.asarray(turned, order="C")
 
 
 def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:

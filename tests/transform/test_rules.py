@@ -211,6 +211,17 @@ def test_typed_keys_are_cut_and_turned_as_keys_not_as_their_data(tmp_path: Path)
     assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
 
 
+def test_arrays_without_dimensions_stay_arrays(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"jax": jnp.arange(2.0), "numpy": np.arange(2), "one": np.array(3)})
+    rules = [Unstack("jax", r"jax/\g<i>"), Unstack("numpy", r"numpy/\g<i>"), Transpose("one")]
+    expected = {
+        "jax": {"0": jnp.array(0.0), "1": jnp.array(1.0)},
+        "numpy": {"0": np.array(0), "1": np.array(1)},
+        "one": np.array(3),
+    }
+    assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
+
+
 def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
     target = {"params": model()["params"], "opt": model()["opt"], "name": "mine", "none": None}
     rules = AssignmentMap(
