@@ -82,6 +82,38 @@ def as_dtype(dtype_like: object) -> DType:
     return np.dtype(cast(Any, dtype_like))
 
 
+def cast_array(host: HostArray, dtype_like: object) -> HostArray:
+    """Return values of another dtype; the same array if it has that dtype.
+
+    Raises:
+        ValueError: Numbers do not fit an integer dtype; they would become other numbers.
+    """
+    dtype = as_dtype(dtype_like)
+    if host.dtype == dtype:
+        return host
+    if dtype.kind in "iu" and not _fits(host, dtype):
+        raise ValueError(f"some of its numbers of dtype {host.dtype} do not fit {dtype}")
+    return host.astype(dtype)
+
+
+def _fits(host: HostArray, dtype: DType) -> bool:
+    """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
+    if not host.size or host.dtype.kind in "bmM" or _kind(host.dtype) == "complex":
+        return True
+    numbers = host if host.dtype.kind in "iuf" else host.astype(np.float32)  # those of ml_dtypes
+    limits = np.iinfo(dtype)
+    least, most = numbers.min(), numbers.max()
+    return bool(limits.min <= least and most <= limits.max)  # false for NaN
+
+
+def python_scalar(value: HostArray) -> object:
+    """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
+    item: Any = value.item()
+    if type(item).__module__ != "ml_dtypes":
+        return item
+    return float(item) if "float" in value.dtype.name else int(item)
+
+
 def is_prng_dtype(dtype: object) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
     if isinstance(dtype, np.dtype):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import storable
+from orbit_ckpt.arrays.dtypes import python_scalar, storable
 from orbit_ckpt.arrays.transfer import shards_of
 from orbit_ckpt.errors import TreeMismatchError
 from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, load_batch_of
@@ -95,16 +95,8 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
         convert = cast(Callable[[object], object], arg.restore_type)
         if issubclass(arg.restore_type, np.generic):
             return cast_host(value, arg.dtype or convert, info.location)[()]
-        return convert(_item(value))
+        return convert(python_scalar(value))
     detail = load_batch_of(info).details.get(info.name)
     if detail is not None and detail.type == NUMPY:
         return value[()]
-    return _item(value)
-
-
-def _item(value: np.ndarray) -> object:
-    """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
-    item: Any = value.item()
-    if type(item).__module__ != "ml_dtypes":
-        return item
-    return float(item) if "float" in value.dtype.name else int(item)
+    return python_scalar(value)

@@ -10,7 +10,14 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 
 from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
-from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, logical_name, stored_dtype
+from orbit_ckpt.arrays.dtypes import (
+    DType,
+    HostArray,
+    as_dtype,
+    cast_array,
+    logical_name,
+    stored_dtype,
+)
 from orbit_ckpt.arrays.slices import Shape, whole
 from orbit_ckpt.arrays.transfer import Shard
 from orbit_ckpt.errors import FormatError, TreeMismatchError, UnsupportedLeafError
@@ -173,25 +180,15 @@ def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
     Raises:
         TreeMismatchError: Numbers do not fit an integer dtype; they would become other numbers.
     """
-    if dtype_like is None or host.dtype == as_dtype(dtype_like):
+    if dtype_like is None:
         return host
-    dtype = as_dtype(dtype_like)
-    if dtype.kind in "iu" and not _fits(host, dtype):
+    try:
+        return cast_array(host, dtype_like)
+    except ValueError as error:
         raise TreeMismatchError(
-            f"{format_path(path)}: some of its numbers of dtype {host.dtype} do not fit {dtype}; "
-            "restore it as a wider dtype.",
+            f"{format_path(path)}: {error}; restore it as a wider dtype.",
             paths=[format_path(path)],
-        )
-    return host.astype(dtype)
-
-
-def _fits(host: HostArray, dtype: DType) -> bool:
-    """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
-    if host.dtype.kind not in "iuf" or not host.size:
-        return True
-    least, most = host.min(), host.max()
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= least and most <= limits.max)  # false for NaN
+        ) from error
 
 
 def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -87,12 +87,12 @@ def _batches(groups: Sequence[Mapping[NamePath, Node]]) -> Iterator[dict[NamePat
         yield batch
 
 
-_Key = tuple[NamePath, int]
+_Key = tuple[NamePath, int, object]
 """A stored leaf and how it is read."""
 
 
 def _key(read: Read) -> _Key:
-    return read.names, id(read.args)
+    return read.names, id(read.args), read.dtype
 
 
 def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
@@ -115,7 +115,7 @@ def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
     if read.args is not None:
         return restore_args_of(read.args)
     is_host = record.typestr == JAX_ARRAY and not is_prng_dtype(read.info.dtype)
-    return RestoreArgs(restore_type=np.ndarray) if is_host else RestoreArgs()
+    return RestoreArgs(np.ndarray if is_host else None, read.dtype)
 
 
 class _Evaluation:
@@ -133,10 +133,7 @@ class _Evaluation:
         """
         match node:
             case Read():
-                value = self._values[_key(node)]
-                return (
-                    value if node.dtype is None else np.asarray(value).astype(cast(Any, node.dtype))
-                )
+                return self._values[_key(node)]
             case Part():
                 return cast(Sequence[object], self(names, node.of))[node.index]
             case Apply():

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.dtypes import as_dtype, cast_array, is_prng_dtype, python_scalar
 from orbit_ckpt.transform.nodes import ArrayInfo
 
 T = TypeVar("T")
@@ -100,10 +100,13 @@ def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
 
 
 def cast(value: Any, dtype: object) -> Any:
-    """Cast an array or a scalar; typed keys stay what they are."""
-    if isinstance(value, jax.Array) and is_prng_dtype(value.dtype):
+    """Cast an array or a scalar; what is no number stays as it is."""
+    if not isinstance(value, np.ndarray | np.number | np.bool_ | bool | int | float | complex):
         return value
-    return np.asarray(value).astype(as_dtype(dtype))
+    host = cast_array(np.asarray(value), dtype)
+    if isinstance(value, np.ndarray):
+        return host
+    return host[()] if isinstance(value, np.generic) else python_scalar(host)
 
 
 def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:

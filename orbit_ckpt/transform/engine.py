@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
+from orbit_ckpt.arrays.dtypes import as_dtype
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform import arrays
 from orbit_ckpt.transform.nodes import UNKNOWN, Apply, ArrayInfo, FromTarget, Node, Part, Read
@@ -285,8 +286,8 @@ def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
             return Apply("transpose", partial(arrays.transpose, axes=rule.axes), (node,), info)
         case Cast():
             info = arrays.cast_info(node.info, rule.dtype)
-            if isinstance(node, Read):
-                return Read(node.names, info, rule.dtype)
+            if isinstance(node, Read) and node.dtype is None:
+                return Read(node.names, info, as_dtype(rule.dtype))
             return Apply("cast", partial(arrays.cast, dtype=rule.dtype), (node,), info)
         case KeyData():
             return Apply("key data", arrays.key_data, (node,), on_jax=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from orbit_ckpt.arrays.dtypes import as_dtype
 from orbit_ckpt.transform.patterns import Pattern, check_template, compile_pattern
 
 Kind = Literal["numpy", "jax"]
@@ -243,7 +244,10 @@ class Transpose(Struct, frozen=True):
 
 
 class Cast(Struct, frozen=True):
-    """Cast arrays while they are read.
+    """Cast arrays and numbers while they are read.
+
+    Integers that do not fit are an error. What is no number, such as a string, `None` or a typed
+    key, stays as it is.
 
     Attributes:
         pattern: Which leaves.
@@ -257,6 +261,7 @@ class Cast(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         compile_pattern(self.pattern)
+        as_dtype(self.dtype)
 
 
 class KeyData(Struct, frozen=True):

@@ -222,6 +222,29 @@ def test_arrays_without_dimensions_stay_arrays(tmp_path: Path) -> None:
     assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
 
 
+@pytest.mark.parametrize("first", [[], [Map("**", lambda value: value)]], ids=["read", "computed"])
+def test_numbers_are_cast_and_what_is_none_stays(tmp_path: Path, first: list[Any]) -> None:
+    tree = {"int": 3, "float": np.float64(2.5), "text": "abc", "none": None, "array": np.arange(2)}
+    ocp.save(tmp_path / "x", tree)
+    found = ocp.load(tmp_path / "x", transforms=[*first, Cast("**", "float32")])
+    array, number = np.arange(2, dtype=np.float32), np.float32(2.5)
+    assert_same_tree(found, {**tree, "int": 3.0, "float": number, "array": array})
+
+
+def test_what_is_cast_can_be_computed_with(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.array([0.1]), "none": None, "text": "abc"})
+    rules = [Cast("**", "bfloat16"), Cast("a", "float64"), Map("none", str), Map("text", str.upper)]
+    found = ocp.load(tmp_path / "x", transforms=rules)
+    assert_same_tree(found, {"a": np.array([0.10009765625]), "none": "None", "text": "ABC"})
+
+
+@pytest.mark.parametrize("first", [[], [Map("**", lambda value: value)]], ids=["read", "computed"])
+def test_integers_that_do_not_fit_are_not_cast(tmp_path: Path, first: list[Any]) -> None:
+    ocp.save(tmp_path / "x", {"a": np.array([300])})
+    with pytest.raises((TransformError, TreeMismatchError), match="int64 do not fit int8"):
+        ocp.load(tmp_path / "x", transforms=[*first, Cast("a", "int8")])
+
+
 def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
     target = {"params": model()["params"], "opt": model()["opt"], "name": "mine", "none": None}
     rules = AssignmentMap(
@@ -313,6 +336,11 @@ def test_rules_that_do_not_fit_are_refused(saved: Path, rules: list[Any], messag
 def test_rules_that_make_no_sense_cannot_be_made(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_cast_names_a_dtype() -> None:
+    with pytest.raises(TypeError, match="float31"):
+        Cast("a", "float31")
 
 
 def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path) -> None:
