@@ -11,36 +11,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import as_dtype, cast_array, is_prng_dtype, python_scalar
-from orbit_ckpt.transform.nodes import ArrayInfo
+from orbit_ckpt.transform.nodes import UNKNOWN, ArrayInfo, Shape
 
 T = TypeVar("T")
 
+_NUMBERS = np.ndarray | np.number | np.bool_ | np.datetime64 | bool | int | float | complex
+
 
 def stack(*values: Any, axis: int) -> Any:
-    """Stack arrays along a new axis."""
-    return _module(values[0]).stack(values, axis)
+    """Stack arrays along a new axis.
+
+    Raises:
+        ValueError: Shapes or dtypes differ.
+    """
+    parts = [_array(value) for value in values]
+    _check_alike([(part.shape, part.dtype) for part in parts])
+    return _module(parts[0]).stack(parts, axis)
 
 
 def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
-    """Return what is known of a stack.
+    """Return what is known of a stack, which is nothing unless all parts are known.
 
     Raises:
         ValueError: Shapes or dtypes differ, or there is no such axis.
     """
-    shapes = {info.shape for info in infos if info.shape is not None}
-    dtypes = {info.dtype for info in infos if info.dtype is not None}
-    if len(shapes) > 1 or len(dtypes) > 1:
-        raise ValueError(f"the parts differ: {sorted(map(str, shapes | dtypes))}")
-    if len(shapes) != 1:
-        return ArrayInfo()
-    shape = list(shapes.pop())
+    known = [(info.shape, info.dtype) for info in infos if info.shape is not None]
+    _check_alike(known)
+    if len(known) < len(infos):
+        return UNKNOWN
+    shape = list(known[0][0])
     shape.insert(_axis(axis, len(shape) + 1), len(infos))
-    return ArrayInfo(tuple(shape), dtypes.pop() if dtypes else None)
+    return ArrayInfo(tuple(shape), known[0][1])
 
 
 def unstack(value: Any, axis: int) -> list[Any]:
     """Cut an array along an axis, which goes; the parts share no memory."""
-    rows = _module(value).moveaxis(value, axis, 0)
+    rows = _module(value).moveaxis(_array(value), axis, 0)
     return [rows[index, ...].copy() for index in range(len(rows))]
 
 
@@ -59,7 +65,7 @@ def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
 
 def split(value: Any, count: int, axis: int) -> list[Any]:
     """Cut an array into equal parts, which share no memory."""
-    return [part.copy() for part in _module(value).split(value, count, axis)]
+    return [part.copy() for part in _module(value).split(_array(value), count, axis)]
 
 
 def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
@@ -69,7 +75,7 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
         ValueError: The axis cannot be cut into equal parts.
     """
     if info.shape is None:
-        return ArrayInfo()
+        return UNKNOWN
     shape = list(info.shape)
     axis = _axis(rule.axis, len(shape))
     if shape[axis] % len(rule.to):
@@ -80,7 +86,7 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
 
 def transpose(value: Any, axes: Sequence[int] | None) -> Any:
     """Permute the axes of an array."""
-    turned = _module(value).transpose(value, axes)
+    turned = _module(value).transpose(_array(value), axes)
     return turned if isinstance(turned, jax.Array) else np.asarray(turned, order="C")
 
 
@@ -91,7 +97,7 @@ def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
         ValueError: These are not its axes.
     """
     if info.shape is None:
-        return ArrayInfo(None, info.dtype)
+        return UNKNOWN
     rank = len(info.shape)
     order = list(range(rank))[::-1] if axes is None else [_axis(axis, rank) for axis in axes]
     if sorted(order) != list(range(rank)):
@@ -101,7 +107,7 @@ def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
 
 def cast(value: Any, dtype: object) -> Any:
     """Cast an array or a scalar; what is no number stays as it is."""
-    if not isinstance(value, np.ndarray | np.number | np.bool_ | bool | int | float | complex):
+    if not isinstance(value, _NUMBERS):
         return value
     host = cast_array(np.asarray(value), dtype)
     if isinstance(value, np.ndarray):
@@ -128,6 +134,20 @@ def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
 def _module(value: object) -> Any:
     """Return what computes with a value; numpy does not with typed keys."""
     return jnp if isinstance(value, jax.Array) else np
+
+
+def _array(value: object) -> Any:
+    if isinstance(value, jax.Array):
+        return value
+    if not isinstance(value, _NUMBERS):
+        raise TypeError(f"{type(value).__name__} is no array")
+    return np.asarray(value)
+
+
+def _check_alike(kinds: Sequence[tuple[Shape, object]]) -> None:
+    if len(set(kinds)) > 1:
+        shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in dict.fromkeys(kinds))
+        raise ValueError(f"the parts differ: {shown}")
 
 
 def _axis(axis: int, rank: int) -> int:

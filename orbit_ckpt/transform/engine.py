@@ -195,8 +195,8 @@ class _Tree:
     def _stack(self, rule: Stack) -> None:
         groups: dict[str, dict[int, str]] = {}
         for name, match in self._matches(rule.pattern, rule.allow_unused):
-            number = match.group(rule.number)
-            if not number.isdigit():
+            number = match.group(rule.number) or ""
+            if not number.isdecimal():
                 raise self._error(f"needs a number in {name}, found {number!r}")
             members = groups.setdefault(expand(rule.to, match), {})
             if int(number) in members:

@@ -171,6 +171,8 @@ class Split(Struct, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
+        if not self.to or isinstance(self.to, str):
+            raise ValueError(f"Split: the names of the results are {self.to!r}; give a tuple.")
         for template in self.to:
             check_template(template, self.pattern)
 

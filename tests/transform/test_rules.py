@@ -308,6 +308,15 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
         ([Stack("params/**", "p")], "needs a number in"),
         ([Drop("params/layers_1/w"), Stack("params/layers_*/w", "w")], "finds no number 1"),
         ([Stack(re.compile(r"params/layers_(\d)/(w|b)"), "all")], "would stack"),
+        ([Stack(re.compile(r"(\d)?name"), "p")], "needs a number in name, found ''"),
+        ([Rename("name", "x²"), Stack("x*", "y")], "needs a number in x², found '²'"),
+        (
+            [Map("params/layers_1/b", np.float64), Stack("params/layers_*/b", "b")],
+            "the parts differ: int32\\[4\\], float64\\[4\\]",
+        ),
+        ([Rename("name", "x0"), Stack("x*", "x")], "str is no array"),
+        ([Split("name", ("a", "b"))], "str is no array"),
+        ([Transpose("none")], "NoneType is no array"),
         ([Split("params/layers_0/b", ("x", "y", "z"))], "4 elements cannot be cut into 3"),
         ([Unstack("name", r"n/\g<i>")], "its shape is known only once it has been read"),
         ([Unstack("params/layers_0/w", r"n/\g<i>", axis=2)], "there is no axis 2"),
@@ -331,6 +340,8 @@ def test_rules_that_do_not_fit_are_refused(saved: Path, rules: list[Any], messag
         (lambda: Combine(("a/*", "b/*"), "x", min), "is a pattern"),
         (lambda: Unstack("a", "b"), "all parts would be called"),
         (lambda: Stack("a", "b"), r"refers to \\1"),
+        (lambda: Split("a", ()), "the names of the results are"),
+        (lambda: Split("a", "bc"), "the names of the results are 'bc'"),
     ],
 )
 def test_rules_that_make_no_sense_cannot_be_made(make: Any, message: str) -> None:
