@@ -127,6 +127,21 @@ class _Tree:
             return f"; did you mean {' or '.join(near)}?"
         return f": {', '.join(list(self.nodes)[:_SHOWN])}. Set allow_unused=True if that is meant."
 
+    def _node(self, name: str) -> Node:
+        """Return a leaf of the checkpoint."""
+        node = self.nodes[name]
+        if isinstance(node, FromTarget):
+            raise self._error(
+                f"uses {name}, which an earlier rule takes from the target. Put that rule behind "
+                "this one, or change the target itself"
+            )
+        return node
+
+    def _take(self, name: str) -> Node:
+        node = self._node(name)
+        del self.nodes[name]
+        return node
+
     def _put(self, made: Sequence[tuple[str, Node]], *, overwrite: bool) -> None:
         """Add leaves, which must not have the name of another one."""
         seen: set[str] = set()
@@ -143,11 +158,11 @@ class _Tree:
 
     def _replace(self, rule: OneToOne) -> None:
         for name, _ in self._matches(rule.pattern, rule.allow_unused):
-            self.nodes[name] = self._checked(name, _replaced, rule, name, self.nodes[name])
+            self.nodes[name] = self._checked(name, _replaced, rule, name, self._node(name))
 
     def _rename(self, rule: Rename | Copy, *, keep: bool) -> None:
         found = self._matches(rule.pattern, rule.allow_unused)
-        made = [(expand(rule.to, match), self.nodes[name]) for name, match in found]
+        made = [(expand(rule.to, match), self._node(name)) for name, match in found]
         if not keep:
             for name, _ in found:
                 del self.nodes[name]
@@ -167,7 +182,7 @@ class _Tree:
             missing = [each for each in inputs if each not in self.nodes]
             if missing:
                 raise self._error(f"needs {', '.join(missing)} for {name}; there is no such leaf")
-            nodes = tuple(self.nodes[each] for each in inputs)
+            nodes = tuple(map(self._node, inputs))
             node = Apply("combine", rule.fn, nodes, on_jax=rule.on == "jax")
             made.append((expand(rule.to, match), node))
             used.update(dict.fromkeys(inputs))
@@ -179,7 +194,7 @@ class _Tree:
     def _split(self, rule: Split) -> None:
         made: list[tuple[str, Node]] = []
         for name, match in self._matches(rule.pattern, rule.allow_unused):
-            node = self.nodes.pop(name)
+            node = self._take(name)
             count = len(rule.to)
             fn = rule.fn or partial(arrays.split, count=count, axis=rule.axis)
             info = UNKNOWN if rule.fn else self._checked(name, arrays.split_info, node.info, rule)
@@ -207,7 +222,7 @@ class _Tree:
             gaps = [number for number in range(len(members)) if number not in members]
             if gaps:
                 raise self._error(f"finds no number {gaps[0]} of {len(members)} for {stacked}")
-            nodes = tuple(self.nodes.pop(members[number]) for number in range(len(members)))
+            nodes = tuple(self._take(members[number]) for number in range(len(members)))
             infos = [node.info for node in nodes]
             info = self._checked(stacked, arrays.stack_info, infos, rule.axis)
             made.append(
@@ -218,7 +233,7 @@ class _Tree:
     def _unstack(self, rule: Unstack) -> None:
         made: list[tuple[str, Node]] = []
         for name, match in self._matches(rule.pattern, rule.allow_unused):
-            node = self.nodes.pop(name)
+            node = self._take(name)
             count, info = self._checked(name, arrays.unstack_info, node.info, rule.axis)
             parts = Apply("unstack", partial(arrays.unstack, axis=rule.axis), (node,))
             made += [
@@ -253,7 +268,7 @@ class _Tree:
                     f"Parameter '{old}' does not exist in restore checkpoint. Must be one of: "
                     f"{known}"
                 )
-            made[name] = self.nodes[old]
+            made[name] = self._node(old)
             taken.add(old)
         if unused and rule.require_all:
             patterns = sorted(pairs[index][0].pattern for index in unused)

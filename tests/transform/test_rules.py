@@ -269,6 +269,25 @@ def test_leaves_of_the_target_stay_where_a_rule_says_so(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "rule",
+    [
+        Rename("a0", "b"),
+        Copy("**", r"x/\1"),
+        Map("a0", str),
+        Combine(("c", "a0"), "b", min),
+        Split("a0", ("x", "y")),
+        Stack("a*", "b"),
+        Unstack("a0", r"a/\g<i>"),
+        AssignmentMap([("b", "a0")]),
+    ],
+)
+def test_leaves_of_the_target_are_not_changed(tmp_path: Path, rule: Any) -> None:
+    ocp.save(tmp_path / "x", {"c": 1})
+    with pytest.raises(TransformError, match="uses a0, which an earlier rule takes from the targ"):
+        ocp.load(tmp_path / "x", {"a0": 1, "b": 2, "c": 3}, transforms=[Fallback("a0"), rule])
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"only": "params/layers_0/**"}, {"params": {"layers_0": model()["params"]["layers_0"]}}),
