@@ -88,15 +88,20 @@ class FromTarget(Struct, frozen=True):
 Node = Read | Apply | Part | FromTarget
 
 
+def inputs_of(node: Node) -> tuple[Node, ...]:
+    """Return what a node is made of directly."""
+    match node:
+        case Apply():
+            return node.inputs
+        case Part():
+            return (node.of,)
+        case Read() | FromTarget():
+            return ()
+
+
 def sources_of(node: Node) -> Iterator[Read]:
     """Yield what is read for a node."""
-    match node:
-        case Read():
-            yield node
-        case Apply():
-            for part in node.inputs:
-                yield from sources_of(part)
-        case Part():
-            yield from sources_of(node.of)
-        case FromTarget():
-            pass
+    if isinstance(node, Read):
+        yield node
+    for part in inputs_of(node):
+        yield from sources_of(part)

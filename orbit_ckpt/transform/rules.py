@@ -93,10 +93,14 @@ class Fallback(Struct, frozen=True):
 class Map(Struct, frozen=True):
     """Compute a leaf from its value.
 
+    Arrays that are computed from some array of JAX are arrays of JAX; others are what the function
+    returned.
+
     Attributes:
         pattern: Which leaves.
-        fn: Takes the value, and the name if `with_name` is set; returns the new one.
-        on: Whether it is given arrays of numpy or of JAX.
+        fn: Takes the value, and the name if `with_name` is set; returns the new one. It may change
+            the value in place.
+        on: Whether it is given arrays of numpy or of JAX; typed keys are always JAX's.
         with_name: Whether it is given the name too.
         allow_unused: As in `Rename`.
     """

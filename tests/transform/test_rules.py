@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import TransformError, TreeMismatchError
+from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.transform.rules import (
     AssignmentMap,
     Cast,
@@ -243,6 +243,45 @@ def test_integers_that_do_not_fit_are_not_cast(tmp_path: Path, first: list[Any])
     ocp.save(tmp_path / "x", {"a": np.array([300])})
     with pytest.raises((TransformError, TreeMismatchError), match="int64 do not fit int8"):
         ocp.load(tmp_path / "x", transforms=[*first, Cast("a", "int8")])
+
+
+def test_functions_may_change_what_they_are_given(tmp_path: Path) -> None:
+    def add_one(value: np.ndarray) -> np.ndarray:
+        value += 1
+        return value
+
+    ocp.save(tmp_path / "x", {"a": np.arange(3)})
+    rules = [
+        *(Copy("a", "b"), Copy("a", "c")),
+        *(Map("b", add_one), Map("c", add_one), Copy("c", "d"), Map("d", add_one)),
+    ]
+    found = ocp.load(tmp_path / "x", transforms=rules)
+    expected = {name: np.arange(3) + more for name, more in zip("abcd", [0, 1, 1, 2], strict=True)}
+    assert_same_tree(found, expected)
+
+
+def test_copies_of_a_computed_leaf_share_no_memory(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.arange(3)})
+    rules = [Map("a", lambda value: value * 2), Copy("a", "b")]
+    found = ocp.load(tmp_path / "x", transforms=rules)
+    found["a"][:] = 0
+    assert found["b"].tolist() == [0, 2, 4]
+
+
+def test_functions_are_given_arrays_of_the_kind_they_ask_for(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"jax": jnp.arange(3), "numpy": np.arange(3, dtype=np.int32)})
+    rules = [
+        Map("**", lambda value: value + isinstance(value, jax.Array), on="jax"),
+        Map("**", lambda value: value + isinstance(value, np.ndarray)),
+    ]
+    expected = {"jax": jnp.arange(3) + 2, "numpy": np.arange(3, dtype=np.int32) + 2}
+    assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
+
+
+def test_functions_on_arrays_of_jax_are_not_given_half_of_the_bits(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.array([1e300])})
+    with pytest.raises(UnsupportedLeafError, match="a: JAX arrays of dtype float64 need 64-bit"):
+        ocp.load(tmp_path / "x", transforms=[Map("a", jnp.sqrt, on="jax")])
 
 
 def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
