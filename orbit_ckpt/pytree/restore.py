@@ -106,9 +106,10 @@ async def plan_tree(
         align(view, target, request),
         restore_args(request, target, view),
     )
-    if target is None and not request.is_whole:
+    if target is None and not request.is_whole:  # fails now, if at all
+        empty = {names: None for names, record in view.records.items() if record.is_empty}
         paths = _paths(plan)
-        _assemble(paths, dict.fromkeys(paths, PLACEHOLDER))  # fails now, if at all
+        _assemble(paths, dict.fromkeys(paths, PLACEHOLDER) | empty)
     return await _with_patterns(plan)
 
 
@@ -148,8 +149,7 @@ async def restore_tree(plan: TreePlan) -> object:
     if target is None and plan.request.is_whole:
         return rebuild(plan.stored.source, values, rich_types=plan.request.rich_types)
     if target is None:
-        paths = _paths(plan)
-        return _assemble(paths, dict.fromkeys(paths, PLACEHOLDER) | values)
+        return _assemble(_paths(plan), values)
     return target.unflatten(
         [
             value if names in target.empty_names or names not in values else values[names]
@@ -163,13 +163,13 @@ def _paths(plan: TreePlan) -> dict[NamePath, KeyPath]:
     view = plan.view
     paths = {names: record.path for names, record in view.records.items()}
     paths |= {names: view.paths[names] for names in view.computed}
-    paths |= view.gaps
     return paths | {names: plan.alignment.paths[names] for names in plan.alignment.filled}
 
 
 def _assemble(paths: Mapping[NamePath, KeyPath], values: Mapping[NamePath, object]) -> object:
     try:
-        return build_tree([(path, values[names]) for names, path in paths.items()], paths)
+        leaves = [(path, values[names]) for names, path in paths.items()]
+        return build_tree(leaves, paths, lenient=True)
     except ValueError as error:
         raise TransformError(
             f"The leaves do not make a tree: {error}. Rename some of them, or give a target."

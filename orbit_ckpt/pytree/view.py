@@ -30,7 +30,7 @@ from orbit_ckpt.transform.nodes import (
 from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
 from orbit_ckpt.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename, Rule
 from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, is_sequence_key
+from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path
 
 _SHOWN = 20
 
@@ -48,7 +48,6 @@ class View(Struct, frozen=True):
         paths: Where all of these sit.
         kept: Leaves of the target that rules keep.
         left_out: Leaves that are not wanted; those of the target stay as they are.
-        gaps: Elements of lists that are not wanted, while others of the same list are.
         is_final: Whether computed leaves are used as they are; else they are made what the caller
             asked for.
     """
@@ -60,7 +59,6 @@ class View(Struct, frozen=True):
     paths: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
     kept: frozenset[NamePath] = frozenset()
     left_out: frozenset[NamePath] = frozenset()
-    gaps: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
     is_final: bool = False
 
     @property
@@ -148,7 +146,7 @@ def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) 
             f"No leaf is left by only={only!r} and skip={skip!r} of {len(known)}: "
             f"{_some(known)}. Change the pattern; params/** is all below params."
         )
-    return structs.replace(selected, gaps=_gaps(view, selected))
+    return selected
 
 
 def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
@@ -168,23 +166,6 @@ def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[Na
 
 def _some(known: Iterable[NamePath]) -> str:
     return ", ".join(join_name(names) for names in islice(known, _SHOWN))
-
-
-def _gaps(view: View, selected: View) -> dict[NamePath, KeyPath]:
-    """Return the elements of lists of which nothing is wanted, but something of later ones."""
-    leaves = [*selected.records, *selected.computed]
-    wanted = {names[: depth + 1] for names in leaves for depth in range(len(names))}
-    ends: dict[NamePath, int] = {}
-    for *above, last in wanted:
-        if last.isdecimal():
-            ends[tuple(above)] = max(ends.get(tuple(above), 0), int(last))
-    gaps: dict[NamePath, KeyPath] = {}
-    for names, record in view.records.items():
-        depth = next((n for n in range(len(names)) if names[: n + 1] not in wanted), len(names))
-        is_gap = depth < len(names) and is_sequence_key(record.path[depth])
-        if is_gap and int(names[depth]) < ends.get(names[:depth], 0):
-            gaps[names[: depth + 1]] = record.path[: depth + 1]
-    return gaps
 
 
 def view_through_legacy(

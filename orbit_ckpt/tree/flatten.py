@@ -111,7 +111,10 @@ def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
 
 
 def build_tree(
-    leaves: Iterable[tuple[KeyPath, object]], names: Iterable[NamePath] | None = None
+    leaves: Iterable[tuple[KeyPath, object]],
+    names: Iterable[NamePath] | None = None,
+    *,
+    lenient: bool = False,
 ) -> object:
     """Return nested dicts and lists holding the leaves at their paths.
 
@@ -121,11 +124,13 @@ def build_tree(
     Args:
         leaves: Paths and values.
         names: The names of the paths' keys, if they are known.
+        lenient: Whether sequences may lack elements, which are PLACEHOLDER then, and containers may
+            have positions and names as keys; they are sequences if all names are positions.
 
     Raises:
         ValueError: Two leaves share a path, one lies below another, or a sequence has a gap.
     """
-    containers = _Containers()
+    containers = _Containers(lenient=lenient)
     if names is None:
         for path, value in leaves:
             containers.place(path, name_path(path), value)
@@ -180,9 +185,10 @@ class _Containers:
     All are dicts of children by name, of those that will be lists too.
     """
 
-    __slots__ = ("_children", "_keys", "_sequences", "_top")
+    __slots__ = ("_children", "_keys", "_lenient", "_sequences", "_top")
 
-    def __init__(self) -> None:
+    def __init__(self, *, lenient: bool) -> None:
+        self._lenient = lenient
         self._top: dict[str, object] = {}
         """Holds the root, under an empty name."""
         self._children: dict[NamePath, dict[str, object]] = {}
@@ -215,10 +221,10 @@ class _Containers:
         for names in sorted({*self._keys, *self._sequences}, key=len, reverse=True):
             children = self._children[names]
             parent = self._children[names[:-1]] if names else self._top
-            if names in self._sequences:
-                built: object = _list_of(children, names)
+            if names in self._sequences and not (self._lenient and _has_names(children)):
+                built: object = _list_of(children, names, fill_gaps=self._lenient)
             else:
-                keys = self._keys[names]
+                keys = self._keys.get(names, {})
                 built = {keys.get(name, name): child for name, child in children.items()}
             parent[names[-1] if names else ""] = built
         return self._top.get("", {})
@@ -242,7 +248,7 @@ class _Containers:
         above = names[:-1]
         is_sequence = is_sequence_key(path[-1])
         if is_sequence is not (above in self._sequences):
-            if self._children[above]:
+            if self._children[above] and not self._lenient:
                 raise ValueError(f"{format_path(path[:-1])} has both positions and names as keys")
             self._sequences.add(above)
         value = key_value(path[-1])
@@ -250,7 +256,13 @@ class _Containers:
             self._keys.setdefault(above, {})[names[-1]] = value
 
 
-def _list_of(children: dict[str, object], names: NamePath) -> list[object]:
+def _has_names(children: Iterable[str]) -> bool:
+    return not all(name.isdecimal() and name == str(int(name)) for name in children)
+
+
+def _list_of(children: dict[str, object], names: NamePath, *, fill_gaps: bool) -> list[object]:
+    if fill_gaps:
+        return [children.get(str(i), PLACEHOLDER) for i in range(max(map(int, children)) + 1)]
     try:
         return [children[str(index)] for index in range(len(children))]
     except KeyError as error:

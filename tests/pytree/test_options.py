@@ -264,21 +264,37 @@ def test_elements_of_lists_keep_their_place(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", tree)
     found = ocp.load(tmp_path / "x", only=["t/0/b/1", "t/1/a"])
     assert found == {"t": [{"b": [ocp.PLACEHOLDER, 3]}, {"a": 4}]}
+    assert ocp.load(tmp_path / "x", transforms=[tf.Drop("t/0/**"), tf.Drop("u/0")]) == {
+        "t": [ocp.PLACEHOLDER, {"a": 4}, 5]
+    }
     assert ocp.load(tmp_path / "x", only="t/2") == {"t": [ocp.PLACEHOLDER, ocp.PLACEHOLDER, 5]}
 
 
+def test_lists_grow_lose_elements_and_become_dicts_by_rules(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"t": [1, {"a": 2}], "u": 3, "none": None})
+
+    def load(*rules: tf.Rule) -> Any:
+        return ocp.load(tmp_path / "x", transforms=[*rules, tf.Drop("none")])
+
+    assert load(tf.Rename("u", "t/2")) == {"t": [1, {"a": 2}, 3]}
+    assert load(tf.Rename("u", "t/1/b")) == {"t": [1, {"a": 2, "b": 3}]}
+    assert load(tf.Rename("u", "t/3")) == {"t": [1, {"a": 2}, ocp.PLACEHOLDER, 3]}
+    assert load(tf.Rename("u", "t/u")) == {"t": {"0": 1, "1": {"a": 2}, "u": 3}}
+    assert load(tf.Drop("t/0")) == {"t": [ocp.PLACEHOLDER, {"a": 2}], "u": 3}
+    assert ocp.load(tmp_path / "x", transforms=[tf.Rename("u", "none/a")])["none"] == {"a": 3}
+
+
 @pytest.mark.parametrize(
-    ("rules", "message"),
+    ("rule", "message"),
     [
-        ([tf.Drop("t/0")], "t has 1 elements but none at index '0'"),
-        ([tf.Rename("u", "t/5")], "t has both positions and names"),
-        ([tf.Rename("u", "t/0/a")], "t has both positions and names"),
+        (tf.Rename("u", "t"), "t is a leaf and has children"),
+        (tf.Rename("u", "t/0/a"), "t.0 is a leaf and has children"),
     ],
 )
 def test_leaves_that_make_no_tree_are_refused_before_anything_is_read(
-    tmp_path: Path, rules: list[tf.Rule], message: str
+    tmp_path: Path, rule: tf.Rule, message: str
 ) -> None:
     ocp.save(tmp_path / "x", {"t": [1, 2], "u": 6})
     for run in (ocp.load, ocp.plan):
         with pytest.raises(TransformError, match=message):
-            run(tmp_path / "x", transforms=rules)
+            run(tmp_path / "x", transforms=[rule])
