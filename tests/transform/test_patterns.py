@@ -19,7 +19,7 @@ NAMES = st.lists(KEYS, min_size=1, max_size=5).map("/".join)
     [
         ("a/b", ["a/b"], ["a", "a/b/c", "x/a/b", "a.b"]),
         ("a/*", ["a/b", "a/"], ["a", "a/b/c"]),
-        ("a/**", ["a/b", "a/b/c"], ["a", "ab/c", "x/a/b"]),
+        ("a/**", ["a/b", "a/b/c", "a/"], ["a", "ab/c", "x/a/b"]),
         ("**/b", ["b", "a/b", "x/a/b"], ["ab", "b/c"]),
         ("**", ["a", "a/b"], []),
         ("layers_*/w", ["layers_0/w", "layers_10/w"], ["layers_0/x/w", "layers/w"]),
