@@ -198,9 +198,9 @@ class _Tree:
             count = len(rule.to)
             fn = rule.fn or partial(arrays.split, count=count, axis=rule.axis)
             info = UNKNOWN if rule.fn else self._checked(name, arrays.split_info, node.info, rule)
-            parts = Apply(
-                "split", partial(_exactly, fn, count, name), (node,), UNKNOWN, rule.on == "jax"
-            )
+            on_jax = rule.fn is not None and rule.on == "jax"
+            cut = partial(_exactly, fn, count, name)
+            parts = Apply("split", cut, (node,), on_jax=on_jax)
             made += [
                 (expand(template, match), Part(parts, index, info))
                 for index, template in enumerate(rule.to)

@@ -160,8 +160,8 @@ class Split(Struct, frozen=True):
         to: Names of the results, templates.
         fn: Takes the value; returns as many values as there are names. Without it the array is cut
             into equal parts.
-        axis: Where to cut.
-        on: As in `Map`.
+        axis: Where to cut without a function.
+        on: What a function is given, as in `Map`.
         overwrite: As in `Rename`.
         allow_unused: As in `Rename`.
     """

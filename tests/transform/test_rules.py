@@ -260,6 +260,12 @@ def test_functions_may_change_what_they_are_given(tmp_path: Path) -> None:
     assert_same_tree(found, expected)
 
 
+def test_a_split_without_a_function_leaves_the_kind_of_array(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.arange(2.0)})
+    found = ocp.load(tmp_path / "x", transforms=[Split("a", ("a", "b"), on="jax")])
+    assert_same_tree(found, {"a": np.zeros(1), "b": np.ones(1)})
+
+
 def test_copies_of_a_computed_leaf_share_no_memory(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {"a": np.arange(3)})
     rules = [Map("a", lambda value: value * 2), Copy("a", "b")]
