@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -105,11 +105,14 @@ class _Tree:
                 self.nodes = restructure(
                     rule.fn, self.nodes, self._target_values, is_resuming=rule.is_resuming
                 )
-            case _:
-                assert_never(rule)
+            case _:  # pyright: ignore[reportUnnecessaryComparison] - a user's value
+                raise TypeError(
+                    f"{rule!r} is no rule; give those of orbit_ckpt.transform. Transforms of "
+                    "Orbax go into PyTreeRestore(transforms=)."
+                )
 
     def _matches(
-        self, pattern: Pattern, allow_unused: bool, names: Iterable[str] | None = None
+        self, pattern: Pattern, allow_unused: bool, names: Sequence[str] | None = None
     ) -> list[tuple[str, re.Match[str]]]:
         """Return the leaves that a pattern matches."""
         compiled = compile_pattern(pattern)
@@ -118,14 +121,10 @@ class _Tree:
             known = [name for name in (str(pattern),) if name in self.nodes]
         found = [(name, match) for name in known if (match := compiled.fullmatch(name))]
         if not found and not allow_unused:
-            raise self._error(f"matches none of {len(self.nodes)} leaves{self._near(pattern)}")
+            known = list(self.nodes) if names is None else names
+            whose = "" if names is None else " of the target"
+            raise self._error(f"matches none of {len(known)} leaves{whose}{_near(pattern, known)}")
         return found
-
-    def _near(self, pattern: Pattern) -> str:
-        near = nearest_names(str(pattern), list(self.nodes)) if is_exact(pattern) else []
-        if near:
-            return f"; did you mean {' or '.join(near)}?"
-        return f": {', '.join(list(self.nodes)[:_SHOWN])}. Set allow_unused=True if that is meant."
 
     def _node(self, name: str) -> Node:
         """Return a leaf of the checkpoint."""
@@ -212,7 +211,10 @@ class _Tree:
         for name, match in self._matches(rule.pattern, rule.allow_unused):
             number = match.group(rule.number) or ""
             if not number.isdecimal():
-                raise self._error(f"needs a number in {name}, found {number!r}")
+                raise self._error(
+                    f"needs a number in {name}, found {number!r}. Say with number= which wildcard "
+                    r"it is, or match less: re.compile(r'layers_(\d+)/(.*)')"
+                )
             members = groups.setdefault(expand(rule.to, match), {})
             if int(number) in members:
                 raise self._error(f"would stack {members[int(number)]} and {name} at one place")
@@ -284,7 +286,18 @@ class _Tree:
             raise self._error(f"cannot be applied to {name}: {error}") from error
 
     def _error(self, what: str) -> TransformError:
-        return TransformError(f"{self._rule}: {what}.")
+        return TransformError(f"{self._rule}: {what}{'' if what.endswith('?') else '.'}")
+
+
+def _near(pattern: Pattern, known: Sequence[str]) -> str:
+    """Return what the one who wrote a pattern that matches nothing may want to know."""
+    if is_exact(pattern):
+        if any(name.startswith(f"{pattern}/") for name in known):
+            return f"; what is below is {pattern}/**"
+        near = nearest_names(str(pattern), known)
+        if near:
+            return f"; did you mean {' or '.join(near)}?"
+    return f": {', '.join(known[:_SHOWN])}. Set allow_unused=True if that is meant"
 
 
 OneToOne = Map | Transpose | Cast | KeyData | WrapKeys

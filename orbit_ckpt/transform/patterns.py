@@ -46,7 +46,6 @@ def split_name(name: str) -> NamePath:
     return tuple(name.split("/")) if name else ()
 
 
-@functools.lru_cache(maxsize=1024)
 def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
     """Return the regular expression that a pattern stands for.
 
@@ -57,6 +56,11 @@ def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
         return pattern
     if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
         raise TypeError(f"A pattern is {pattern!r}; give a string or re.compile(...).")
+    return _compile(pattern)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(pattern: str) -> re.Pattern[str]:
     parts: list[str] = []
     end = 0
     for found in _WILDCARD.finditer(pattern):
@@ -80,8 +84,15 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
         more: Further names that the template may refer to.
 
     Raises:
-        ValueError: It refers to something else.
+        ValueError: It refers to something else, or is no template.
     """
+    if "*" in template:
+        raise ValueError(
+            f"{template!r} is a pattern; a new name refers to what {_text(pattern)!r} matches: "
+            r"\1 is its first wildcard or group."
+        )
+    if any(character < " " for character in template):
+        raise ValueError(rf"{template!r} has control characters; write r'\1', a raw string.")
     compiled = compile_pattern(pattern)
     for reference in _REFERENCE.finditer(template):
         number, name, _ = reference.groups()

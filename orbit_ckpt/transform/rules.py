@@ -20,7 +20,7 @@ Kind = Literal["numpy", "jax"]
 """What functions are given arrays as."""
 
 
-class Rename(Struct, frozen=True):
+class Rename(Struct, frozen=True, repr_omit_defaults=True):
     r"""Give leaves other names.
 
     `Rename("params/layers_*/**", r"params/blocks/\1/\2")` moves every layer.
@@ -41,7 +41,7 @@ class Rename(Struct, frozen=True):
         check_template(self.to, self.pattern)
 
 
-class Copy(Struct, frozen=True):
+class Copy(Struct, frozen=True, repr_omit_defaults=True):
     """Give leaves further names.
 
     Attributes:
@@ -60,7 +60,7 @@ class Copy(Struct, frozen=True):
         check_template(self.to, self.pattern)
 
 
-class Drop(Struct, frozen=True):
+class Drop(Struct, frozen=True, repr_omit_defaults=True):
     """Leave leaves out.
 
     Attributes:
@@ -75,7 +75,7 @@ class Drop(Struct, frozen=True):
         compile_pattern(self.pattern)
 
 
-class Fallback(Struct, frozen=True):
+class Fallback(Struct, frozen=True, repr_omit_defaults=True):
     """Take leaves from the target, whether the checkpoint has them or not.
 
     Attributes:
@@ -90,7 +90,7 @@ class Fallback(Struct, frozen=True):
         compile_pattern(self.pattern)
 
 
-class Map(Struct, frozen=True):
+class Map(Struct, frozen=True, repr_omit_defaults=True):
     """Compute a leaf from its value.
 
     Arrays that are computed from some array of JAX are arrays of JAX; others are what the function
@@ -115,7 +115,7 @@ class Map(Struct, frozen=True):
         compile_pattern(self.pattern)
 
 
-class Combine(Struct, frozen=True):
+class Combine(Struct, frozen=True, repr_omit_defaults=True):
     r"""Compute one leaf from several.
 
     `Combine(("**/q", r"\1/k", r"\1/v"), r"\1/qkv", concatenate)` fuses the projections of every
@@ -140,8 +140,8 @@ class Combine(Struct, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
-        if not self.inputs:
-            raise ValueError("Combine needs at least one input.")
+        if isinstance(self.inputs, str) or not self.inputs:
+            raise ValueError(f"Combine: inputs is {self.inputs!r}; give a list of at least one.")
         for template in self.inputs[1:]:
             if isinstance(template, re.Pattern) or "*" in template:
                 raise ValueError(
@@ -152,7 +152,7 @@ class Combine(Struct, frozen=True):
         check_template(self.to, self.inputs[0])
 
 
-class Split(Struct, frozen=True):
+class Split(Struct, frozen=True, repr_omit_defaults=True):
     """Compute several leaves from one.
 
     Attributes:
@@ -181,7 +181,7 @@ class Split(Struct, frozen=True):
             check_template(template, self.pattern)
 
 
-class Stack(Struct, frozen=True):
+class Stack(Struct, frozen=True, repr_omit_defaults=True):
     r"""Stack arrays whose names differ in a number.
 
     `Stack("layers_*/**", r"layers/\2")` makes the scanned form of unrolled layers.
@@ -207,7 +207,7 @@ class Stack(Struct, frozen=True):
         check_template(self.to, self.pattern)
 
 
-class Unstack(Struct, frozen=True):
+class Unstack(Struct, frozen=True, repr_omit_defaults=True):
     r"""Cut arrays along an axis into arrays whose names have the index.
 
     `Unstack("layers/**", r"layers_\g<i>/\1")` makes the unrolled form of scanned layers.
@@ -232,7 +232,7 @@ class Unstack(Struct, frozen=True):
             raise ValueError(rf"Unstack: all parts would be called {self.to!r}; put \g<i> into it.")
 
 
-class Transpose(Struct, frozen=True):
+class Transpose(Struct, frozen=True, repr_omit_defaults=True):
     """Permute the axes of arrays.
 
     Attributes:
@@ -249,7 +249,7 @@ class Transpose(Struct, frozen=True):
         compile_pattern(self.pattern)
 
 
-class Cast(Struct, frozen=True):
+class Cast(Struct, frozen=True, repr_omit_defaults=True):
     """Cast arrays and numbers while they are read.
 
     Integers that do not fit are an error. What is no number, such as a string, `None` or a typed
@@ -270,7 +270,7 @@ class Cast(Struct, frozen=True):
         as_dtype(self.dtype)
 
 
-class KeyData(Struct, frozen=True):
+class KeyData(Struct, frozen=True, repr_omit_defaults=True):
     """Turn typed PRNG keys into their data, arrays of uint32.
 
     Attributes:
@@ -282,7 +282,7 @@ class KeyData(Struct, frozen=True):
     allow_unused: bool = False
 
 
-class WrapKeys(Struct, frozen=True):
+class WrapKeys(Struct, frozen=True, repr_omit_defaults=True):
     """Turn the data of PRNG keys into typed keys.
 
     Attributes:
@@ -296,7 +296,7 @@ class WrapKeys(Struct, frozen=True):
     allow_unused: bool = False
 
 
-class AssignmentMap(Struct, frozen=True):
+class AssignmentMap(Struct, frozen=True, repr_omit_defaults=True):
     """Say of leaves of the target which leaves of the checkpoint they are; T5X's.
 
     All assignments are made at once, so names may be exchanged. Leaves of the checkpoint that are
@@ -322,7 +322,7 @@ class AssignmentMap(Struct, frozen=True):
         return list(self.rules.items() if isinstance(self.rules, Mapping) else self.rules)
 
 
-class StateTransform(Struct, frozen=True):
+class StateTransform(Struct, frozen=True, repr_omit_defaults=True):
     """Move leaves with a function of the whole state, such as those that T5X takes.
 
     The function gets the state as nested dicts with string keys. Its leaves have a shape and a

@@ -365,11 +365,16 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     ("rules", "message"),
     [
         ([Rename("parms/**", r"p/\1")], "matches none of"),
-        ([Rename("nam", "p")], "did you mean name"),
+        ([Rename("nam", "p")], r"^Rename\(pattern='nam', to='p'\): .*did you mean name\?$"),
+        ([Rename("params", "p")], r"what is below is params/\*\*\.$"),
         ([Rename("params/*/w", "w")], "gives two leaves the name w"),
         ([Rename("name", "opt/0")], "gives a leaf the name opt/0, which another has"),
         ([Combine(("params/layers_*/w", r"params/layers_\1/c"), r"\1", min)], "layers_0/c"),
-        ([Stack("params/**", "p")], "needs a number in"),
+        ([Stack("params/**", "p")], "needs a number in .*number="),
+        (
+            [Rename("opt/0", "y/0"), Rename("params/layers_0/b", "y/1"), Stack("y/*", "y")],
+            r"the parts differ: float32\[2\], int32\[4\]",
+        ),
         ([Drop("params/layers_1/w"), Stack("params/layers_*/w", "w")], "finds no number 1"),
         ([Stack(re.compile(r"params/layers_(\d)/(w|b)"), "all")], "would stack"),
         ([Stack(re.compile(r"(\d)?name"), "p")], "needs a number in name, found ''"),
@@ -400,7 +405,10 @@ def test_rules_that_do_not_fit_are_refused(saved: Path, rules: list[Any], messag
     ("make", "message"),
     [
         (lambda: Rename("a/*", r"b/\2"), "refers to"),
-        (lambda: Combine((), "x", min), "at least one input"),
+        (lambda: Combine((), "x", min), r"inputs is \(\)"),
+        (lambda: Combine("abc", "x", min), "inputs is 'abc'"),
+        (lambda: Rename("a/**", "b/**"), r"'b/\*\*' is a pattern"),
+        (lambda: Rename("a/**", "b/\1"), "raw string"),
         (lambda: Combine(("a/*", "b/*"), "x", min), "is a pattern"),
         (lambda: Unstack("a", "b"), "all parts would be called"),
         (lambda: Stack("a", "b"), r"refers to \\1"),
@@ -416,6 +424,26 @@ def test_rules_that_make_no_sense_cannot_be_made(make: Any, message: str) -> Non
 def test_a_cast_names_a_dtype() -> None:
     with pytest.raises(TypeError, match="float31"):
         Cast("a", "float31")
+
+
+def test_patterns_of_a_target_are_compared_with_its_leaves(saved: Path) -> None:
+    with pytest.raises(TransformError, match=r"none of 1 leaves of the target: mine\. Set"):
+        ocp.load(saved, {"mine": 1}, transforms=[Fallback("*/x")])
+
+
+@pytest.mark.parametrize(
+    "rules", [["a"], {"a": ocp.Transform(original_key="b")}], ids=["names", "Orbax's"]
+)
+def test_what_is_no_rule_is_refused(saved: Path, rules: Any) -> None:
+    with pytest.raises(TypeError, match="'a' is no rule"):
+        ocp.load(saved, transforms=rules)
+
+
+def test_what_is_no_pattern_or_dtype_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"A pattern is \['a'\]"):
+        Rename(["a"], "b")  # pyright: ignore[reportArgumentType] - a mistake
+    with pytest.raises(TypeError, match="bfloat61"):
+        Cast("a", "bfloat61")
 
 
 def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path) -> None:
