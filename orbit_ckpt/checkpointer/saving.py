@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
@@ -91,8 +92,7 @@ class SaveHandle:
         return f"SaveHandle({str(self._path)!r}, {state})"
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRequest:
+class SaveRequest(Struct, frozen=True):
     """One save to do.
 
     Attributes:

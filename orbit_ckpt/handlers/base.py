@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MemberDescriptorType
 from typing import Protocol, cast, runtime_checkable
@@ -18,7 +18,7 @@ import jax
 import msgspec
 import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from orbit_ckpt.arrays.dtypes import DType, parse_dtype, stored_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
@@ -102,8 +102,7 @@ class ArrayRestoreArgs(RestoreArgs):
             )
 
 
-@dataclass(slots=True)
-class SaveBatch:
+class SaveBatch(Struct):
     """What the handlers of one save share.
 
     Attributes:
@@ -125,8 +124,7 @@ class SaveBatch:
     plans: dict[object, object] = field(default_factory=dict[object, object])
 
 
-@dataclass(frozen=True)
-class LoadBatch:
+class LoadBatch(Struct, frozen=True, dict=True):
     """What the handlers of one restore share.
 
     Attributes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How much of a save has been written.
 
     Attributes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 from jax.tree_util import DictKey
+from msgspec import Struct
 from typing_extensions import TypeIs
 
 from orbit_ckpt.tree.keypath import (
@@ -26,8 +26,7 @@ PLACEHOLDER = ...
 """Stands for a leaf of a target that is not to be restored."""
 
 
-@dataclass(frozen=True)
-class FlatTree:
+class FlatTree(Struct, frozen=True, dict=True):
     """A tree taken apart; empty containers and None count as leaves.
 
     Attributes:
