@@ -91,7 +91,8 @@ def view_through(
     """
     infos = {names: _info(found[names]) if names in found else UNKNOWN for names in stored}
     wanted_values = None if target is None else dict(zip(target.names, target.values, strict=True))
-    made = apply_rules(rules, infos, wanted_values)
+    empty = {names for names, record in stored.items() if record.is_empty}
+    made = apply_rules(rules, infos, wanted_values, empty)
     wanted = {} if target is None else {join_name(names): names for names in target.names}
     records: dict[NamePath, LeafRecord] = {}
     casts: dict[NamePath, object] = {}

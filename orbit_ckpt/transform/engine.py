@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -41,6 +41,7 @@ def apply_rules(
     rules: Sequence[Rule],
     sources: Mapping[NamePath, ArrayInfo],
     target: Mapping[NamePath, object] | None = None,
+    empty: Collection[NamePath] = (),
 ) -> dict[str, Node]:
     """Return how each leaf of the result comes about, by its name.
 
@@ -48,12 +49,14 @@ def apply_rules(
         rules: In the order in which to apply them.
         sources: What is known of every leaf, by its names.
         target: The target's leaves by their names, None if there is none.
+        empty: Which leaves are empty containers or None; they are moved, but nothing is computed
+            from them.
 
     Raises:
         TransformError: A rule matches nothing, two leaves get one name, inputs are missing, or the
             shapes of inputs do not fit.
     """
-    tree = _Tree(sources, target)
+    tree = _Tree(sources, target, empty)
     for rule in rules:
         tree.apply(rule)
     return tree.nodes
@@ -63,7 +66,10 @@ class _Tree:
     """Leaves by name while rules are applied one after the other."""
 
     def __init__(
-        self, sources: Mapping[NamePath, ArrayInfo], target: Mapping[NamePath, object] | None
+        self,
+        sources: Mapping[NamePath, ArrayInfo],
+        target: Mapping[NamePath, object] | None,
+        empty: Collection[NamePath],
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self._target = None if target is None else [join_name(names) for names in target]
@@ -76,7 +82,7 @@ class _Tree:
                     f"{name}: two leaves have this name, because a key has a slash in it; rules "
                     "cannot tell them apart. Restore without rules and rename the key."
                 )
-            self.nodes[name] = Read(names, info)
+            self.nodes[name] = Read(names, info, is_empty=names in empty)
 
     def apply(self, rule: Rule) -> None:
         """Apply one rule."""
@@ -126,6 +132,18 @@ class _Tree:
             raise self._error(f"matches none of {len(known)} leaves{whose}{_near(pattern, known)}")
         return found
 
+    def _values(self, rule: ToValues) -> list[tuple[str, re.Match[str]]]:
+        """Return the leaves to compute with that a rule's pattern matches."""
+        pattern = rule.inputs[0] if isinstance(rule, Combine) else rule.pattern
+        found = [
+            (name, match)
+            for name, match in self._matches(pattern, rule.allow_unused)
+            if not _is_empty(self.nodes[name])
+        ]
+        if not found and not rule.allow_unused:
+            raise self._error("matches only empty containers")
+        return found
+
     def _node(self, name: str) -> Node:
         """Return a leaf of the checkpoint."""
         node = self.nodes[name]
@@ -156,7 +174,7 @@ class _Tree:
         self.nodes.update(made)
 
     def _replace(self, rule: OneToOne) -> None:
-        for name, _ in self._matches(rule.pattern, rule.allow_unused):
+        for name, _ in self._values(rule):
             self.nodes[name] = self._checked(name, _replaced, rule, name, self._node(name))
 
     def _rename(self, rule: Rename | Copy, *, keep: bool) -> None:
@@ -176,9 +194,9 @@ class _Tree:
     def _combine(self, rule: Combine) -> None:
         made: list[tuple[str, Node]] = []
         used: dict[str, None] = {}
-        for name, match in self._matches(rule.inputs[0], rule.allow_unused):
+        for name, match in self._values(rule):
             inputs = [name, *(expand(str(template), match) for template in rule.inputs[1:])]
-            missing = [each for each in inputs if each not in self.nodes]
+            missing = [e for e in inputs if e not in self.nodes or _is_empty(self.nodes[e])]
             if missing:
                 raise self._error(f"needs {', '.join(missing)} for {name}; there is no such leaf")
             nodes = tuple(map(self._node, inputs))
@@ -192,7 +210,7 @@ class _Tree:
 
     def _split(self, rule: Split) -> None:
         made: list[tuple[str, Node]] = []
-        for name, match in self._matches(rule.pattern, rule.allow_unused):
+        for name, match in self._values(rule):
             node = self._take(name)
             count = len(rule.to)
             fn = rule.fn or partial(arrays.split, count=count, axis=rule.axis)
@@ -208,7 +226,7 @@ class _Tree:
 
     def _stack(self, rule: Stack) -> None:
         groups: dict[str, dict[int, str]] = {}
-        for name, match in self._matches(rule.pattern, rule.allow_unused):
+        for name, match in self._values(rule):
             number = match.group(rule.number) or ""
             if not number.isdecimal():
                 raise self._error(
@@ -221,10 +239,13 @@ class _Tree:
             members[int(number)] = name
         made: list[tuple[str, Node]] = []
         for stacked, members in groups.items():
-            gaps = [number for number in range(len(members)) if number not in members]
+            numbers = range(rule.first, rule.first + len(members))
+            gaps = [number for number in numbers if number not in members]
             if gaps:
-                raise self._error(f"finds no number {gaps[0]} of {len(members)} for {stacked}")
-            nodes = tuple(self._take(members[number]) for number in range(len(members)))
+                raise self._error(
+                    f"finds no number {gaps[0]} for {stacked}, but {', '.join(members.values())}"
+                )
+            nodes = tuple(self._take(members[number]) for number in numbers)
             infos = [node.info for node in nodes]
             info = self._checked(stacked, arrays.stack_info, infos, rule.axis)
             made.append(
@@ -234,7 +255,7 @@ class _Tree:
 
     def _unstack(self, rule: Unstack) -> None:
         made: list[tuple[str, Node]] = []
-        for name, match in self._matches(rule.pattern, rule.allow_unused):
+        for name, match in self._values(rule):
             node = self._take(name)
             count, info = self._checked(name, arrays.unstack_info, node.info, rule.axis)
             parts = Apply("unstack", partial(arrays.unstack, axis=rule.axis), (node,))
@@ -301,6 +322,11 @@ def _near(pattern: Pattern, known: Sequence[str]) -> str:
 
 
 OneToOne = Map | Transpose | Cast | KeyData | WrapKeys
+ToValues = OneToOne | Combine | Split | Stack | Unstack
+
+
+def _is_empty(node: Node) -> bool:
+    return isinstance(node, Read) and node.is_empty
 
 
 def _replaced(rule: OneToOne, name: str, node: Node) -> Node:

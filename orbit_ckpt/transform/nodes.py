@@ -35,12 +35,14 @@ class Read(Struct, frozen=True):
         info: What is known of it.
         dtype: What it is cast to as it is read, None for the stored dtype.
         args: How it is read, None if that is left to what reads it.
+        is_empty: Whether it is an empty container or None, with which nothing can be computed.
     """
 
     names: NamePath
     info: ArrayInfo = UNKNOWN
     dtype: object = None
     args: object = None
+    is_empty: bool = False
 
 
 class Apply(Struct, frozen=True, eq=False):

@@ -191,6 +191,7 @@ class Stack(Struct, frozen=True, repr_omit_defaults=True):
         to: Name of the stacked array; leaves with the same one are stacked.
         axis: The new axis.
         number: Which wildcard or group of the pattern is the number.
+        first: The number of the first array; they count from there without a gap.
         overwrite: As in `Rename`.
         allow_unused: As in `Rename`.
     """
@@ -199,6 +200,7 @@ class Stack(Struct, frozen=True, repr_omit_defaults=True):
     to: str
     axis: int = 0
     number: int = 1
+    first: int = 0
     overwrite: bool = False
     allow_unused: bool = False
 
