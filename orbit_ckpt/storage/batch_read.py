@@ -195,8 +195,7 @@ class BatchReader:
         direct: list[int] = []
         others: list[int] = []
         for i, read in enumerate(reads):
-            is_direct = read.layout.is_direct and not self._fill_missing
-            (direct if is_direct else others).append(i)
+            (direct if self.can_stream(read.layout) else others).append(i)
 
         def read_directly(positions: Sequence[int]) -> None:
             with ValueReader(sum(sizes[i] for i in positions)) as reading:
@@ -214,6 +213,22 @@ class BatchReader:
             ]
         )
         return results
+
+    def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
+        """Return the key of one chunk of an array, and the chunk as stored or where it is.
+
+        Raises:
+            CorruptionError: The chunk is missing.
+        """
+        key = read.layout.chunk_key(read.name, index)
+        value = self._find(read.path, key)
+        if value is None:
+            raise self._missing(read, key)
+        return key, value
+
+    def can_stream(self, layout: ZarrArray) -> bool:
+        """Whether arrays of a layout are decoded here, not by TensorStore."""
+        return layout.is_direct and not self._fill_missing
 
     def _read_direct(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
         layout = read.layout
@@ -240,10 +255,7 @@ class BatchReader:
     ) -> None:
         """Read a chunk into a buffer of its size."""
         layout = read.layout
-        key = layout.chunk_key(read.name, index)
-        value = self._find(read.path, key)
-        if value is None:
-            raise self._missing(read, key)
+        key, value = self.chunk(read, index)
         is_plain = layout.compression is None and chunk.nbytes >= _SMALL_BYTES
         try:
             if is_plain and isinstance(value, Extent):
@@ -253,7 +265,7 @@ class BatchReader:
         except FileNotFoundError:
             problem = "the file is missing"
         if problem is not None:
-            raise _damaged(read, key, value, problem)
+            raise damaged_chunk(read, key, value, problem)
 
     async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
         self._check_chunks(read, region)
@@ -331,8 +343,8 @@ class BatchReader:
             try:
                 await array[cast(Region, part).slices].read()
             except (ValueError, OSError) as chunk_error:
-                return _damaged(read, key, value, f"it cannot be decoded: {chunk_error}")
-        return _damaged(read, read.name, None, str(error))
+                return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
+        return damaged_chunk(read, read.name, None, str(error))
 
     def _missing(self, read: ArrayRead, key: str) -> CorruptionError:
         return CorruptionError(
@@ -392,7 +404,8 @@ def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     return [share for share in shares if share]
 
 
-def _damaged(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:
+def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:
+    """Return an error that tells where a damaged chunk is, and what is wrong with it."""
     file = value.file if isinstance(value, Extent) else None
     where = f"{file} at byte {value.offset}" if isinstance(value, Extent) else "the index"
     return CorruptionError(

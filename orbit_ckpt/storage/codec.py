@@ -6,9 +6,8 @@ for the codec, the checksum and the disk together.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import zstandard
 from crc32c import crc32c
@@ -68,7 +67,7 @@ def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> s
             return f"it does not have {chunk.nbytes} bytes"
         chunk[:] = encoded
         return None
-    return _decompress(encoded, chunk)
+    return _decompress(encoded, layout, chunk)
 
 
 def decode_stream(
@@ -82,21 +81,57 @@ def decode_stream(
         nbytes: Size of the stored form.
         chunk: Where the elements go; holds anything if something is wrong.
     """
-    checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
-    source = _Source(read, nbytes - checksum_bytes)
-    problem = _decompress(source, chunk)
-    while source.remaining and source.read(PIECE_BYTES):
-        pass  # the checksum says more than what the decompressor stumbled over
-    stored = read(checksum_bytes) if checksum_bytes else b""
-    if source.remaining or len(stored) != checksum_bytes:
-        return f"it does not have {nbytes} bytes"
-    if stored and source.checksum != int.from_bytes(stored, "little"):
-        return "its checksum does not match"
-    return problem
+    stream = ChunkStream(layout, read, nbytes)
+    return stream.read_into(chunk) or stream.finish()
+
+
+class ChunkStream:
+    """The elements of one chunk in C order, to be read a piece at a time.
+
+    Only when all have been read is it known whether they are what was written: call `finish`.
+    """
+
+    def __init__(self, layout: ZarrArray, read: Callable[[int], bytes], nbytes: int) -> None:
+        """Begin to decode a chunk of the forms of `decode_chunk`; see `decode_stream`."""
+        self._layout = layout
+        self._read = read
+        self._nbytes = nbytes
+        self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
+        self._source = _Source(read, max(0, nbytes - self._checksum_bytes))
+        self._reader = self._source if layout.compression is None else _open_zstd(self._source)
+
+    def read_into(self, buffer: memoryview) -> str | None:
+        """Fill a buffer with the next elements; return what is wrong with the chunk."""
+        try:
+            is_whole = _fill(self._reader, buffer)
+        except zstandard.ZstdError as error:
+            return self._check(f"it cannot be decompressed: {error}")
+        return None if is_whole else self._check(_wrong_size(self._layout))
+
+    def finish(self) -> str | None:
+        """Return what is wrong with the chunk, all of whose elements have been read."""
+        try:
+            has_more = bool(self._reader.read(1))
+        except zstandard.ZstdError as error:
+            return self._check(f"it cannot be decompressed: {error}")
+        return self._check(_wrong_size(self._layout) if has_more else None)
+
+    def _check(self, problem: str | None) -> str | None:
+        """Compare the checksum, which says more than what the decompressor stumbled over."""
+        while self._source.remaining and self._source.read(PIECE_BYTES):
+            pass
+        if self._nbytes < self._checksum_bytes:
+            return _wrong_size(self._layout)
+        stored = self._read(self._checksum_bytes) if self._checksum_bytes else b""
+        if self._source.remaining or len(stored) != self._checksum_bytes:
+            return f"it does not have {self._nbytes} bytes"
+        if stored and self._source.checksum != int.from_bytes(stored, "little"):
+            return "its checksum does not match"
+        return problem
 
 
 class _Source:
-    """What the decompressor reads from; keeps the checksum of what went through."""
+    """What a chunk is decoded from; keeps the checksum of what went through."""
 
     def __init__(self, read: Callable[[int], bytes], nbytes: int) -> None:
         self.remaining = nbytes
@@ -109,24 +144,45 @@ class _Source:
         self.checksum = crc32c(data, self.checksum)
         return data
 
+    def readinto(self, buffer: memoryview) -> int:
+        data = self.read(min(buffer.nbytes, PIECE_BYTES))
+        buffer[: len(data)] = data
+        return len(data)
 
-def _decompress(encoded: memoryview | _Source, chunk: memoryview) -> str | None:
+
+def _decompress(encoded: memoryview, layout: ZarrArray, chunk: memoryview) -> str | None:
     try:
-        decompressor = zstandard.ZstdDecompressor()
-        reader = cast(
-            io.RawIOBase,
-            decompressor.stream_reader(
-                cast(Any, encoded), read_size=_READ_BYTES, read_across_frames=True
-            ),
-        )
-        done = 0
-        while done < chunk.nbytes and (count := reader.readinto(chunk[done:])):
-            done += count
-        if done != chunk.nbytes or reader.read(1):
-            return f"it does not decompress to {chunk.nbytes} bytes"
+        reader = _open_zstd(encoded)
+        if not _fill(reader, chunk) or reader.read(1):
+            return _wrong_size(layout)
     except zstandard.ZstdError as error:
         return f"it cannot be decompressed: {error}"
     return None
+
+
+def _open_zstd(encoded: memoryview | _Source) -> _Reader:
+    decompressor = zstandard.ZstdDecompressor()
+    reader = decompressor.stream_reader(
+        cast(Any, encoded), read_size=_READ_BYTES, read_across_frames=True
+    )
+    return cast(_Reader, reader)
+
+
+class _Reader(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+def _fill(reader: _Reader, buffer: memoryview) -> bool:
+    done = 0
+    while done < buffer.nbytes and (count := reader.readinto(buffer[done:])):
+        done += count
+    return done == buffer.nbytes
+
+
+def _wrong_size(layout: ZarrArray) -> str:
+    verb = "decompress to" if layout.compression else "have"
+    return f"it does not {verb} {layout.chunk_nbytes} bytes"
 
 
 def _compress(pieces: Iterable[memoryview], nbytes: int) -> Iterator[bytes]:

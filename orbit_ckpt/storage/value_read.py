@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -98,3 +99,22 @@ def read_value(value: Value) -> bytes:
         return value
     with ValueReader(0) as reader:
         return bytes(reader.read(value))
+
+
+def open_value(value: Value) -> Callable[[int], bytes]:
+    """Return what reads the next bytes of a value, at most as many as asked for.
+
+    No file stays open in between, so that any number of values can be read in turns.
+    """
+    if isinstance(value, bytes):
+        return io.BytesIO(value).read
+    position, stop = value.offset, value.offset + value.length
+
+    def read(size: int) -> bytes:
+        nonlocal position
+        with open(value.file, "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), min(size, stop - position), position)
+        position += len(data)
+        return data
+
+    return read
