@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.formats.orbax import find_tree, open_tree
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import (
@@ -21,6 +20,7 @@ from orbit_ckpt.items.base import (
     run_both_phases,
 )
 from orbit_ckpt.items.memory import MemoryOptions
+from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.explain import RestorePlan, explain
 from orbit_ckpt.pytree.plan import plan_save
@@ -35,13 +35,10 @@ from orbit_ckpt.pytree.restore import (
 from orbit_ckpt.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_sync
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.legacy import LegacyRules
 
 T = TypeVar("T")
-
-_MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,7 @@ class PyTreeHandler:
             )
             return await run(await plan_tree(source, batch, self._registry, request))
 
-        return _read_unchanged(resolve_path(directory), read)
+        return read_unchanged([resolve_path(directory)], read)
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
         """Return what is known of a tree without reading it; touches no device.
@@ -247,44 +244,10 @@ class PyTreeHandler:
             tree = rebuild(source, found, rich_types=self._rich_types)
             return TreeMetadata(tree, source.document.custom_metadata)
 
-        return _read_unchanged(resolve_path(directory), read)
+        return read_unchanged([resolve_path(directory)], read)
 
     def close(self) -> None:
         """Give up resources; there are none."""
-
-
-def _read_unchanged(path: Path, read: Callable[[Path], Coroutine[object, object, T]]) -> T:
-    """Read from a directory; again, if another process replaced it meanwhile.
-
-    A reader opens many files one after the other and would otherwise mix two checkpoints.
-
-    Raises:
-        StorageError: The storage failed, or the directory is replaced faster than it can be read.
-    """
-    advice = "Check that the checkpoint is complete and readable."
-    for _ in range(_MAX_ATTEMPTS):
-        before = _identity(path)
-        try:
-            with storage_errors(path, "reading", advice):
-                result = run_sync(read(path))
-        except CheckpointError:
-            if before == _identity(path):
-                raise
-        else:
-            if before == _identity(path):
-                return result
-    raise StorageError(
-        f"{path}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was being "
-        "read. Read a checkpoint that is not being overwritten."
-    )
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @register_with_handler(PyTreeHandler, for_save=True)

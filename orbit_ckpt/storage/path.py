@@ -37,7 +37,7 @@ def as_epath(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def storage_errors(path: Path, doing: str, advice: str) -> Generator[None]:
+def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]:
     """Turn errors of the operating system into ours.
 
     Args:
