@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         transform_utils,
         utils,
     )
+    from orbit_ckpt.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
@@ -66,12 +67,14 @@ StandardCheckpointHandler = StandardHandler
 
 __version__ = "0.1.0"
 
-# What only runs of many steps need is imported when it is first asked for.
+# What saving and loading do not need is imported when it is first asked for.
 _LATER = {
+    "CheckpointDiff": "checkpointer.compare",
     "CheckpointManager": "manager.manager",
     "CheckpointManagerOptions": "manager.options",
     "StepNameFormat": "manager.steps",
     "TensorBoardMetrics": "manager.tensorboard",
+    "diff": "checkpointer.compare",
     **dict.fromkeys(
         ("RestoreTransform", "Transform", "apply_transformations", "merge_trees"),
         "transform_utils",
@@ -104,6 +107,7 @@ __all__ = [
     "AsyncOptions",
     "AtomicityMode",
     "AtomicityOptions",
+    "CheckpointDiff",
     "CheckpointHandler",
     "CheckpointManager",
     "CheckpointManagerOptions",
@@ -143,6 +147,7 @@ __all__ = [
     "args",
     "checkpoint_managers",
     "checkpoint_utils",
+    "diff",
     "errors",
     "load",
     "merge_trees",

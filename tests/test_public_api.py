@@ -26,7 +26,7 @@ POLICIES = {
 PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "plan", "metadata"),
-        *("RestorePlan", "LeafPlan"),
+        *("RestorePlan", "LeafPlan", "CheckpointDiff", "diff"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),

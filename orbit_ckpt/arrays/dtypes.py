@@ -8,7 +8,7 @@ under an integer type of the same width, and the logical name is recorded beside
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ def cast_array(host: HostArray, dtype_like: object) -> HostArray:
 
 def _fits(host: HostArray, dtype: DType) -> bool:
     """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
-    if not host.size or host.dtype.kind in "bmM" or _kind(host.dtype) == "complex":
+    if not host.size or host.dtype.kind in "bmM" or number_kind(host.dtype) == "complex":
         return True
     numbers = host if host.dtype.kind in "iuf" else host.astype(np.float32)  # those of ml_dtypes
     limits = np.iinfo(dtype)
@@ -131,12 +131,14 @@ def is_lossless_kind(source: DType, target: DType) -> bool:
     if source.kind in "mM" or target.kind in "mM":
         return source.kind == target.kind
     order = {"bool": 0, "int": 1, "float": 2, "complex": 3}
-    return order[_kind(source)] <= order[_kind(target)] and (
-        _kind(target) != "bool" or _kind(source) == "bool"
+    return order[number_kind(source)] <= order[number_kind(target)] and (
+        number_kind(target) != "bool" or number_kind(source) == "bool"
     )
 
 
-def _kind(dtype: DType) -> str:
+@functools.cache
+def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
+    """Return what sort of number a dtype holds; dates are none of them, and give "int"."""
     if dtype.kind == "b":
         return "bool"
     if jnp.issubdtype(dtype, np.complexfloating) or "complex" in dtype.name:

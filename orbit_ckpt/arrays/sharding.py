@@ -19,6 +19,8 @@ from orbit_ckpt.arrays.slices import Shape
 
 _logger = logging.getLogger(__name__)
 
+_SHOWN = 8
+
 PartitionEntry = str | tuple[str, ...] | None
 
 
@@ -31,6 +33,9 @@ class SingleDeviceShardingMetadata:
     """
 
     device_str: str
+
+    def __str__(self) -> str:
+        return _device_name(self.device_str)
 
     def to_jax_sharding(self) -> jax.sharding.Sharding:
         """Return the sharding on this process's devices.
@@ -67,6 +72,17 @@ class NamedShardingMetadata:
     axis_types: tuple[str, ...] | None = None
     device_mesh: tuple[int, ...] | None = None
 
+    def __str__(self) -> str:
+        axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
+        ids = list(self.device_mesh or ())
+        is_range = len(ids) > 1 and ids == list(range(ids[0], ids[0] + len(ids)))
+        some = f"{ids[0]}-{ids[-1]}" if is_range else ", ".join(map(str, ids[:_SHOWN]))
+        more = ", ..." if not is_range and len(ids) > _SHOWN else ""
+        devices = f" (devices {some}{more})" if ids else ""
+        types = {*self.axis_types} - {"Auto"} if self.axis_types else set[str]()
+        kind = f", {'/'.join(self.axis_types or ())}" if types else ""
+        return f"{self.partition_spec} over {axes}{kind}{devices}"
+
     def to_jax_sharding(self) -> jax.sharding.Sharding:
         """Return the sharding on the devices of the same ids.
 
@@ -101,6 +117,18 @@ class NamedShardingMetadata:
 
 
 ShardingMetadata = SingleDeviceShardingMetadata | NamedShardingMetadata
+
+
+def is_same_sharding(a: ShardingMetadata, b: ShardingMetadata) -> bool:
+    """Whether two recorded shardings agree in all that is recorded of both."""
+    if isinstance(a, SingleDeviceShardingMetadata) or isinstance(b, SingleDeviceShardingMetadata):
+        return str(a) == str(b)
+    optional = ((a.axis_types, b.axis_types), (a.device_mesh, b.device_mesh))
+    return (a.shape, a.axis_names, a.partition_spec) == (
+        b.shape,
+        b.axis_names,
+        b.partition_spec,
+    ) and all(None in pair or pair[0] == pair[1] for pair in optional)
 
 
 def describe_sharding(sharding: jax.sharding.Sharding) -> ShardingMetadata | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -11,12 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from orbit_ckpt.arrays.sharding import (
     NamedShardingMetadata,
+    ShardingMetadata,
     ShardingResolver,
     SingleDeviceShardingMetadata,
     decode_sharding,
     default_sharding,
     describe_sharding,
     encode_sharding,
+    is_same_sharding,
 )
 from tests.support import make_mesh
 
@@ -149,3 +152,39 @@ def test_recorded_sharding_wins_over_the_fallback(caplog: pytest.LogCaptureFixtu
     resolver = ShardingResolver(NamedSharding(make_mesh(x=8), P()))
     assert resolver.resolve(describe_sharding(wanted), (8, 8)) == wanted
     assert not caplog.records
+
+
+MESH = NamedShardingMetadata((4, 2), ("x", "y"), ("x", None), ("Auto", "Auto"), tuple(range(8)))
+
+
+def test_recorded_shardings_are_the_same_if_what_both_record_is() -> None:
+    single = SingleDeviceShardingMetadata
+    assert is_same_sharding(single("cpu:0"), single("TFRT_CPU_0"))
+    assert not is_same_sharding(single("cpu:0"), single("cpu:1"))
+    assert not is_same_sharding(single("cpu:0"), MESH)
+    assert is_same_sharding(MESH, MESH)
+    assert is_same_sharding(MESH, replace(MESH, axis_types=None, device_mesh=None))
+    assert not is_same_sharding(MESH, replace(MESH, device_mesh=tuple(range(8))[::-1]))
+    assert not is_same_sharding(MESH, replace(MESH, axis_types=("Auto", "Explicit")))
+    assert not is_same_sharding(MESH, replace(MESH, partition_spec=("y", None)))
+    assert not is_same_sharding(MESH, replace(MESH, shape=(2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (SingleDeviceShardingMetadata("TFRT_CPU_0"), "cpu:0"),
+        (MESH, "('x', None) over x=4, y=2 (devices 0-7)"),
+        (replace(MESH, device_mesh=None), "('x', None) over x=4, y=2"),
+        (
+            replace(MESH, axis_types=("Explicit", "Auto"), device_mesh=(1, 0, *range(2, 8))),
+            "('x', None) over x=4, y=2, Explicit/Auto (devices 1, 0, 2, 3, 4, 5, 6, 7)",
+        ),
+        (
+            NamedShardingMetadata((9,), ("x",), (), device_mesh=tuple(range(9))[::-1]),
+            "() over x=9 (devices 8, 7, 6, 5, 4, 3, 2, 1, ...)",
+        ),
+    ],
+)
+def test_a_recorded_sharding_is_a_line_of_text(metadata: ShardingMetadata, text: str) -> None:
+    assert str(metadata) == text

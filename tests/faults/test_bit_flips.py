@@ -40,6 +40,8 @@ class Victim:
     def __init__(self, directory: Path, layout: Layout) -> None:
         tree = every_kind_of_leaf()
         layout.save(directory, tree)
+        copy = directory.with_name(f"{directory.name} again")
+        layout.save(copy, tree)
         self.directory = directory
         self.pristine = files_below(directory)
         self.wrong: list[str] = []
@@ -48,16 +50,18 @@ class Victim:
             "load": lambda: snapshot(ocp.load(directory)),
             "load like": lambda: snapshot(ocp.load(directory, like=tree)),
             "metadata": lambda: ocp.metadata(directory),
+            "diff": lambda: ocp.diff(directory, copy, values=True).is_same,
         }
         self._views = {name: (view, view()) for name, view in views.items()}
         saved = snapshot(tree)
         assert self._views["load"][1] == saved
         assert self._views["load like"][1] == saved
+        assert self._views["diff"][1] is True
 
     def look(self, what: str) -> None:
         """Note whether a view of the damaged checkpoint is wrong or fails with another error."""
         self._looks += 1
-        names = ["load", "load like", "metadata"]
+        names = ["load", "load like", "metadata", "diff"]
         # the first reads everything; the others read the same files through the same code
         for name in names if self._looks % 8 == 0 else names[:1]:
             view, expected = self._views[name]

@@ -1,0 +1,60 @@
+"""Compare two checkpoints with one call."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
+from orbit_ckpt.items.unchanged import read_unchanged
+from orbit_ckpt.pytree.compare import compare_checkpoints
+from orbit_ckpt.pytree.difference import CheckpointDiff
+from orbit_ckpt.storage.path import resolve_path
+
+__all__ = ["CheckpointDiff", "diff"]
+
+_MAX_BYTES = 1 << 28
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    values: bool = False,
+    max_bytes: int = _MAX_BYTES,
+) -> CheckpointDiff:
+    """Compare two saved pytrees; touches no device.
+
+    Leaves are the same leaf if their names are: what one tree keeps under the dict key `0` and the
+    other as the first element of a list is compared, and the containers are told as different.
+
+    Args:
+        a: A checkpoint, one step of a manager, or an item of either.
+        b: Another.
+        values: Whether to compare values too, element by element. Otherwise only metadata are
+            read: containers, types, shapes and dtypes.
+        max_bytes: About how many bytes of values to hold at once, of both together.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+        CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
+        ValueError: `max_bytes` is not positive.
+
+    Example:
+        >>> orbit_ckpt.save("run/a", {"w": np.zeros((2, 3)), "step": 1})
+        >>> orbit_ckpt.save("run/b", {"w": np.eye(2, 3), "step": 1})
+        >>> difference = orbit_ckpt.diff("run/a", "run/b", values=True)
+        >>> [str(change) for change in difference.changed]
+        ['w: values 2 of 6 differ, max |a - b| 1 at [0, 0] (0 -> 1)']
+    """
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes must be positive, found {max_bytes}")
+
+    compare = partial(
+        compare_checkpoints,
+        registry=GLOBAL_TYPE_HANDLER_REGISTRY,
+        values=values,
+        max_bytes=max_bytes,
+    )
+    return read_unchanged([resolve_path(a), resolve_path(b)], compare)
