@@ -53,8 +53,10 @@ class FlatTree(Struct, frozen=True, dict=True):
 
     def values_of(self, tree: object) -> list[object] | None:
         """Return the leaves of a tree in the order of `paths`, None if its structure differs."""
+        # without empty containers there is nothing to ask of every node
+        is_leaf = is_empty_node if self.empty_names else None
         try:
-            values, treedef = jax.tree_util.tree_flatten(tree, is_empty_node)
+            values, treedef = jax.tree_util.tree_flatten(tree, is_leaf)
         except (TypeError, ValueError):
             return None
         return values if treedef == self.treedef else None
