@@ -20,6 +20,7 @@ from orbit_ckpt.checkpointer.functions import load, metadata, plan, save, save_a
 from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.array import ArrayHandler
 from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.composite import CompositeHandler
@@ -120,6 +121,7 @@ __all__ = [
     "JaxRandomKeyHandler",
     "JsonCheckpointHandler",
     "JsonHandler",
+    "LazyArray",
     "LeafPlan",
     "MemoryOptions",
     "NumpyRandomKeyCheckpointHandler",

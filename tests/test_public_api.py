@@ -25,7 +25,7 @@ POLICIES = {
 
 PUBLIC = {
     "orbit_ckpt": {
-        *("save", "save_async", "SaveHandle", "load", "plan", "metadata"),
+        *("save", "save_async", "SaveHandle", "load", "plan", "LazyArray", "metadata"),
         *("RestorePlan", "LeafPlan", "CheckpointDiff", "diff"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),

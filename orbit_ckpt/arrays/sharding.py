@@ -131,8 +131,13 @@ def is_same_sharding(a: ShardingMetadata, b: ShardingMetadata) -> bool:
     ) and all(None in pair or pair[0] == pair[1] for pair in optional)
 
 
-def describe_sharding(sharding: jax.sharding.Sharding) -> ShardingMetadata | None:
-    """Return what a checkpoint records of a sharding, None for kinds that Orbax has no form for."""
+def describe_sharding(
+    sharding: jax.sharding.Sharding | ShardingMetadata,
+) -> ShardingMetadata | None:
+    """Return what a checkpoint records of a sharding, None for kinds that Orbax has no form for.
+
+    What one has recorded is returned as it is.
+    """
     match sharding:
         case NamedSharding(mesh=Mesh() as mesh, spec=spec):
             return NamedShardingMetadata(
@@ -145,6 +150,8 @@ def describe_sharding(sharding: jax.sharding.Sharding) -> ShardingMetadata | Non
         case SingleDeviceSharding():
             (device,) = sharding.device_set
             return SingleDeviceShardingMetadata(str(device))
+        case NamedShardingMetadata() | SingleDeviceShardingMetadata():
+            return sharding
         case _:
             return None
 

@@ -12,7 +12,22 @@ from jax.sharding import SingleDeviceSharding
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.memory import Arena
+from orbit_ckpt.arrays.sharding import ShardingMetadata
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, split_by_rows, whole
+
+
+class DeferredData(NamedTuple):
+    """Data that is fetched when it is needed, that of a stored array for example.
+
+    Attributes:
+        dtype: The dtype by which its size is reckoned, the widest that it has on its way.
+        fetch: Returns a box of it in blocks that follow one another in C order, each of about as
+            many bytes as the second argument says; in one block if the box has no more. Nothing
+            may be made of a block unless all of them can be had.
+    """
+
+    dtype: DType
+    fetch: Callable[[Region, int], Iterator[HostArray]]
 
 
 class Shard(NamedTuple):
@@ -20,11 +35,11 @@ class Shard(NamedTuple):
 
     Attributes:
         region: The part.
-        data: Its values: a numpy array, or a JAX array on one device.
+        data: Its values: a numpy array, a JAX array on one device, or what fetches them.
     """
 
     region: Region
-    data: np.ndarray | jax.Array
+    data: np.ndarray | jax.Array | DeferredData
 
     @property
     def nbytes(self) -> int:
@@ -39,14 +54,14 @@ class TakenArray(NamedTuple):
         shape: Its shape.
         dtype: Its dtype.
         shards: The parts that this process writes; they are exchanged for copies.
-        sharding: How it is laid out over devices, None in host memory.
+        sharding: How it is laid out over devices, or was when it was saved; None in host memory.
         key_impl: PRNG implementation if it holds the data of typed keys.
     """
 
     shape: Shape
     dtype: DType
     shards: list[Shard]
-    sharding: jax.sharding.Sharding | None = None
+    sharding: jax.sharding.Sharding | ShardingMetadata | None = None
     key_impl: str | None = None
 
 
@@ -68,17 +83,21 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     ]
 
 
-def is_on_host(data: np.ndarray | jax.Array) -> bool:
+def is_on_host(data: np.ndarray | jax.Array | DeferredData) -> bool:
     """Whether data can be read where it is, without copying it from a device."""
-    return isinstance(data, np.ndarray) or _is_cpu(data.sharding)
+    return isinstance(data, (np.ndarray, DeferredData)) or _is_cpu(data.sharding)
 
 
 def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+def begin_transfer(
+    data: np.ndarray | jax.Array | DeferredData,
+) -> np.ndarray | jax.Array | DeferredData:
     """Begin to copy data to the host, so that a later `np.asarray` of the result need not wait.
+
+    What is on no device is returned as it is.
 
     What is returned must be dropped to free the copy: JAX keeps the host copy of an array as long
     as the array, therefore this is another array of the same device memory.
@@ -92,7 +111,7 @@ def begin_transfer(data: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
 
 
 def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the same parts in host memory that nobody else can change.
+    """Return the same parts in host memory that nobody else can change; none may be deferred.
 
     Arrays on the CPU are copied like those of numpy: JAX may share their memory with the numpy
     array that they were made of.
@@ -116,7 +135,7 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
     ]
 
 
-def _copy(data: np.ndarray | jax.Array, arena: Arena) -> HostArray:
+def _copy(data: object, arena: Arena) -> HostArray:
     host = np.asarray(data)
     copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
     copy[...] = host
@@ -128,12 +147,15 @@ _SMALL = 1 << 13
 
 
 def host_blocks(
-    data: np.ndarray | jax.Array, region: Region, max_bytes: int
+    data: np.ndarray | jax.Array | DeferredData, region: Region, max_bytes: int
 ) -> Iterator[HostArray]:
     """Yield a box of an array in host memory, in blocks that follow one another in C order.
 
-    Of data on a device no more than about `max_bytes` are copied at a time.
+    Of data on a device no more than about `max_bytes` are copied at a time, as of what is fetched.
     """
+    if isinstance(data, DeferredData):
+        yield from data.fetch(region, max_bytes)
+        return
     if isinstance(data, np.ndarray) or is_on_host(data):
         host = np.asarray(data)
         yield host if region.shape == host.shape else host[region.slices]

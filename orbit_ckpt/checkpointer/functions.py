@@ -137,6 +137,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
     map_leaf: Callable[[Any, str], object] | None = None,
     report: bool = False,
+    lazy: bool = False,
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt or Orbax.
 
@@ -169,6 +170,10 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         map_leaf: Takes every loaded leaf and its name, its keys joined by slashes; what it returns
             takes the leaf's place.
         report: Whether to return what was done too.
+        lazy: Whether leaves that are arrays come back as `LazyArray`, which are read when their
+            values are asked for and can be saved without being read before. The checkpoint must be
+            there until then. Scalars, strings and leaves that rules compute are read at once; a
+            report counts all others as if they were, too.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`.
@@ -192,6 +197,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         strict=strict,
         sharding=sharding,
         map_leaf=map_leaf,
+        lazy=lazy,
     )
     run = _handler().run_and_explain if report else _handler().run_request
     restored = run(path, request, resolver=_resolver(sharding))

@@ -7,20 +7,23 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import jax
 from msgspec import Struct
 
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
-from orbit_ckpt.errors import BackgroundSaveError
-from orbit_ckpt.items.base import CheckpointHandler, stage_item, typestr_of
+from orbit_ckpt.errors import BackgroundSaveError, CheckpointExistsError
+from orbit_ckpt.handlers.lazy import LazyArray
+from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, stage_item, typestr_of
 from orbit_ckpt.metadata.step_details import StepDetails
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_in_background, run_sync
+from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.storage.path import storage_errors
 
 _logger = logging.getLogger(__name__)
@@ -135,6 +138,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
     """
+    _check_not_read(request, options)
     session = request.open(options)
 
     async def both_phases() -> Commit:
@@ -160,6 +164,7 @@ def begin_save(
     """
     # what goes on in the background must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
+    _check_not_read(request, options)
     session = request.open(options)
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE):
@@ -179,6 +184,37 @@ def begin_save(
         await asyncio.to_thread(_report, path, when_done)
 
     return SaveHandle(path, step, run_in_background(finish()), commit)
+
+
+def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
+    """Check that a save does not destroy what it is yet to read.
+
+    Raises:
+        CheckpointExistsError: In marker mode, which makes room first, it would overwrite the
+            checkpoint that some of its lazy arrays are in.
+    """
+    if not request.overwrite or options.atomicity.mode is not AtomicityMode.COMMIT_FILE:
+        return
+    place = request.path.resolve()
+    for lazy in _lazy_arrays_in(request.args):
+        source = lazy.leaf.directory.path.resolve()
+        if place == source or place in source.parents:
+            raise CheckpointExistsError(
+                f"{request.path} cannot be overwritten in marker mode by {lazy!r}, which is yet to "
+                "be read from there: the old checkpoint is removed first. Save to another path, "
+                "or call get() before."
+            )
+
+
+def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
+    """Yield the lazy arrays in arguments of items and their trees."""
+    if isinstance(value, Mapping):
+        for child in cast(Mapping[object, object], value).values():
+            yield from _lazy_arrays_in(child)
+    elif isinstance(value, CheckpointArgs):
+        yield from _lazy_arrays_in(vars(value))
+    else:
+        yield from (leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, LazyArray))
 
 
 def _report(path: Path, when_done: Callable[[], object] | None) -> None:

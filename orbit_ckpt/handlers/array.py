@@ -40,7 +40,7 @@ from orbit_ckpt.handlers.stored import (
 )
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
-from orbit_ckpt.storage.batch_read import ArrayRead
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
@@ -126,6 +126,12 @@ class ArrayHandler:
     ) -> Sequence[ArrayRead]:
         """See `ReadPlanner`."""
         return [target.read for target in _plan(infos, args)] if infos else []
+
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
+        """Return one array as `deserialize` does, read by the calling thread."""
+        (target,) = _plan([info], [arg])
+        reader = load_batch_of(info).reader
+        return target.place([reader.read_part(target.read, r) for r in target.read.regions])
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
@@ -230,7 +236,7 @@ class _Planner:
         impl = record.random_key_impl if record is not None else None
         if impl is not None:
             key_type_of(info, layout.dtype)
-        shape = layout.shape if impl is not None else _wanted_shape(info, wanted, layout)
+        shape = layout.shape if impl is not None else wanted_shape(info, wanted, layout)
         logical = logical_dtype(info, layout.dtype)
         dtype = None if impl is not None else wanted.dtype
         check_width(info.location, logical if dtype is None else dtype)
@@ -263,7 +269,12 @@ class _Planner:
         return self._placements[key]
 
 
-def _wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> Shape:
+def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> Shape:
+    """Return the shape that an array is restored with.
+
+    Raises:
+        TreeMismatchError: It is not the stored one, and the arguments are strict about that.
+    """
     shape = layout.shape if arg.global_shape is None else tuple(arg.global_shape)
     if shape != layout.shape and (arg.strict or len(shape) != len(layout.shape)):
         raise TreeMismatchError(

@@ -27,8 +27,9 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.limiter import ByteLimiter
-from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 

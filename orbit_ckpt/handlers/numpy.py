@@ -17,6 +17,7 @@ from orbit_ckpt.handlers.base import (
     RestoreArgs,
     SaveArgs,
     load_batch_of,
+    logical_dtype,
 )
 from orbit_ckpt.handlers.stored import (
     add_array,
@@ -28,7 +29,7 @@ from orbit_ckpt.handlers.stored import (
 )
 from orbit_ckpt.metadata.schema import NUMPY_ARRAY
 from orbit_ckpt.metadata.values import ArrayMetadata
-from orbit_ckpt.storage.batch_read import ArrayRead
+from orbit_ckpt.storage.chunk_read import ArrayRead
 
 BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 
@@ -90,6 +91,12 @@ class NumpyHandler:
         del args  # arrays are read whole
         return whole_reads(infos)
 
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+        """Return one array as `deserialize` does, read by the calling thread."""
+        (read,) = whole_reads([info])
+        host = load_batch_of(info).reader.read_part(read, read.regions[0])
+        return _restored(host.view(logical_dtype(info, host.dtype)), info, arg)
+
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
 
@@ -99,12 +106,18 @@ def _taken(value: object) -> TakenArray:
     return TakenArray(host.shape, host.dtype, shards_of(host))
 
 
-def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
+def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:
+    """Return the type of bytes that a leaf is restored as, None if as an array."""
     detail = load_batch_of(info).details.get(info.name)
     kind = detail.type if detail is not None else None
     as_saved = not isinstance(arg, ArrayRestoreArgs) and arg.restore_type is None
     if as_saved and kind == NUMPY_BYTES:
-        return np.bytes_(host.tobytes())
-    if arg.restore_type is bytes or (as_saved and kind == BYTES):
-        return host.tobytes()
+        return np.bytes_
+    return bytes if arg.restore_type is bytes or (as_saved and kind == BYTES) else None
+
+
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
+    kind = bytes_type(info, arg)
+    if kind is not None:
+        return kind(host.tobytes())
     return cast_host(host, arg.dtype, info.location)

@@ -16,6 +16,8 @@ import numpy as np
 
 from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.base import TypeHandler
+from orbit_ckpt.handlers.lazy import LazyArray, LazyHostArray
+from orbit_ckpt.handlers.lazy_save import LazyHandler
 from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.scalar import PYTHON_SCALARS, ScalarHandler
 from orbit_ckpt.handlers.string import StringHandler
@@ -159,6 +161,9 @@ class _Layer:
 def _builtin_layer() -> _Layer:
     layer = _Layer()
     scalars, arrays, strings = ScalarHandler(), NumpyHandler(), StringHandler()
+    # before the handlers of the same typestrs, which then are those that restore
+    layer.add(LazyArray, LazyHandler(ArrayHandler()), None, override=True)
+    layer.add(LazyHostArray, LazyHandler(arrays), None, override=True)
     for ty in (*PYTHON_SCALARS, np.generic):
         layer.add(ty, scalars, None, override=True)
     for ty in (np.ndarray, bytes):

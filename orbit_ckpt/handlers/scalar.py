@@ -21,7 +21,7 @@ from orbit_ckpt.handlers.stored import (
     whole_reads,
 )
 from orbit_ckpt.metadata.values import ScalarMetadata
-from orbit_ckpt.storage.batch_read import ArrayRead
+from orbit_ckpt.storage.chunk_read import ArrayRead
 
 NUMPY = "numpy"
 PYTHON_SCALARS = (int, float, complex)

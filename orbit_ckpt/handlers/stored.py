@@ -32,8 +32,8 @@ from orbit_ckpt.handlers.base import (
 from orbit_ckpt.handlers.prng import key_type
 from orbit_ckpt.metadata.schema import LeafDetail
 from orbit_ckpt.metadata.values import ArrayMetadata, StorageMetadata
-from orbit_ckpt.storage.batch_read import ArrayRead
 from orbit_ckpt.storage.batch_write import ArrayWrite
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.zarr import ZarrArray, describe_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 

@@ -36,7 +36,8 @@ from orbit_ckpt.handlers.stored import key_type_of, whole_reads
 from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.stored import StoredLeaves, read_leaves
 from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.region_stream import RegionStream
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import NamePath

@@ -42,6 +42,7 @@ class RestoreRequest(Struct, frozen=True):
         legacy: The same in Orbax's forms, which need a target; not with `rules`.
         only: Patterns for the leaves that are wanted, None for all.
         skip: Patterns for leaves that are not.
+        lazy: Whether leaves that are arrays are left where they are, as `LazyArray`.
     """
 
     target: object = None
@@ -62,6 +63,7 @@ class RestoreRequest(Struct, frozen=True):
     legacy: LegacyRules | LegacyFunction | None = None
     only: Patterns = None
     skip: Patterns = None
+    lazy: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -28,6 +28,7 @@ from orbit_ckpt.pytree.arguments import (
     shardings_of,
 )
 from orbit_ckpt.pytree.compute import compute_leaves
+from orbit_ckpt.pytree.lazy import lazy_leaves
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves, convert_value, read_leaves
 from orbit_ckpt.pytree.target import describe_change
@@ -139,7 +140,11 @@ async def restore_tree(plan: TreePlan) -> object:
         CorruptionError: Stored data is missing or damaged.
         TransformError: A function failed.
     """
-    values = await read_leaves(plan.stored, plan.records, plan.args)
+    records = plan.records
+    lazy = lazy_leaves(plan.stored, records, plan.args) if plan.request.lazy else {}
+    others = [record for record in records if record.names not in lazy] if lazy else records
+    values = await read_leaves(plan.stored, others, plan.args)
+    values.update(lazy)
     if plan.view.computed:
         values |= await _computed(plan)
     if plan.request.map_leaf is not None:

@@ -16,12 +16,14 @@ from orbit_ckpt.arrays.sharding import (
 )
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt.handlers.lazy import LazyArray, LazyHostArray
 from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, StringMetadata, TreeMetadata
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 
 Casting = Literal["exact", "same_kind", "unsafe"]
 """Which casts are allowed: none; those within a kind of number or to a more general one; all."""
 
+_JAX_TYPES = (jax.Array, jax.ShapeDtypeStruct, LazyArray)
 _PYTHON_TYPES = (bool, int, float, complex, str, bytes)
 
 
@@ -83,9 +85,9 @@ def restore_args_of(
     """Return the arguments that restore a leaf like the one given.
 
     Args:
-        leaf: A JAX array, `jax.ShapeDtypeStruct`, numpy array, Python or numpy scalar, string,
-            leaf metadata of a checkpoint, `RestoreArgs`, or a type. Leaves of other types are
-            restored as they were saved.
+        leaf: A JAX array, `jax.ShapeDtypeStruct`, numpy array, lazy array, Python or numpy scalar,
+            string, leaf metadata of a checkpoint, `RestoreArgs`, or a type. Leaves of other types
+            are restored as they were saved.
         sharding: Sharding to use instead of the leaf's own.
         set_global_shape: Whether the leaf's shape is asked for.
         strict: Whether a different stored shape is an error.
@@ -94,7 +96,7 @@ def restore_args_of(
         return leaf
     if isinstance(leaf, type):
         return RestoreArgs(restore_type=leaf)
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+    if isinstance(leaf, _JAX_TYPES) and not isinstance(leaf, LazyHostArray):
         own = cast(object, getattr(leaf, "sharding", None))
         return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
     if isinstance(leaf, Metadata):
@@ -136,7 +138,7 @@ def _metadata_args(leaf: Metadata, sharding: object) -> RestoreArgs:
 
 def _host_type(leaf: object) -> type | None:
     """Return the type to restore a leaf as that is no JAX array, None for the saved type."""
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray | LazyHostArray):
         return np.ndarray
     if isinstance(leaf, np.generic):
         return type(cast(object, leaf))
@@ -144,7 +146,7 @@ def _host_type(leaf: object) -> type | None:
 
 
 def _host_dtype(leaf: object) -> DType | None:
-    is_numpy = isinstance(leaf, np.ndarray | np.generic)
+    is_numpy = isinstance(leaf, np.ndarray | np.generic | LazyHostArray)
     return cast(_ArrayLike, leaf).dtype if is_numpy else None
 
 

@@ -10,60 +10,38 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import NamedTuple, cast
 
 import numpy as np
 import tensorstore as ts
-from crc32c import crc32c
-from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import HostArray
-from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
-from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
-from orbit_ckpt.runtime.loop import run_all
-from orbit_ckpt.storage.codec import CHECKSUM_BYTES, decode_chunk, decode_stream
+from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.storage.chunk_read import (
+    SMALL_BYTES,
+    ArrayRead,
+    ByteCount,
+    ChunkReader,
+    cut_in_order,
+    damaged_chunk,
+    stored_size,
+)
+from orbit_ckpt.storage.codec import PIECE_BYTES
 from orbit_ckpt.storage.kvstore import ValueStore, open_array
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
-from orbit_ckpt.storage.ocdbt_encode import Extent, Value
-from orbit_ckpt.storage.value_read import MAX_AHEAD_BYTES, ValueReader, read_value
+from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
-
-_SMALL_BYTES = 1 << 14
-"""Reads below this size are left to one thread; several would mostly wait for the interpreter."""
-
-
-class ArrayRead(Struct, frozen=True, gc=False):
-    """Parts of one array to read; a struct, because there are as many as leaves.
-
-    Attributes:
-        path: Where the leaf sits.
-        name: Storage name.
-        layout: How it is stored.
-        regions: The parts.
-    """
-
-    path: KeyPath
-    name: str
-    layout: ZarrArray
-    regions: Sequence[Region]
-
-    @property
-    def where(self) -> str:
-        """The leaf as text, for messages."""
-        return format_path(self.path)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the parts in bytes."""
-        return sum([region.size for region in self.regions]) * self.layout.dtype.itemsize
 
 
 class ReadCost(NamedTuple):
@@ -100,12 +78,25 @@ class BatchReader:
         fill_missing: bool = False,
     ) -> None:
         self._store = store
+        self._chunks = ChunkReader(store)
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
         self._fill_missing = fill_missing
         self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
+        self._fetched = ByteCount()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of chunks fetched so far, as they are stored; of one read twice, twice."""
+        return self._fetched.total
+
+    def unlimited(self) -> BatchReader:
+        """Return a reader of the same store, for callers on any thread, who share no byte limit."""
+        reader = copy(self)
+        reader.limiter = ByteLimiter()
+        return reader
 
     def layouts(self, leaves: Iterable[tuple[KeyPath, str]]) -> list[ZarrArray]:
         """Return how arrays are stored.
@@ -117,11 +108,11 @@ class BatchReader:
             CorruptionError: A metadata document is missing.
             FormatError: A metadata document is not understood.
         """
-        known, document_name = self._layouts, self._document_name
+        known, document_name, find = self._layouts, self._document_name, self._chunks.find
         found: list[ZarrArray] = []
         for path, name in leaves:
             key = join_key(name, document_name)
-            value = self._find(path, key)
+            value = find(path, key)
             layout = known.get(value) if type(value) is bytes else None
             found.append(self._parse(path, name, value) if layout is None else layout)
         return found
@@ -132,7 +123,7 @@ class BatchReader:
             where = format_path(path)
             raise CorruptionError(
                 f"{where}: the array's metadata document {key!r} is missing. "
-                f"{self._other_names(name)}",
+                f"{self._chunks.other_names(name)}",
                 path=where,
                 chunk=key,
             )
@@ -198,10 +189,10 @@ class BatchReader:
             (direct if self.can_stream(read.layout) else others).append(i)
 
         def read_directly(positions: Sequence[int]) -> None:
-            with ValueReader(sum(sizes[i] for i in positions)) as reading:
+            with self._reading(sum(sizes[i] for i in positions)) as reading:
                 for i in positions:
                     read = reads[i]
-                    results[i] = [self._read_direct(read, r, reading) for r in read.regions]
+                    results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
 
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decode(reads[i], r) for r in reads[i].regions)
@@ -217,55 +208,64 @@ class BatchReader:
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the chunk as stored or where it is.
 
+        It counts as read.
+
         Raises:
             CorruptionError: The chunk is missing.
         """
-        key = read.layout.chunk_key(read.name, index)
-        value = self._find(read.path, key)
-        if value is None:
-            raise self._missing(read, key)
+        key, value = self._chunks.chunk(read, index)
+        self._fetched.add(stored_size(value))
         return key, value
 
     def can_stream(self, layout: ZarrArray) -> bool:
         """Whether arrays of a layout are decoded here, not by TensorStore."""
         return layout.is_direct and not self._fill_missing
 
-    def _read_direct(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
-        layout = read.layout
-        memory = reading.arena.take(region.size * layout.dtype.itemsize)
-        result = np.ndarray(region.shape, layout.dtype, memory)
-        if region.shape == layout.chunk_shape == layout.shape:
-            first = (0,) * len(layout.shape)
-            self._read_chunk(read, first, memory, reading)
-            return result
-        for index in chunk_indices(region, layout.chunk_shape):
-            chunk = chunk_region(index, layout.chunk_shape)
-            if chunk == region:
-                self._read_chunk(read, index, memory, reading)
-                break
-            values = aligned_empty(chunk.shape, layout.dtype)
-            self._read_chunk(read, index, byte_view(values), reading)
-            common = region.intersect(chunk)
-            if common is not None:
-                result[common.within(region).slices] = values[common.within(chunk).slices]
-        return result
+    def read_part(self, read: ArrayRead, region: Region) -> HostArray:
+        """Return the values of one part as `read` does, without giving way to other work."""
+        if not self.can_stream(read.layout):
+            return run_sync(self._decode(read, region))
+        with self._reading(region.size * read.layout.dtype.itemsize) as reading:
+            return self._chunks.read(read, region, reading)
 
-    def _read_chunk(
-        self, read: ArrayRead, index: Shape, chunk: memoryview, reading: ValueReader
-    ) -> None:
-        """Read a chunk into a buffer of its size."""
+    def read_blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """Yield one part in blocks that follow one another in C order.
+
+        A chunk that is larger than a block is never held as a whole if it is all that is asked
+        for. Whether it is damaged is then known at its end: nothing may be made of the blocks
+        before.
+
+        Args:
+            read: The array.
+            region: The part.
+            max_bytes: Size of a block, about.
+
+        Raises:
+            CorruptionError: A chunk is missing, cut short or damaged.
+        """
         layout = read.layout
-        key, value = self.chunk(read, index)
-        is_plain = layout.compression is None and chunk.nbytes >= _SMALL_BYTES
-        try:
-            if is_plain and isinstance(value, Extent):
-                problem = _read_plain(layout, value, chunk, reading)
-            else:
-                problem = _read_encoded(layout, value, chunk, reading)
-        except FileNotFoundError:
-            problem = "the file is missing"
-        if problem is not None:
-            raise damaged_chunk(read, key, value, problem)
+        if region.size * layout.dtype.itemsize <= max_bytes:
+            yield self.read_part(read, region)
+            return
+        index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
+        is_chunk = region == chunk_region(index, layout.chunk_shape)
+        if is_chunk and self.can_stream(layout):
+            with self._reading(0) as reading:
+                for _, values in self._chunks.blocks(
+                    read, index, reading, min(max_bytes, PIECE_BYTES)
+                ):
+                    yield values
+            return
+        for part in cut_in_order(region, layout, max_bytes):
+            yield self.read_part(read, part)
+
+    @contextmanager
+    def _reading(self, nbytes: int) -> Generator[ValueReader]:
+        with ValueReader(nbytes) as reading:
+            try:
+                yield reading
+            finally:
+                self._fetched.add(reading.nbytes)
 
     async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
         self._check_chunks(read, region)
@@ -277,23 +277,14 @@ class BatchReader:
                 raise
             raise await self._locate_damage(read, region, error) from error
 
-    def _find(self, path: KeyPath, key: str) -> Value | None:
-        try:
-            return self._store.find(key)
-        except CorruptionError as error:
-            raise CorruptionError(
-                f"{format_path(path)}: {key!r}: {error}",
-                path=format_path(path),
-                chunk=key,
-                file=error.file,
-            ) from error
-
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
-        """Check that all chunks exist, and what the manifest says of them."""
+        """Check that all chunks exist, and what the manifest says of them; count them as read."""
         for index in chunk_indices(region, read.layout.chunk_shape):
             key = read.layout.chunk_key(read.name, index)
-            if self._find(read.path, key) is None and not self._fill_missing:
-                raise self._missing(read, key)
+            value = self._chunks.find(read.path, key)
+            if value is None and not self._fill_missing:
+                raise self._chunks.missing(read, key)
+            self._fetched.add(0 if value is None else stored_size(value))
 
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)
@@ -346,52 +337,11 @@ class BatchReader:
                 return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
         return damaged_chunk(read, read.name, None, str(error))
 
-    def _missing(self, read: ArrayRead, key: str) -> CorruptionError:
-        return CorruptionError(
-            f"{read.where}: chunk {key!r} is missing. {self._other_names(read.name)}",
-            path=read.where,
-            chunk=key,
-        )
-
-    def _other_names(self, name: str) -> str:
-        found = self._store.keys_below(name)[:5]
-        return (
-            f"Of this array there is only {', '.join(found)}."
-            if found
-            else "Nothing of this array is there; was the checkpoint copied completely?"
-        )
-
-
-def _read_plain(
-    layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
-) -> str | None:
-    """Read an uncompressed chunk to where it is wanted; return what is wrong with it."""
-    stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
-    expected = chunk.nbytes + stored.nbytes
-    if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:
-        return f"it does not have {expected} bytes"
-    if stored and crc32c(chunk) != int.from_bytes(stored, "little"):
-        return "its checksum does not match"
-    return None
-
-
-def _read_encoded(
-    layout: ZarrArray, value: Value, chunk: memoryview, reading: ValueReader
-) -> str | None:
-    """Read a chunk and decode it; return what is wrong with it."""
-    if isinstance(value, Extent) and value.length > MAX_AHEAD_BYTES and layout.compression:
-        return decode_stream(layout, reading.stream(value), value.length, chunk)
-    encoded = reading.read(value)
-    length = len(value) if isinstance(value, bytes) else value.length
-    if encoded.nbytes != length:
-        return f"it does not have {length} bytes"
-    return decode_chunk(layout, encoded, chunk)
-
 
 def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Deal reads out to threads, each about the same number of bytes, order kept."""
-    small = [i for i in positions if sizes[i] < _SMALL_BYTES]
-    large = [i for i in positions if sizes[i] >= _SMALL_BYTES]
+    small = [i for i in positions if sizes[i] < SMALL_BYTES]
+    large = [i for i in positions if sizes[i] >= SMALL_BYTES]
     target = sum(sizes[i] for i in large) / _THREADS
     shares: list[list[int]] = [small]
     held = target
@@ -402,16 +352,3 @@ def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
         shares[-1].append(i)
         held += sizes[i]
     return [share for share in shares if share]
-
-
-def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:
-    """Return an error that tells where a damaged chunk is, and what is wrong with it."""
-    file = value.file if isinstance(value, Extent) else None
-    where = f"{file} at byte {value.offset}" if isinstance(value, Extent) else "the index"
-    return CorruptionError(
-        f"{read.where}: chunk {key!r} in {where} is damaged: {what}. Restore an earlier "
-        "checkpoint or another copy of this one.",
-        path=read.where,
-        chunk=key,
-        file=file,
-    )

@@ -21,6 +21,7 @@ from msgspec import Struct
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt.arrays.transfer import (
+    DeferredData,
     Shard,
     begin_transfer,
     byte_view,
@@ -94,10 +95,16 @@ class BatchWriter:
         self._writes.append(write)
 
     async def take(self) -> None:
-        """Copy everything that was added to where only this batch can change it."""
-        shards = [shard for write in self._writes for shard in write.shards]
+        """Copy everything that was added to where only this batch can change it.
+
+        What is fetched when it is needed stays where it is.
+        """
+        taken = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
+        others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
+        shards = [shard for write in taken for shard in write.shards]
         copies = iter(await copy_all(shards, self._options.max_transfer_bytes))
-        self._writes = [w._replace(shards=[next(copies) for _ in w.shards]) for w in self._writes]
+        taken = [write._replace(shards=[next(copies) for _ in write.shards]) for write in taken]
+        self._writes = taken + others
 
     async def commit(self) -> None:
         """Write everything that was added and wait until it is durable.
@@ -142,6 +149,10 @@ class _Part(NamedTuple):
     nbytes: int
     is_first: bool
     is_last: bool
+
+
+def _is_deferred(shard: Shard) -> bool:
+    return isinstance(shard.data, DeferredData)
 
 
 def _nbytes(write: ArrayWrite) -> int:
@@ -236,8 +247,11 @@ def _write_parts(
 
 
 def _source(part: _Part, max_bytes: int) -> Shard:
-    """Return where a part's data is; begin to copy it from its device, unless it is too large."""
+    """Return where a part's data is; begin to bring it to memory, unless it is too large."""
     shard = part.shard
+    if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
+        (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)
+        return Shard(part.region, data)
     if part.region != shard.region or part.nbytes > max_bytes:
         return shard
     return Shard(shard.region, begin_transfer(shard.data))

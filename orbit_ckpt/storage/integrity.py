@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.identity import stamp_of
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
@@ -145,7 +146,7 @@ class CheckedDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
-        self._verified: set[str] = set()
+        self._verified: dict[str, tuple[int, ...]] = {}
 
     def read_bytes(self, name: str) -> bytes | None:
         """Return the contents of a small file, None if there is none and none is recorded.
@@ -164,20 +165,27 @@ class CheckedDirectory:
             _compare(self.path / name, FileRecord.of(len(data), crc32c(data), data[-4:]), record)
         return data
 
+    def has_record(self, name: str) -> bool:
+        """Whether the manifest says what a file must be."""
+        return self._record(name) is not None
+
     def verify(self, name: str) -> None:
-        """Compare a file of any size with its record, if it has one; once per directory object.
+        """Compare a file of any size with its record, if it has one; again if it has changed.
 
         Raises:
             CorruptionError: The file differs from its record.
         """
         record = self._record(name)
-        if record is None or name in self._verified:
+        if record is None:
             return
+        file = self.path / name
         try:
-            _compare(self.path / name, _measure(self.path / name), record)
+            stamp = stamp_of(file)
+            if self._verified.get(name) != stamp:
+                _compare(file, _measure(file), record)
+                self._verified[name] = stamp
         except FileNotFoundError:
-            raise _damaged(self.path / name, "it is missing") from None
-        self._verified.add(name)
+            raise _damaged(file, "it is missing") from None
 
     def verify_below(self, prefix: str) -> None:
         """Compare all recorded files whose paths begin with a prefix with their records.

@@ -53,7 +53,8 @@ class OcdbtStore:
         self._directory = directory
         self._index = ocdbt.read_index(directory.path)
         self._nested: dict[str, OcdbtStore] = {}
-        self._verified: set[str] = set()
+        self._names: dict[str, str | None] = {}
+        """Data files by what the manifest calls them, None for those of which it says nothing."""
 
     def find(self, key: str) -> Value | None:
         """See `ValueStore`."""
@@ -61,11 +62,18 @@ class OcdbtStore:
         if value is None:
             nested = self._nested_store(key)
             return nested[0].find(nested[1]) if nested else None
-        if isinstance(value, Extent) and value.file not in self._verified:
-            # only a manifest of a zarr2 checkpoint has records of data files
-            self._directory.verify(os.path.relpath(value.file, self._directory.path))
-            self._verified.add(value.file)
+        if isinstance(value, Extent):
+            file = value.file
+            name = self._names[file] if file in self._names else self._name_of(file)
+            if name is not None:
+                self._directory.verify(name)
         return value
+
+    def _name_of(self, file: str) -> str | None:
+        # only a manifest of a zarr2 checkpoint has records of data files
+        name = os.path.relpath(file, self._directory.path)
+        self._names[file] = name if self._directory.has_record(name) else None
+        return self._names[file]
 
     def length(self, key: str) -> int | None:
         """See `ValueStore`."""

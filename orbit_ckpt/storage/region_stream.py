@@ -10,7 +10,8 @@ from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt.arrays.transfer import byte_view
-from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader, damaged_chunk
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ArrayRead, damaged_chunk
 from orbit_ckpt.storage.codec import PIECE_BYTES, ChunkStream
 from orbit_ckpt.storage.value_read import open_value
 

@@ -15,10 +15,16 @@ MAX_AHEAD_BYTES = 1 << 20
 
 
 class ValueReader:
-    """Reads values for one thread; `arena` is that thread's memory for what it reads."""
+    """Reads values for one thread.
+
+    Attributes:
+        arena: That thread's memory for what it reads.
+        nbytes: How many bytes it has read of what it was asked for, kept by whoever asks.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.arena = Arena(nbytes)
+        self.nbytes = 0
         self._descriptors: dict[str, int] = {}
         self._stack = ExitStack()
         self._window = memoryview(b"")

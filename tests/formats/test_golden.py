@@ -51,6 +51,27 @@ def test_every_checkpoint_of_a_released_orbax_loads_exactly(unpack: Any, archive
     assert wrong == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_every_checkpoint_of_a_released_orbax_is_read_lazily_and_saved_again(
+    unpack: Any, archive: Path, tmp_path: Path
+) -> None:
+    def got(leaf: Any) -> Any:
+        return leaf.get() if isinstance(leaf, ocp.LazyArray) else leaf
+
+    wrong: list[str] = []
+    with jax.enable_x64(True):
+        for number, (name, path, tree) in enumerate(checkpoints(unpack(archive))):
+            lazy = ocp.load(path, lazy=True)
+            ocp.save(tmp_path / str(number), lazy)
+            found = [
+                *comparison_for(name).differences(tree, jax.tree.map(got, lazy)),
+                *comparison_for(name).differences(tree, ocp.load(tmp_path / str(number))),
+            ]
+            wrong += [f"{name} {line}" for line in found]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 def test_metadata_of_a_released_orbax_has_the_shapes_and_dtypes_that_load_gives(
     unpack: Any, archive: Path

@@ -183,6 +183,26 @@ def test_orbax_v1_loads_arrays(tmp_path: Path, layout: dict[str, Any]) -> None:
     assert_same_values(orbax_v1.load(str(tmp_path / "c"), tree), tree)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_orbax_restores_what_was_lazy(tmp_path: Path, layout: dict[str, Any]) -> None:
+    tree = arrays()
+    handler = orbax.PyTreeCheckpointHandler(
+        use_ocdbt=layout["use_ocdbt"],
+        use_zarr3=layout["use_zarr3"],
+        use_compression=layout["use_compression"],
+    )
+    orbax.Checkpointer(handler).save(tmp_path / "theirs", tree)
+    lazy = ocp.load(tmp_path / "theirs", lazy=True)
+    assert np.array_equal(lazy["large_split"][::7, -1], np.asarray(tree["large_split"])[::7, -1])
+    assert np.array_equal(lazy["large"][3:5], np.asarray(tree["large"])[3:5])
+    ocp.Checkpointer(ocp.PyTreeHandler(**layout)).save(tmp_path / "ours", lazy)
+    restored = orbax.PyTreeCheckpointer().restore(tmp_path / "ours")
+    assert restored["split_twice"].sharding == tree["split_twice"].sharding
+    assert_same_values(restored, tree)
+    assert_same_values(orbax_v1.load(str(tmp_path / "ours")), tree)
+
+
 def test_orbax_finds_the_handler_by_the_recorded_name(tmp_path: Path) -> None:
     ocp.save(tmp_path / "c", {"a": np.arange(3)}, custom_metadata={"note": "x"})
     metadata: Any = orbax.PyTreeCheckpointer().metadata(tmp_path / "c")

@@ -30,6 +30,7 @@ from orbit_ckpt.pytree import compare_values as comparing
 from orbit_ckpt.pytree.compare import compare_checkpoints
 from orbit_ckpt.storage import integrity
 from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ChunkReader
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from orbit_ckpt.storage.region_stream import RegionStream
@@ -220,13 +221,13 @@ def test_no_chunk_is_read_twice(
     grids: tuple[Any, Any], max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[tuple[int, Shape]] = Counter()
-    original = BatchReader.chunk
+    original = ChunkReader.chunk
 
-    def counted(self: BatchReader, read: Any, index: Shape) -> Any:
+    def counted(self: ChunkReader, read: Any, index: Shape) -> Any:
         reads[id(self), index] += 1
         return original(self, read, index)
 
-    monkeypatch.setattr(BatchReader, "chunk", counted)
+    monkeypatch.setattr(ChunkReader, "chunk", counted)
     layout = {"use_compression": False}
     save_grid(tmp_path / "a", NOISE, grids[0], layout)
     save_grid(tmp_path / "b", NOISE, grids[1], layout)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from orbit_ckpt.arrays.slices import Region, Shape, whole
 from orbit_ckpt.arrays.transfer import Shard
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.zarr import describe_array
@@ -238,6 +239,44 @@ def test_any_part_of_any_chunked_array_is_that_part(
         store.write_with_tensorstore("w", value, chunks=chunks)
         region = Region(start, part)
         assert np.array_equal(store.read("w", [region])[0], value[region.slices])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_are_read_in_blocks_that_follow_one_another(
+    layout: dict[str, bool], tmp_path: Path
+) -> None:
+    value = np.random.default_rng(0).integers(0, 2**30, (400, 700), np.int32)
+    store = Store(tmp_path / "x", **layout)
+    store.write({"w": value}, chunks=(200, 350))
+    regions = [whole(value.shape), Region((200, 0), (200, 350)), Region((1, 2), (300, 3))]
+    for region in regions:
+        for max_bytes in (1, 1 << 17, 1 << 30):
+            reader = store.reader()
+            (stored,) = reader.layouts([(("w",), "w")])
+            read = ArrayRead(("w",), "w", stored, ())
+            blocks = list(reader.read_blocks(read, region, max_bytes))
+            assert np.array_equal(
+                np.concatenate([b.ravel() for b in blocks]), value[region.slices].ravel()
+            )
+            assert max(block.nbytes for block in blocks) <= max(max_bytes, 1 << 16)
+            if len(blocks) == 1:
+                assert blocks[0].shape == region.shape
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bytes_read_are_those_of_the_chunks(layout: dict[str, bool], tmp_path: Path) -> None:
+    value = np.random.default_rng(0).integers(0, 2**60, (64, 64))
+    store = Store(tmp_path / "x", **layout)
+    store.write({"w": value, "other": value}, chunks=(2, 64))
+    reader = store.reader()
+    (stored,) = reader.layouts([(("w",), "w")])
+    read = ArrayRead(("w",), "w", stored, (whole(value.shape),))
+    assert reader.bytes_read == 0
+    asyncio.run(reader.read([read]))
+    everything = reader.bytes_read
+    assert value.nbytes * 0.9 < everything < value.nbytes * 1.1
+    reader.unlimited().read_part(read, Region((3, 0), (4, 1)))
+    assert reader.bytes_read == pytest.approx(everything * (1 + 3 / 32), rel=0.01)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.storage.batch_read import ArrayRead, BatchReader
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from orbit_ckpt.storage.region_stream import RegionStream
 from orbit_ckpt.storage.zarr import ZarrArray

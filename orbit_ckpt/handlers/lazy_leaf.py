@@ -1,0 +1,152 @@
+"""A stored array that has been opened and not been read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
+from orbit_ckpt.arrays.indexing import Selection
+from orbit_ckpt.arrays.sharding import ShardingMetadata
+from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows
+from orbit_ckpt.handlers.array import ArrayHandler, requested_sharding, wanted_shape
+from orbit_ckpt.handlers.base import (
+    ArrayRestoreArgs,
+    ParamInfo,
+    RestoreArgs,
+    load_batch_of,
+    logical_dtype,
+)
+from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.stored import cast_host, key_type_of
+from orbit_ckpt.storage.chunk_read import ArrayRead
+from orbit_ckpt.storage.identity import OpenedDirectory
+
+
+class LazyLeaf(Struct, frozen=True, gc=False):
+    """A stored array and what it is to become; a struct, because there are as many as leaves.
+
+    Of typed PRNG keys it is their data, with trailing dimensions of its own.
+
+    Attributes:
+        info: Where it is.
+        handler: What reads it as a whole.
+        arg: What it is to become.
+        directory: The directory that it is in.
+        read: What is read for it; no parts yet.
+        shape: Its shape.
+        logical: The dtype that its stored bytes stand for.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+        key_dtype: Their dtype.
+        key_rank: How many trailing dimensions their data has.
+    """
+
+    info: ParamInfo
+    handler: ArrayHandler | NumpyHandler
+    arg: RestoreArgs
+    directory: OpenedDirectory
+    read: ArrayRead
+    shape: Shape
+    logical: DType
+    key_impl: str | None = None
+    key_dtype: DType | None = None
+    key_rank: int = 0
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its values."""
+        is_cast = self.arg.dtype is not None and self.key_impl is None
+        return as_dtype(self.arg.dtype) if is_cast else self.logical
+
+    @property
+    def widest_dtype(self) -> DType:
+        """The dtype by which to reckon what is held of it while it is read."""
+        is_narrowed = self.dtype.itemsize < self.logical.itemsize
+        return self.logical if is_narrowed else self.dtype
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding | ShardingMetadata | None:
+        """The sharding that is asked for, else the recorded one; None for numpy arrays."""
+        if not isinstance(self.handler, ArrayHandler):
+            return None
+        wanted = requested_sharding(self.arg) if isinstance(self.arg, ArrayRestoreArgs) else None
+        return wanted or load_batch_of(self.info).shardings.get(self.info.name)
+
+    def values(self, selection: Selection) -> HostArray:
+        """Read what an index expression asks for; only the chunks that it touches.
+
+        Raises:
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        layout, shape = self.read.layout, selection.shape
+        reader = load_batch_of(self.info).reader
+        result: HostArray | None = None
+        for piece in selection.pieces(layout.chunk_shape, layout.shape):
+            values = reader.read_part(self.read, piece.region)
+            if piece.region.shape == shape:
+                result = self._cast(values)
+                break
+            if result is None:
+                result = np.zeros(shape, self.dtype)
+            result[piece.place] = self._cast(piece.take(values))
+        if result is None:  # nothing is asked for, or only what lies beyond the stored array
+            result = np.zeros(shape, self.dtype)
+        return cast(HostArray, result[selection.inner])
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """Yield a box in blocks that follow one another in C order, see `DeferredData`.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        elements = max(1, max_bytes // self.widest_dtype.itemsize)
+        layout = self.read.layout
+        with self.directory.reading(self.info.label):
+            if self.shape == layout.shape:
+                reader = load_batch_of(self.info).reader
+                stored_bytes = elements * layout.dtype.itemsize
+                for block in reader.read_blocks(self.read, region, stored_bytes):
+                    yield self._cast(block)
+                return
+            for part in split_by_rows(region, (1,) * len(region.shape), elements):
+                chosen = tuple(map(range, part.start, part.stop))
+                yield self.values(Selection(chosen, (...,)))
+
+    def _cast(self, host: HostArray) -> HostArray:
+        values = host if host.dtype == self.logical else host.view(self.logical)
+        return cast_host(values, self.dtype, self.info.location)
+
+
+def open_leaf(
+    info: ParamInfo,
+    handler: ArrayHandler | NumpyHandler,
+    arg: RestoreArgs,
+    directory: OpenedDirectory,
+    read: ArrayRead,
+) -> LazyLeaf:
+    """Return a stored array without reading it.
+
+    Raises:
+        FormatError: What is recorded of it does not go together.
+        TreeMismatchError: Another shape is asked for than that of the stored array.
+        UnsupportedLeafError: It holds PRNG keys that this JAX does not have.
+    """
+    batch, layout = load_batch_of(info), read.layout
+    is_jax = isinstance(handler, ArrayHandler)
+    record = batch.arrays.get(info.name) if is_jax else None
+    impl = None if record is None else record.random_key_impl
+    if impl is not None:
+        dtype, rank = key_type_of(info, layout.dtype)
+        shape, logical = layout.shape, layout.dtype
+        return LazyLeaf(info, handler, arg, directory, read, shape, logical, impl, dtype, rank)
+    shape = layout.shape
+    if is_jax and isinstance(arg, ArrayRestoreArgs):
+        shape = wanted_shape(info, arg, layout)
+    return LazyLeaf(info, handler, arg, directory, read, shape, logical_dtype(info, layout.dtype))

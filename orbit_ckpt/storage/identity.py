@@ -1,0 +1,92 @@
+"""Tell whether a checkpoint that was opened before is still the one that is there.
+
+What is read long after its index was read must not come from another checkpoint that has taken the
+place of the first: its files may have the same names, and checksums that are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+from msgspec import Struct
+
+from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError
+from orbit_ckpt.storage.layout import AGGREGATE, MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt.storage.path import storage_errors
+
+_WRITTEN_ONCE = (MANIFEST, TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)
+"""Every save writes some of these anew, and nobody changes them later."""
+
+_ADVICE = "Check that the checkpoint is complete and readable."
+
+
+class OpenedDirectory(Struct, frozen=True):
+    """A directory of a checkpoint as it was when it was opened.
+
+    Attributes:
+        path: Where it is.
+        file: The file by which it is recognised.
+        stamp: What tells this file from any that comes in its place.
+    """
+
+    path: Path
+    file: Path
+    stamp: tuple[int, ...] | None
+
+    @classmethod
+    def now(cls, path: Path) -> OpenedDirectory:
+        """Return a directory as it is now."""
+        files = (path / name for name in _WRITTEN_ONCE)
+        file = next((file for file in files if _stamp_if_any(file) is not None), path)
+        return cls(path, file, _stamp_if_any(file))
+
+    @contextlib.contextmanager
+    def reading(self, where: str) -> Generator[None]:
+        """Make sure that what a `with` block reads is of this directory.
+
+        Args:
+            where: What is read, for messages.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint has been deleted, moved or replaced.
+            StorageError: The storage refused a read.
+        """
+        self._check(where)
+        try:
+            with storage_errors(self.path, f"reading {where}", _ADVICE):
+                yield
+        except CheckpointError:
+            self._check(where)  # which says more than that a file is missing
+            raise
+        self._check(where)
+
+    def _check(self, where: str) -> None:
+        found = _stamp_if_any(self.file)
+        if found == self.stamp:
+            return
+        what = "deleted or moved" if found is None else "replaced by another one"
+        raise CheckpointNotFoundError(
+            f"{where} cannot be read any more: the checkpoint at {self.path} was {what} after it "
+            "was opened. Load it again; keep checkpoints until all that is read lazily has been "
+            "read."
+        )
+
+
+def stamp_of(file: Path) -> tuple[int, ...]:
+    """Return what tells a file from any that is put in its place.
+
+    Raises:
+        OSError: There is none, or it cannot be reached.
+    """
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _stamp_if_any(file: Path) -> tuple[int, ...] | None:
+    try:
+        return stamp_of(file)
+    except OSError:
+        return None
