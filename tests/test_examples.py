@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -9,10 +11,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+import orbit_ckpt
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
 PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 
 
@@ -44,6 +51,18 @@ def test_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) 
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks))
     run(script, tmp_path)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_examples_in_docstrings_are_right(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
+    known = {"np": np, "jax": jax, "orbit_ckpt": orbit_ckpt}
+    result = doctest.testmod(importlib.import_module(name), extraglobs=known)
+    assert result.attempted
+    assert not result.failed
 
 
 @pytest.mark.slow

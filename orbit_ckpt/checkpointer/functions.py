@@ -234,8 +234,8 @@ def plan(  # noqa: PLR0913 - those of `load`
         >>> orbit_ckpt.save("run/step_3", {"w": np.ones((2, 3)), "step": 3})
         >>> print(orbit_ckpt.plan("run/step_3", transforms=[Rename("w", "kernel")]))
         target  source  action  shape          bytes read  over-read
-        kernel  w       rename  float64[2, 3]        52 B       1.00
         step    step    read    int64[]              12 B       1.00
+        kernel  w       rename  float64[2, 3]        52 B       1.00
         2 of 2 leaves from the checkpoint; 0 of its leaves not read
         64 B to read; about 56 B of host memory
     """

@@ -67,7 +67,7 @@ class CheckpointManager:
     Example:
         >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:
         ...     for step in range(10):
-        ...         run.save(step, {"w": jax.numpy.full(3, step)})
+        ...         _ = run.save(step, {"w": jax.numpy.full(3, step)})
         >>> CheckpointManager("run").all_steps()
         [7, 8, 9]
     """
