@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import as_dtype, cast_array, is_prng_dtype, python_scalar
+from orbit_ckpt.arrays.dtypes import as_dtype, cast_array, python_scalar
 from orbit_ckpt.transform.nodes import UNKNOWN, ArrayInfo, Shape
 
 T = TypeVar("T")
@@ -117,8 +117,7 @@ def cast(value: Any, dtype: object) -> Any:
 
 def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:
     """Return what is known of an array that is cast."""
-    is_known = info.shape is not None and not is_prng_dtype(info.dtype)
-    return ArrayInfo(info.shape, as_dtype(dtype)) if is_known else info
+    return info if info.shape is None else ArrayInfo(info.shape, as_dtype(dtype))
 
 
 def key_data(value: jax.Array) -> jax.Array:

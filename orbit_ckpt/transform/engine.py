@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
-from orbit_ckpt.arrays.dtypes import as_dtype
+from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform import arrays
 from orbit_ckpt.transform.nodes import UNKNOWN, Apply, ArrayInfo, FromTarget, Node, Part, Read
@@ -339,6 +339,8 @@ def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
             info = arrays.transpose_info(node.info, rule.axes)
             return Apply("transpose", partial(arrays.transpose, axes=rule.axes), (node,), info)
         case Cast():
+            if is_prng_dtype(node.info.dtype):
+                return node
             info = arrays.cast_info(node.info, rule.dtype)
             if isinstance(node, Read) and node.dtype is None:
                 return Read(node.names, info, as_dtype(rule.dtype))

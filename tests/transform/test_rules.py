@@ -290,6 +290,12 @@ def test_functions_on_arrays_of_jax_are_not_given_half_of_the_bits(tmp_path: Pat
         ocp.load(tmp_path / "x", transforms=[Map("a", jnp.sqrt, on="jax")])
 
 
+def test_keys_that_a_cast_leaves_alone_fit_a_target(tmp_path: Path) -> None:
+    tree = {"a": jax.random.key(3), "b": jnp.ones(2, jnp.bfloat16)}
+    ocp.save(tmp_path / "x", {**tree, "b": jnp.ones(2)})
+    assert_same_tree(ocp.load(tmp_path / "x", tree, transforms=[Cast("*", "bfloat16")]), tree)
+
+
 def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
     target = {"params": model()["params"], "opt": model()["opt"], "name": "mine", "none": None}
     rules = AssignmentMap(
