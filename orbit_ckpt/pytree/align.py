@@ -61,7 +61,8 @@ def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Align
         return Alignment(None, added, dict.fromkeys(added, "fallback"), paths)
     wanted = dict(zip(target.names, target.values, strict=True))
     has_empty = {names for names, record in view.records.items() if record.is_empty}
-    if wanted.keys() == view.records.keys() and not has_empty and not target.empty_names:
+    is_plain = not has_empty and not target.empty_names and not view.computed and not view.left_out
+    if is_plain and wanted.keys() == view.records.keys():
         return Alignment(wanted, {}, {}, {})
     filled: dict[NamePath, object] = {}
     origins: dict[NamePath, Origin] = {}

@@ -339,12 +339,7 @@ def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
             info = arrays.transpose_info(node.info, rule.axes)
             return Apply("transpose", partial(arrays.transpose, axes=rule.axes), (node,), info)
         case Cast():
-            if is_prng_dtype(node.info.dtype):
-                return node
-            info = arrays.cast_info(node.info, rule.dtype)
-            if isinstance(node, Read) and node.dtype is None:
-                return Read(node.names, info, as_dtype(rule.dtype))
-            return Apply("cast", partial(arrays.cast, dtype=rule.dtype), (node,), info)
+            return _cast(node, rule.dtype)
         case KeyData():
             return Apply("key data", arrays.key_data, (node,), on_jax=True)
         case WrapKeys():
@@ -352,6 +347,15 @@ def _replaced(rule: OneToOne, name: str, node: Node) -> Node:
             return Apply("wrap keys", wrap, (node,), on_jax=True)
         case _:
             assert_never(rule)
+
+
+def _cast(node: Node, dtype: object) -> Node:
+    if is_prng_dtype(node.info.dtype):
+        return node
+    info = arrays.cast_info(node.info, dtype)
+    if isinstance(node, Read) and node.dtype is None:
+        return Read(node.names, info, as_dtype(dtype))
+    return Apply("cast", partial(arrays.cast, dtype=dtype), (node,), info)
 
 
 def _call_with_name(fn: Callable[..., object], name: str, value: object) -> object:
