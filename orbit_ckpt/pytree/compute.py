@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import HostArray, is_prng_dtype
-from orbit_ckpt.errors import TransformError
-from orbit_ckpt.handlers.array import check_width
+from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.handlers.base import RestoreArgs
 from orbit_ckpt.metadata.schema import JAX_ARRAY, LeafRecord
+from orbit_ckpt.pytree.evaluate import Evaluation, call, identity
 from orbit_ckpt.pytree.target import restore_args_of
 from orbit_ckpt.pytree.view import View, nodes_by_source
-from orbit_ckpt.transform.nodes import Apply, FromTarget, Node, Part, Read, inputs_of, sources_of
-from orbit_ckpt.tree.keypath import NamePath, format_path
+from orbit_ckpt.transform.arrays import as_array
+from orbit_ckpt.transform.nodes import Apply, Node, Read, inputs_of, sources_of
+from orbit_ckpt.tree.keypath import NamePath
 
-_GROUP_LEAVES = 256
+_BATCH_LEAVES = 256
 """Most sources that are held at once, unless one result needs more."""
+
+_BATCH_BYTES = 1 << 26
+"""Most bytes of sources that are held at once, unless one result needs more."""
 
 ReadLeaves = Callable[
     [Sequence[LeafRecord], Mapping[NamePath, RestoreArgs]],
@@ -47,55 +51,140 @@ async def compute_leaves(
     Raises:
         TransformError: A function has failed.
     """
+    is_from_jax = _Origins(view.stored)
+    fetch = partial(_read, view, read)
     results: dict[NamePath, object] = {}
-    for group in groups_of(view, wanted):
-        sources = [source for node in group.values() for source in sources_of(node)]
-        evaluate = _Evaluation(await _read(sources, view, read), group.values())
-        for names, node in group.items():
-            from_jax = any(
-                view.stored[source.names].typestr == JAX_ARRAY for source in sources_of(node)
-            )
+    for batch in groups_of(view, wanted):
+        nodes = [node for _, node in batch]
+        values = {
+            identity(stack): await _fill(names, stack, fetch)
+            for names, stack in _large_stacks(batch)
+        }
+        values |= await fetch(list(sources_of(*nodes, known=values)))
+        evaluate = Evaluation(values, nodes)
+        for names, node in batch:
             value = evaluate(names, node)
-            results[names] = value if view.is_final else place(names, value, from_jax)
+            results[names] = value if view.is_final else place(names, value, is_from_jax(node))
     return results
 
 
-def groups_of(view: View, wanted: Container[NamePath]) -> Iterator[Mapping[NamePath, Node]]:
+def groups_of(view: View, wanted: Container[NamePath]) -> Iterator[_Named]:
     """Yield computed leaves in groups that are computed one after the other."""
     nodes = {names: node for names, node in view.computed.items() if names in wanted}
-    return _batches(nodes_by_source(nodes))
+    return _batches([list(group.items()) for group in nodes_by_source(nodes)])
 
 
-async def _read(sources: Sequence[Read], view: View, read: ReadLeaves) -> dict[object, object]:
+_Fetch = Callable[[Sequence[Read]], Awaitable[dict[object, object]]]
+
+_Named = Sequence[tuple[NamePath, Node]]
+"""Nodes with the names of the results that they are for."""
+
+
+class _Origins:
+    """Tells whether what a node is made of includes arrays of JAX."""
+
+    def __init__(self, stored: Mapping[NamePath, LeafRecord]) -> None:
+        self._stored = stored
+        self._known: dict[object, bool] = {}
+
+    def __call__(self, node: Node) -> bool:
+        key = identity(node)
+        if key not in self._known:
+            is_jax = isinstance(node, Read) and self._stored[node.names].typestr == JAX_ARRAY
+            self._known[key] = is_jax or any(map(self, inputs_of(node)))
+        return self._known[key]
+
+
+async def _read(view: View, read: ReadLeaves, sources: Sequence[Read]) -> dict[object, object]:
     """Return stored values by the identities of their nodes."""
     values: dict[object, object] = {}
     for reads in _in_turn(sources):
         records = [view.stored[names] for names in reads]
         args = {names: source_args(source, view.stored[names]) for names, source in reads.items()}
         found = await read(records, args)
-        values |= {_identity(source): found[names] for names, source in reads.items()}
+        values |= {identity(source): found[names] for names, source in reads.items()}
+    await asyncio.sleep(0)  # the loop keeps what it was told last until it is told something else
     return values
 
 
-def _batches(groups: Sequence[Mapping[NamePath, Node]]) -> Iterator[dict[NamePath, Node]]:
+async def _fill(names: NamePath, node: Apply, fetch: _Fetch) -> HostArray:
+    """Return a stack of arrays, of which only a few are held at a time besides it."""
+    info = node.info
+    result = aligned_empty(cast(tuple[int, ...], info.shape), as_dtype(info.dtype))
+    rows = np.moveaxis(result, cast(int, node.stack_axis), 0)
+    done = 0
+    for batch in _batches([[(names, part)] for part in node.inputs]):
+        parts = [part for _, part in batch]
+        evaluate = Evaluation(await fetch(list(sources_of(*parts))), parts)
+        for part in parts:
+            call(names, node.action, partial(_put, rows, done), [evaluate(names, part)])
+            done += 1
+    return result
+
+
+def _put(rows: HostArray, index: int, value: object) -> None:
+    rows[index] = as_array(value)
+
+
+def _large_stacks(batch: _Named) -> Iterator[tuple[NamePath, Apply]]:
+    """Yield the stacks that are filled one input after the other, and what they are for."""
+    seen: set[object] = set()
+    pending = list(batch)
+    while pending:
+        names, node = pending.pop()
+        if identity(node) in seen:
+            continue
+        seen.add(identity(node))
+        if isinstance(node, Apply) and _is_large_stack(node):
+            yield names, node
+        else:
+            pending += [(names, part) for part in inputs_of(node)]
+
+
+def _is_large_stack(node: Apply) -> bool:
+    if node.stack_axis is None or node.info.shape is None or is_prng_dtype(node.info.dtype):
+        return False
+    return _nbytes(node) > _BATCH_BYTES and all(map(_is_known_row, node.inputs))
+
+
+def _is_known_row(node: Node) -> bool:
+    """Whether a node is computed from leaves of its own by rules that call no function."""
+    match node:
+        case Read():
+            return True
+        case Apply():
+            return node.info.shape is not None and all(map(_is_known_row, node.inputs))
+        case _:
+            return False
+
+
+def _batches(groups: Sequence[_Named]) -> Iterator[_Named]:
     """Yield groups, small ones together."""
-    batch: dict[NamePath, Node] = {}
-    held = 0
+    batch: list[tuple[NamePath, Node]] = []
+    held = nbytes = 0
     for group in groups:
-        count = sum(1 for node in group.values() for _ in sources_of(node))
-        if batch and held + count > _GROUP_LEAVES:
+        sources = list(sources_of(*[node for _, node in group]))
+        size = sum(map(_nbytes, sources))
+        if batch and (held + len(sources) > _BATCH_LEAVES or nbytes + size > _BATCH_BYTES):
             yield batch
-            batch, held = {}, 0
-        batch = {**batch, **group}
-        held += count
+            batch, held, nbytes = [], 0, 0
+        batch += group
+        held += len(sources)
+        nbytes += size
     if batch:
         yield batch
+
+
+def _nbytes(node: Read | Apply) -> int:
+    """Return the size of a result, 0 if it is not known."""
+    shape, dtype = node.info.shape, node.info.dtype
+    return 0 if shape is None else math.prod(shape) * cast(DType, dtype).itemsize
 
 
 def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
     """Return what is read, by names; a leaf that is read in several ways is in several of them."""
     turns: list[dict[NamePath, Read]] = []
-    for read in {_identity(source): source for source in sources}.values():
+    for read in {identity(source): source for source in sources}.values():
         turn = next((turn for turn in turns if read.names not in turn), None)
         if turn is None:
             turns.append({read.names: read})
@@ -113,100 +202,3 @@ def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
         return restore_args_of(read.args)
     is_host = record.typestr == JAX_ARRAY and not is_prng_dtype(read.info.dtype)
     return RestoreArgs(np.ndarray if is_host else None, read.dtype)
-
-
-class _Evaluation:
-    """Evaluates nodes, each once.
-
-    Functions may change what they are given: of several that are given one value, only the last
-    has the value itself, which is then forgotten.
-    """
-
-    def __init__(self, values: dict[object, object], nodes: Iterable[Node]) -> None:
-        self._values = values
-        self._uses: Counter[object] = Counter()
-        for node in nodes:
-            self._count(node)
-
-    def _count(self, node: Node) -> None:
-        key = _identity(node)
-        self._uses[key] += 1
-        if self._uses[key] == 1:
-            for part in inputs_of(node):
-                self._count(part)
-
-    def __call__(self, names: NamePath, node: Node) -> object:
-        """Return the value of a node.
-
-        Raises:
-            TransformError: A function has failed.
-            UnsupportedLeafError: A function on arrays of JAX needs JAX's 64-bit mode.
-        """
-        key = _identity(node)
-        if key not in self._values:
-            self._values[key] = self._make(names, node)
-        self._uses[key] -= 1
-        if not self._uses[key]:
-            return self._values.pop(key)
-        value = self._values[key]
-        return cast(HostArray, value).copy() if isinstance(value, np.ndarray) else value
-
-    def _make(self, names: NamePath, node: Node) -> object:
-        match node:
-            case Part():
-                return cast(Sequence[object], self(names, node.of))[node.index]
-            case Apply():
-                return self._apply(names, node)
-            case Read() | FromTarget():  # the engine lets nothing be computed with these
-                raise AssertionError(node)
-
-    def _apply(self, names: NamePath, node: Apply) -> object:
-        inputs = [self(names, part) for part in node.inputs]
-        if node.on_jax:
-            inputs = [_to_jax(names, value) for value in inputs]
-        else:
-            inputs = list(map(_to_numpy, inputs, node.inputs))
-        try:
-            return node.fn(*inputs)
-        except Exception as error:  # a user's function may raise anything; raised again
-            if isinstance(error, TransformError):
-                raise
-            described = ", ".join(map(_describe, inputs))
-            raise TransformError(
-                f"{format_path(names)}: {node.action} of {described} failed: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-
-def _identity(node: Node) -> object:
-    """Return what tells a node from others; parts of one result are made anew for every use."""
-    match node:
-        case Read():
-            return node.names, id(node.args), node.dtype
-        case Part():
-            return id(node.of), node.index
-        case Apply() | FromTarget():
-            return id(node)
-
-
-def _to_jax(names: NamePath, value: object) -> object:
-    if not isinstance(value, np.ndarray):
-        return value
-    check_width(names, cast(HostArray, value).dtype)
-    return jnp.asarray(value)
-
-
-def _to_numpy(value: object, node: Node) -> object:
-    """Return what a function on JAX's arrays has made as an array of numpy; leaves are read so."""
-    if isinstance(node, Read) or not isinstance(value, jax.Array) or is_prng_dtype(value.dtype):
-        return value
-    return np.array(value)
-
-
-def _describe(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return repr(value)[:60]
-    dtype = getattr(value, "dtype", "")
-    kind = "keys" if isinstance(value, jax.Array) and is_prng_dtype(value.dtype) else dtype
-    return f"{kind}{list(cast(Sequence[int], shape))}"

@@ -246,9 +246,9 @@ class _Explanation:
         window = moved if limit is None else min(moved, limit)
         computed = [names for names in plan.view.computed if plan.alignment.is_read(names)]
         for group in groups_of(plan.view, set(computed)):
-            sources = {read.names for node in group.values() for read in sources_of(node)}
+            sources = {read.names for _, node in group for read in sources_of(node)}
             held = sum(c.wanted for n, c in self._source_costs.items() if n in sources)
-            made = sum(_nbytes(node.info) for node in group.values())
+            made = sum(_nbytes(node.info) for _, node in group)
             window = max(window, held + made)
             kept += made
         return kept + window

@@ -25,6 +25,8 @@ from orbit_ckpt.transform.nodes import (
     Node,
     Part,
     Read,
+    identity,
+    inputs_of,
     sources_of,
 )
 from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
@@ -285,8 +287,8 @@ def _info(metadata: object) -> ArrayInfo:
 def _place_of(name: str, source: LeafRecord | None) -> tuple[NamePath, KeyPath]:
     """Return the keys of a new name.
 
-    Keys that it has in common with its source, from the end on, are of the same kind: a list that
-    was renamed stays a list.
+    Keys that it has in common with its first source, from the end on, are of the same kind: a list
+    that was renamed stays a list.
     """
     names = split_name(name)
     if source is None:
@@ -305,24 +307,24 @@ _dict_key = functools.lru_cache(maxsize=4096)(DictKey)
 
 def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]]:
     """Group nodes so that no two groups read the same leaf."""
-    above: dict[NamePath, NamePath] = {}
-    """A forest of leaves; those that have to be in one group are in one tree."""
+    above: dict[object, object] = {}
+    """A forest of leaves and what is made of them; what has to be in one group is in one tree."""
 
-    def root(leaf: NamePath) -> NamePath:
-        while (next_one := above.setdefault(leaf, leaf)) != leaf:
-            above[leaf] = above[next_one]
-            leaf = next_one
-        return leaf
+    def root(place: object) -> object:
+        while (next_one := above[place]) != place:
+            above[place] = above[next_one]
+            place = next_one
+        return place
 
-    first: dict[NamePath, NamePath] = {}
-    for names, node in nodes.items():
-        for read in sources_of(node):
-            above[root(read.names)] = root(first.setdefault(names, read.names))
-    groups: dict[NamePath, dict[NamePath, Node]] = {}
-    alone: list[dict[NamePath, Node]] = []
-    for names, node in nodes.items():
-        if names in first:
-            groups.setdefault(root(first[names]), {})[names] = node
-        else:
-            alone.append({names: node})
-    return [*groups.values(), *alone]
+    def add(node: Node) -> object:
+        place = node.names if isinstance(node, Read) else identity(node)
+        if place not in above:
+            above[place] = place
+            for part in inputs_of(node):
+                above[root(add(part))] = root(place)
+        return place
+
+    groups: dict[object, dict[NamePath, Node]] = {}
+    for names, place in [(names, add(node)) for names, node in nodes.items()]:
+        groups.setdefault(root(place), {})[names] = nodes[names]
+    return list(groups.values())

@@ -18,13 +18,22 @@ T = TypeVar("T")
 _NUMBERS = np.ndarray | np.number | np.bool_ | np.datetime64 | bool | int | float | complex
 
 
+def as_array(value: object) -> Any:
+    """Return an array or a number as an array; what is neither is a TypeError."""
+    if isinstance(value, jax.Array):
+        return value
+    if not isinstance(value, _NUMBERS):
+        raise TypeError(f"{type(value).__name__} is no array")
+    return np.asarray(value)
+
+
 def stack(*values: Any, axis: int) -> Any:
     """Stack arrays along a new axis.
 
     Raises:
         ValueError: Shapes or dtypes differ.
     """
-    parts = [_array(value) for value in values]
+    parts = [as_array(value) for value in values]
     _check_alike([(part.shape, part.dtype) for part in parts])
     return _module(parts[0]).stack(parts, axis)
 
@@ -45,9 +54,9 @@ def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
 
 
 def unstack(value: Any, axis: int) -> list[Any]:
-    """Cut an array along an axis, which goes; the parts share no memory."""
-    rows = _module(value).moveaxis(_array(value), axis, 0)
-    return [rows[index, ...].copy() for index in range(len(rows))]
+    """Cut an array along an axis, which goes; the parts are views."""
+    rows = _module(value).moveaxis(as_array(value), axis, 0)
+    return [rows[index, ...] for index in range(len(rows))]
 
 
 def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
@@ -64,8 +73,8 @@ def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
 
 
 def split(value: Any, count: int, axis: int) -> list[Any]:
-    """Cut an array into equal parts, which share no memory."""
-    return [part.copy() for part in _module(value).split(_array(value), count, axis)]
+    """Cut an array into equal parts, which are views."""
+    return list(_module(value).split(as_array(value), count, axis))
 
 
 def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
@@ -86,7 +95,7 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
 
 def transpose(value: Any, axes: Sequence[int] | None) -> Any:
     """Permute the axes of an array."""
-    turned = _module(value).transpose(_array(value), axes)
+    turned = _module(value).transpose(as_array(value), axes)
     return turned if isinstance(turned, jax.Array) else np.asarray(turned, order="C")
 
 
@@ -133,14 +142,6 @@ def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
 def _module(value: object) -> Any:
     """Return what computes with a value; numpy does not with typed keys."""
     return jnp if isinstance(value, jax.Array) else np
-
-
-def _array(value: object) -> Any:
-    if isinstance(value, jax.Array):
-        return value
-    if not isinstance(value, _NUMBERS):
-        raise TypeError(f"{type(value).__name__} is no array")
-    return np.asarray(value)
 
 
 def _check_alike(kinds: Sequence[tuple[Shape, object]]) -> None:

@@ -217,7 +217,7 @@ class _Tree:
             info = UNKNOWN if rule.fn else self._checked(name, arrays.split_info, node.info, rule)
             on_jax = rule.fn is not None and rule.on == "jax"
             cut = partial(_exactly, fn, count, name)
-            parts = Apply("split", cut, (node,), on_jax=on_jax)
+            parts = Apply("split", cut, (node,), on_jax=on_jax, is_cut=rule.fn is None)
             made += [
                 (expand(template, match), Part(parts, index, info))
                 for index, template in enumerate(rule.to)
@@ -248,9 +248,8 @@ class _Tree:
             nodes = tuple(self._take(members[number]) for number in numbers)
             infos = [node.info for node in nodes]
             info = self._checked(stacked, arrays.stack_info, infos, rule.axis)
-            made.append(
-                (stacked, Apply("stack", partial(arrays.stack, axis=rule.axis), nodes, info))
-            )
+            fn = partial(arrays.stack, axis=rule.axis)
+            made.append((stacked, Apply("stack", fn, nodes, info, stack_axis=rule.axis)))
         self._put(made, overwrite=rule.overwrite)
 
     def _unstack(self, rule: Unstack) -> None:
@@ -258,7 +257,7 @@ class _Tree:
         for name, match in self._values(rule):
             node = self._take(name)
             count, info = self._checked(name, arrays.unstack_info, node.info, rule.axis)
-            parts = Apply("unstack", partial(arrays.unstack, axis=rule.axis), (node,))
+            parts = Apply("unstack", partial(arrays.unstack, axis=rule.axis), (node,), is_cut=True)
             made += [
                 (expand(rule.to.replace(r"\g<i>", str(index)), match), Part(parts, index, info))
                 for index in range(count)

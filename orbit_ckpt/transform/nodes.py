@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -54,6 +54,8 @@ class Apply(Struct, frozen=True, eq=False):
         inputs: What it is given.
         info: What is known of the result.
         on_jax: Whether it is given arrays of JAX, else of numpy.
+        stack_axis: If it stacks arrays, along which axis.
+        is_cut: Whether its results are parts of the array that it is given, and of its memory.
     """
 
     action: str
@@ -61,6 +63,8 @@ class Apply(Struct, frozen=True, eq=False):
     inputs: tuple[Node, ...]
     info: ArrayInfo = UNKNOWN
     on_jax: bool = False
+    stack_axis: int | None = None
+    is_cut: bool = False
 
 
 class Part(Struct, frozen=True):
@@ -101,9 +105,32 @@ def inputs_of(node: Node) -> tuple[Node, ...]:
             return ()
 
 
-def sources_of(node: Node) -> Iterator[Read]:
-    """Yield what is read for a node."""
-    if isinstance(node, Read):
-        yield node
-    for part in inputs_of(node):
-        yield from sources_of(part)
+def identity(node: Node) -> object:
+    """Return what tells a node from others that have another value."""
+    match node:
+        case Read():
+            return node.names, id(node.args), node.dtype
+        case Part():
+            return id(node.of), node.index
+        case Apply() | FromTarget():
+            return id(node)
+
+
+def sources_of(*nodes: Node, known: Container[object] = ()) -> Iterator[Read]:
+    """Yield what is read for nodes, once each.
+
+    Args:
+        *nodes: The nodes.
+        known: Identities of nodes for which nothing is read any more.
+    """
+    seen: set[object] = set()
+    pending = list(reversed(nodes))
+    while pending:
+        node = pending.pop()
+        key = identity(node)
+        if key in seen or key in known:
+            continue
+        seen.add(key)
+        if isinstance(node, Read):
+            yield node
+        pending += reversed(inputs_of(node))

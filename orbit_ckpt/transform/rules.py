@@ -155,6 +155,9 @@ class Combine(Struct, frozen=True, repr_omit_defaults=True):
 class Split(Struct, frozen=True, repr_omit_defaults=True):
     """Compute several leaves from one.
 
+    Without a function, parts of a numpy array along its first axis are not copied: they are views
+    of one block of memory, which lives as long as any of them.
+
     Attributes:
         pattern: Which leaves.
         to: Names of the results, templates.
@@ -212,7 +215,8 @@ class Stack(Struct, frozen=True, repr_omit_defaults=True):
 class Unstack(Struct, frozen=True, repr_omit_defaults=True):
     r"""Cut arrays along an axis into arrays whose names have the index.
 
-    `Unstack("layers/**", r"layers_\g<i>/\1")` makes the unrolled form of scanned layers.
+    `Unstack("layers/**", r"layers_\g<i>/\1")` makes the unrolled form of scanned layers. The parts
+    share memory as those of `Split` do.
 
     Attributes:
         pattern: Which leaves.

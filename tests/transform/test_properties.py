@@ -57,7 +57,7 @@ def is_stored_empty(leaf: Leaf) -> bool:
 
 def without_target(found: Mapping[str, Leaf], names: Sequence[str]) -> Outcome:
     """Return what a load of these leaves without a target comes to."""
-    if any(is_above(name, found) for name, leaf in found.items() if not is_stored_empty(leaf)):
+    if any(is_above(name, names) for name in names if not is_stored_empty(found[name])):
         return REFUSED  # something is a leaf and a container
     shown = [n for n in names if not (is_stored_empty(found[n]) and is_above(n, names))]
     return outcome(found, shown) or {"": {}}
