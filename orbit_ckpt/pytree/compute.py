@@ -64,7 +64,8 @@ async def compute_leaves(
         evaluate = Evaluation(values, nodes)
         for names, node in batch:
             value = evaluate(names, node)
-            results[names] = value if view.is_final else place(names, value, is_from_jax(node))
+            from_jax = is_from_jax(node) and _is_numeric(value)
+            results[names] = value if view.is_final else place(names, value, from_jax)
     return results
 
 
@@ -93,6 +94,11 @@ class _Origins:
             is_jax = isinstance(node, Read) and self._stored[node.names].typestr == JAX_ARRAY
             self._known[key] = is_jax or any(map(self, inputs_of(node)))
         return self._known[key]
+
+
+def _is_numeric(value: object) -> bool:
+    """Whether JAX could have a value as an array; it has none of text, dates and objects."""
+    return not isinstance(value, np.ndarray) or cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
 async def _read(view: View, read: ReadLeaves, sources: Sequence[Read]) -> dict[object, object]:

@@ -284,6 +284,14 @@ def test_functions_are_given_arrays_of_the_kind_they_ask_for(tmp_path: Path) -> 
     assert_same_tree(ocp.load(tmp_path / "x", transforms=rules), expected)
 
 
+def test_arrays_that_jax_cannot_hold_stay_those_of_numpy(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": jnp.arange(2), "b": jnp.arange(2)})
+    rules = [Map("a", lambda a: a.astype(str)), Map("b", lambda b: b.astype("datetime64[s]"))]
+    found = ocp.load(tmp_path / "x", transforms=rules)
+    assert found["a"].tolist() == ["0", "1"]
+    assert found["b"].dtype == "datetime64[s]"
+
+
 def test_functions_on_arrays_of_jax_are_not_given_half_of_the_bits(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {"a": np.array([1e300])})
     with pytest.raises(UnsupportedLeafError, match="a: JAX arrays of dtype float64 need 64-bit"):
