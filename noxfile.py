@@ -50,6 +50,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def multiprocess(session: nox.Session) -> None:
+    """Run the tests in which several processes save together; `tests` has them too."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/multiprocess", *session.posargs)
+
+
+@nox.session(default=False)
 def crash(session: nox.Session) -> None:
     """Kill a training run 500 times, and say how many steps it had saved."""
     session.install("-e", ".", *group("test"))

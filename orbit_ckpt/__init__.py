@@ -17,7 +17,12 @@ from orbit_ckpt import args, errors, transform, type_handlers
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
 from orbit_ckpt.checkpointer.functions import load, metadata, plan, save, save_async
-from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
+from orbit_ckpt.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+)
 from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt.handlers.lazy import LazyArray
@@ -124,6 +129,7 @@ __all__ = [
     "LazyArray",
     "LeafPlan",
     "MemoryOptions",
+    "MultiprocessingOptions",
     "NumpyRandomKeyCheckpointHandler",
     "NumpyRandomKeyHandler",
     "ParamInfo",

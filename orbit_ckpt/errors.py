@@ -13,6 +13,8 @@
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
     ├── ItemError                    (RuntimeError)  an object that is an item raised an error
     ├── ProcessCountError            (ValueError)  saved by another number of processes
+    ├── ProcessFailedError           (RuntimeError)  another process of the program has failed
+    ├── ProcessTimeoutError          (TimeoutError)  processes did not come in time
     ├── TransformError               (ValueError)  rules do not fit a checkpoint or a target
     ├── MissingPackageError          (ImportError)   an optional package is not installed
     └── LeafError                    (ValueError)  some leaves are at fault
@@ -27,7 +29,7 @@ that `except ValueError` in existing scripts keeps working.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class CheckpointError(Exception):
@@ -127,6 +129,32 @@ class ProcessCountError(CheckpointError, ValueError):
         super().__init__(message)
         self.saved = saved
         self.current = current
+
+
+class ProcessFailedError(CheckpointError, RuntimeError):
+    """A process failed in what all do together, and so did it on all others.
+
+    Attributes:
+        process: The process that failed first; the message has the text of its error.
+    """
+
+    def __init__(self, message: str, *, process: int) -> None:
+        super().__init__(message)
+        self.process = process
+
+
+class ProcessTimeoutError(CheckpointError, TimeoutError):
+    """Some processes did not come in time to where all were to meet.
+
+    Attributes:
+        process: The process that has waited.
+        missing: What each process that did not come was last doing.
+    """
+
+    def __init__(self, message: str, *, process: int, missing: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.process = process
+        self.missing = dict(missing)
 
 
 class MissingPackageError(CheckpointError, ImportError):

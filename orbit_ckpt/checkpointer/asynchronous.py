@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
+from orbit_ckpt.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+)
 from orbit_ckpt.checkpointer.saving import LastSave, SaveRequest, begin_save
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt.items.pytree import PyTreeMetadataOptions
@@ -34,6 +39,7 @@ class AsyncCheckpointer(Checkpointer):
         async_options: AsyncOptions | None = None,
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
         """Make a checkpointer.
 
@@ -43,8 +49,14 @@ class AsyncCheckpointer(Checkpointer):
             async_options: How saves go on in the background.
             file_options: How files are made.
             atomicity_options: How a checkpoint becomes visible.
+            multiprocessing_options: How processes save together.
         """
-        super().__init__(handler, file_options=file_options, atomicity_options=atomicity_options)
+        super().__init__(
+            handler,
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            multiprocessing_options=multiprocessing_options,
+        )
         options = async_options or AsyncOptions()
         timeout_s = options.timeout_secs if timeout_secs is None else timeout_secs
         self._when_done = options.post_finalization_callback
@@ -126,6 +138,7 @@ class StandardCheckpointer(AsyncCheckpointer):
         async_options: AsyncOptions | None = None,
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
         pytree_metadata_options: PyTreeMetadataOptions | None = None,
         **handler_options: Any,
     ) -> None:
@@ -137,6 +150,7 @@ class StandardCheckpointer(AsyncCheckpointer):
             async_options=async_options,
             file_options=file_options,
             atomicity_options=atomicity_options,
+            multiprocessing_options=multiprocessing_options,
         )
 
     def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature

@@ -9,7 +9,12 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from orbit_ckpt.checkpointer.options import AtomicityOptions, FileOptions, SessionOptions
+from orbit_ckpt.checkpointer.options import (
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    SessionOptions,
+)
 from orbit_ckpt.checkpointer.saving import SaveRequest, save_now, told_beside
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
@@ -40,10 +45,13 @@ class Checkpointer:
         *,
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
         self._handler = handler
         self._options = SessionOptions(
-            file_options or FileOptions(), atomicity_options or AtomicityOptions()
+            file_options or FileOptions(),
+            atomicity_options or AtomicityOptions(),
+            multiprocessing_options or MultiprocessingOptions(),
         )
 
     @property
@@ -72,6 +80,8 @@ class Checkpointer:
         Raises:
             CheckpointExistsError: The directory exists and `force` is not set.
             StorageError: The storage refused a write; nothing was left behind.
+            ProcessFailedError: Another process of the program has failed; nothing was left behind.
+            ProcessTimeoutError: Another process did not come in time; nothing was left behind.
             CheckpointError: What the handler raises; nothing was left behind.
         """
         request = SaveRequest(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from orbit_ckpt.runtime.coordination import default_group
+from orbit_ckpt.runtime.process import ProcessGroup
 from orbit_ckpt.storage.atomic import AtomicityMode
 
 
@@ -56,13 +58,38 @@ class AsyncOptions:
 
 
 @dataclass(frozen=True)
+class MultiprocessingOptions:
+    """How the processes of a program save together.
+
+    Attributes:
+        barrier_sync_key_prefix: Tells programs apart that share a coordination service.
+        timeout_secs: Most seconds to wait for other processes wherever all meet.
+        group: The processes; None for those of `jax.distributed`, or this one alone without it.
+    """
+
+    barrier_sync_key_prefix: str | None = None
+    timeout_secs: float = 600
+    group: ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_secs <= 0:
+            raise ValueError(f"timeout_secs must be positive, found {self.timeout_secs}")
+
+    def find_group(self) -> ProcessGroup:
+        """Return the processes that save."""
+        return self.group or default_group(self.barrier_sync_key_prefix or "")
+
+
+@dataclass(frozen=True)
 class SessionOptions:
     """What a save session needs to know.
 
     Attributes:
         files: How files are made.
         atomicity: How the checkpoint becomes visible.
+        multiprocessing: How processes save together.
     """
 
     files: FileOptions = field(default_factory=FileOptions)
     atomicity: AtomicityOptions = field(default_factory=AtomicityOptions)
+    multiprocessing: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)

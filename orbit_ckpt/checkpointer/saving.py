@@ -142,14 +142,14 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
     session = request.open(options)
 
     async def both_phases() -> Commit:
+        session.doing("staging")
         commit = await stage_item(handler, session.directory, request.args, copy=False)
-        await commit.run()
+        await session.write(commit)
         return commit
 
     with storage_errors(request.path, "saving", _ADVICE), session:
         commit = run_sync(both_phases())
-        commit.finalize()
-        session.commit(commit.recorded_as or typestr_of(handler))
+        session.commit(commit.recorded_as or typestr_of(handler), commit.finalize)
     _report(request.path, request.when_done)
 
 
@@ -169,15 +169,16 @@ def begin_save(
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE):
             stack.enter_context(session)
+            session.doing("staging")
             commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
         opened = stack.pop_all()
 
     async def finish() -> None:
         try:
             with storage_errors(path, "saving", _ADVICE), opened:
-                await commit.run()
-                await asyncio.to_thread(commit.finalize)
-                await asyncio.to_thread(session.commit, commit.recorded_as or typestr_of(handler))
+                await session.write(commit)
+                typestr = commit.recorded_as or typestr_of(handler)
+                await asyncio.to_thread(session.commit, typestr, commit.finalize)
         except BaseException:
             _logger.exception("Saving %s in the background failed", path)
             raise

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import cast
 
 from orbit_ckpt.checkpointer.options import SessionOptions
@@ -12,15 +16,39 @@ from orbit_ckpt.metadata.codec import copy_json
 from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.loop import run_checked
+from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation
 from orbit_ckpt.storage.atomic import AtomicDirectory
 from orbit_ckpt.storage.integrity import write_manifest
 
+_CHECK_S = 1.0
+"""How often a process that writes looks whether another one has failed."""
+
+
+class Barrier(StrEnum):
+    """Where the processes of one save meet, in this order.
+
+    Attributes:
+        CREATED: The primary process has made the directory.
+        WRITTEN: All have written their parts.
+        COMMITTING: All is durable; after this no process can stop the checkpoint from appearing.
+        COMMITTED: It has appeared.
+    """
+
+    CREATED = "created"
+    WRITTEN = "written"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+
 
 class SaveSession:
-    """A checkpoint being written.
+    """A checkpoint being written, by one process or by several together.
 
     Use as a context manager: leaving it without `commit` removes everything. Items are written
-    into `directory`, then `commit` records what they are and makes the checkpoint visible.
+    into `directory`, then `commit` records what they are and makes the checkpoint visible. The
+    primary process makes the directory and all that is there once; a failure of one process is
+    one of all.
     """
 
     def __init__(
@@ -43,28 +71,118 @@ class SaveSession:
             mode=options.atomicity.mode,
             permissions=options.files.path_permission_mode,
         )
+        self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
         self._details = details
         self._began_ns = time.time_ns()
+        self._group = options.multiprocessing.find_group()
+        self._timeout_s = options.multiprocessing.timeout_secs
+        self._pending = list(Barrier)
+        self._operation: Operation = NOBODY_ELSE
 
     @property
     def directory(self) -> Path:
         """Where items are written."""
-        return self._atomic.path
+        return self._directory
 
     def __enter__(self) -> SaveSession:
-        self._atomic.__enter__()
+        """Make the directory, or wait until the primary process has made it.
+
+        Raises:
+            CheckpointExistsError: There is a checkpoint, which is not to be overwritten.
+            ProcessFailedError: Another process has failed.
+            ProcessTimeoutError: The primary process has not come in time.
+        """
+        self._operation = self._group.join(f"save of {self._atomic.final}", self._timeout_s)
+        try:
+            self.doing("making the directory")
+            if self._is_primary:
+                self._atomic.__enter__()
+            name = self._broadcast(Barrier.CREATED, self._atomic.path.name.encode())
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self._directory = self._atomic.final.with_name(name.decode())
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._atomic.__exit__(*exc)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(error)
 
-    def commit(self, item_handlers: str | Mapping[str, str]) -> None:
-        """Make the checkpoint durable and visible.
+    def doing(self, phase: str) -> None:
+        """Tell other processes what this one does, for messages about it."""
+        self._operation.doing(phase)
+
+    async def write(self, commit: Commit) -> None:
+        """Write what has been staged; stop when another process fails."""
+        self.doing("writing")
+        if self._group.process.is_alone:
+            await commit.run()
+        else:
+            check = partial(self._operation.check, Barrier.WRITTEN)
+            await asyncio.to_thread(check)  # what has failed may be removed already
+            await run_checked(commit.run(), check, _CHECK_S)
+
+    def commit(
+        self,
+        item_handlers: str | Mapping[str, str],
+        finalize: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the checkpoint durable and visible once all processes have written their parts.
 
         Args:
             item_handlers: Typestr of the item's handler, or of every item's by name.
+            finalize: Called before by the primary process, to finish the items.
+
+        Raises:
+            ProcessFailedError: Another process has failed.
+            ProcessTimeoutError: Another process has not come in time.
         """
+        self._operation.barrier(Barrier.WRITTEN)
+        self._pending.remove(Barrier.WRITTEN)
+        if self._is_primary:
+            self.doing("finishing")
+            finalize()
+            self._write_documents(item_handlers)
+        self._broadcast(Barrier.COMMITTING)
+        if self._is_primary:
+            self.doing("committing")
+            self._atomic.commit()
+        self._broadcast(Barrier.COMMITTED)
+
+    @property
+    def _is_primary(self) -> bool:
+        return self._group.process.is_primary
+
+    def _broadcast(self, barrier: Barrier, value: bytes = b"") -> bytes:
+        found = self._operation.broadcast(barrier, value)
+        self._pending.remove(barrier)
+        return found
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Remove what has not been committed, and let the others know of an error.
+
+        Raises:
+            ProcessFailedError: Another process had failed before.
+            ProcessTimeoutError: Another process had not come in time.
+        """
+        first = None
+        try:
+            if error is not None:
+                first = self._operation.fail(error, self._pending)
+            if self._is_primary and isinstance(error, Exception):
+                self._operation.wait_for_others()  # they may write where all will be removed
+        finally:
+            self._atomic.__exit__()
+            self._operation.leave()
+        if first is not None and isinstance(error, Exception):
+            raise first from error
+
+    def _write_documents(self, item_handlers: str | Mapping[str, str]) -> None:
         document = StepDocument(
             item_handlers=item_handlers,
             init_timestamp_nsecs=self._began_ns,
@@ -75,7 +193,6 @@ class SaveSession:
         if self._details is not None:
             write_step_details(self.directory, self._details)
         write_manifest(self.directory)
-        self._atomic.commit()
 
 
 def check_json_object(value: object) -> dict[str, object]:

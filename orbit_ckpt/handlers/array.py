@@ -40,6 +40,7 @@ from orbit_ckpt.handlers.stored import (
 )
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import KeyPath, format_path
@@ -58,8 +59,8 @@ class ArrayHandler:
         if array.is_deleted():
             return "the array has been deleted or donated"
         single = isinstance(array.sharding, SingleDeviceSharding)
-        if not single and not array.is_fully_addressable:
-            return "the array spans several processes"
+        if not single and not array.is_fully_addressable and this_process().is_alone:
+            return "the array spans several processes; call jax.distributed.initialize first"
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)
         return None if storable(array.dtype) else f"dtype {array.dtype} cannot be stored"
@@ -78,10 +79,15 @@ class ArrayHandler:
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`."""
-        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
-            taken = value if isinstance(value, TakenArray) else _taken(cast(jax.Array, value))
-            self._add(taken, info, arg)
+        """See `TypeHandler`.
+
+        Raises:
+            UnsupportedLeafError: There are other processes, and they do not have these arrays.
+        """
+        taken = [v if isinstance(v, TakenArray) else _taken(cast(jax.Array, v)) for v in values]
+        _check_global(taken, infos)
+        for array, info, arg in zip(taken, infos, default_save_args(infos, args), strict=True):
+            self._add(array, info, arg)
         return []
 
     def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
@@ -89,8 +95,14 @@ class ArrayHandler:
         impl, shards = array.key_impl, array.shards
         if impl is not None:
             arg = SaveArgs()  # keys are not cast
-        info.write_shape = shards[0].region.shape if shards else array.shape
-        layout = add_array(array.shape, array.dtype, shards, info, arg)
+        if not batch.process.is_alone and isinstance(array.sharding, jax.sharding.Sharding):
+            # this process may have no part of it
+            info.write_shape = array.sharding.shard_shape(array.shape)
+        else:
+            info.write_shape = shards[0].region.shape if shards else array.shape
+        layout = add_array(
+            array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
+        )
         if impl is not None:  # of other arrays the record says nothing that is not elsewhere
             batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
         sharding = None if array.sharding is None else describe_sharding(array.sharding)
@@ -135,6 +147,32 @@ class ArrayHandler:
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
+
+
+def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> None:
+    """Check that all processes have the arrays.
+
+    Raises:
+        UnsupportedLeafError: Some are on devices of this process only. Others may have arrays of
+            the same name with other values, which would be lost.
+    """
+    if not infos or save_batch_of(infos[0]).process.is_alone:
+        return
+    local = [
+        info.label
+        for array, info in zip(arrays, infos, strict=True)
+        if not isinstance(array.sharding, jax.sharding.Sharding)  # it is lazy
+        or array.sharding.is_fully_addressable
+    ]
+    if local:
+        more = f" and {len(local) - 20} more" if len(local) > 20 else ""
+        raise UnsupportedLeafError(
+            f"{', '.join(local[:20])}{more}: these arrays are on devices of one process only; the "
+            "others may have other values. Put them on a mesh of all processes, with "
+            "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for example, or save them as "
+            "numpy arrays, which are those of the first process.",
+            paths=local,
+        )
 
 
 def _taken(array: jax.Array) -> TakenArray:
@@ -189,8 +227,12 @@ class _Target(Struct, frozen=True, gc=False):
             (part,) = parts.values()
             array = jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
         else:
+            dtype = self.logical if self.dtype is None else as_dtype(self.dtype)
             array = jax.make_array_from_callback(
-                self.shape, self.sharding, lambda index: parts[from_index(index or (), self.shape)]
+                self.shape,
+                self.sharding,
+                lambda index: parts[from_index(index or (), self.shape)],
+                dtype,  # which no part tells if all are with other processes
             )
         return wrap_keys(array, self.key_impl)
 

@@ -27,6 +27,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
 from orbit_ckpt.storage.chunk_read import ArrayRead
@@ -109,6 +110,7 @@ class SaveBatch(Struct):
     Attributes:
         writer: Collects arrays; written when all handlers have returned.
         copy: Whether the caller may change its leaves before that.
+        process: The process that saves; others save other parts of the same arrays.
         arrays: Records of JAX arrays, of those that hold typed PRNG keys.
         shardings: Their shardings by storage name.
         details: What Orbax's documents lose of a leaf, by storage name.
@@ -118,6 +120,7 @@ class SaveBatch(Struct):
 
     writer: BatchWriter
     copy: bool = False
+    process: Process = Process()
     arrays: list[ArrayRecord] = field(default_factory=list[ArrayRecord])
     shardings: dict[str, ShardingMetadata] = field(default_factory=dict[str, ShardingMetadata])
     details: dict[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
@@ -325,6 +328,11 @@ def save_batch_of(info: ParamInfo) -> SaveBatch:
     if info.save_batch is None:
         raise ValueError(f"{info.label}: ParamInfo.save_batch is not set; save with PyTreeHandler")
     return info.save_batch
+
+
+def leaves_to_primary(infos: Sequence[ParamInfo]) -> bool:
+    """Whether another process writes leaves that all processes have."""
+    return bool(infos) and not save_batch_of(infos[0]).process.is_primary
 
 
 def load_batch_of(info: ParamInfo) -> LoadBatch:

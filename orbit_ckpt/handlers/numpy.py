@@ -16,6 +16,7 @@ from orbit_ckpt.handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    leaves_to_primary,
     load_batch_of,
     logical_dtype,
 )
@@ -65,6 +66,8 @@ class NumpyHandler:
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
+        if leaves_to_primary(infos):
+            return []
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             if isinstance(value, bytes):
                 kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES

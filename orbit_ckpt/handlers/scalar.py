@@ -11,7 +11,14 @@ import numpy as np
 from orbit_ckpt.arrays.dtypes import python_scalar, storable
 from orbit_ckpt.arrays.transfer import shards_of
 from orbit_ckpt.errors import TreeMismatchError
-from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, load_batch_of
+from orbit_ckpt.handlers.base import (
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    leaves_to_primary,
+    load_batch_of,
+)
 from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
@@ -56,6 +63,8 @@ class ScalarHandler:
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
+        if leaves_to_primary(infos):
+            return []
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             host = np.asarray(value)
             leaf_type = NUMPY if isinstance(value, np.generic) else None

@@ -49,6 +49,7 @@ def add_array(
     arg: SaveArgs,
     *,
     leaf_type: str | None = None,
+    write_shape: Shape | None = None,
 ) -> ZarrArray:
     """Add one array to the batch of its save; return how it will be stored.
 
@@ -59,9 +60,11 @@ def add_array(
         info: The leaf.
         arg: Options of the leaf.
         leaf_type: See `LeafDetail.type`.
+        write_shape: Shape of the parts that all processes write; None for that of `shards`.
     """
     batch = save_batch_of(info)
-    write_shape = shards[0].region.shape if shards else shape
+    if write_shape is None:
+        write_shape = shards[0].region.shape if shards else shape
     # most leaves are like others; options by identity, they may not be hashable
     key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
     plan = cast(_ArrayPlan | None, batch.plans.get(key))
@@ -69,7 +72,8 @@ def add_array(
         plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
     if plan.detail is not None:
         batch.details[info.name] = plan.detail
-    batch.writer.add(ArrayWrite(info.name, plan.layout, plan.document, shards, plan.native))
+    document = plan.document if batch.process.is_primary else None
+    batch.writer.add(ArrayWrite(info.name, plan.layout, document, shards, plan.native))
     return plan.layout
 
 

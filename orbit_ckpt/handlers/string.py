@@ -13,6 +13,7 @@ from orbit_ckpt.handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    leaves_to_primary,
     load_batch_of,
     save_batch_of,
 )
@@ -47,6 +48,8 @@ class StringHandler:
         args: Sequence[SaveArgs] | None = None,  # noqa: ARG002 - the interface has it
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
+        if leaves_to_primary(infos):
+            return []
         for value, info in zip(values, infos, strict=True):
             batch = save_batch_of(info)
             batch.strings[info.name] = str(value)

@@ -18,6 +18,7 @@ from orbit_ckpt.items.base import (
 )
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
@@ -71,7 +72,8 @@ class JsonHandler:
             ) from error
 
         async def write() -> None:
-            await asyncio.to_thread(write_file, directory / (self._filename or _FILE), text)
+            if this_process().is_primary:
+                await asyncio.to_thread(write_file, directory / (self._filename or _FILE), text)
 
         return Commit(write, lambda: write_manifest(directory))
 

@@ -17,6 +17,7 @@ from orbit_ckpt.items.base import (
     run_both_phases,
 )
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
@@ -66,7 +67,8 @@ class ProtoHandler:
         text = _encode(item_name(directory), args.item)
 
         async def write() -> None:
-            await asyncio.to_thread(write_file, directory / self._filename, text)
+            if this_process().is_primary:
+                await asyncio.to_thread(write_file, directory / self._filename, text)
 
         return Commit(write, lambda: write_manifest(directory))
 

@@ -35,6 +35,7 @@ from orbit_ckpt.pytree.restore import (
 from orbit_ckpt.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import Process, this_process
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.legacy import LegacyRules
 
@@ -69,6 +70,7 @@ class PyTreeHandler:
         use_compression: bool = True,
         type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
         pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
+        process: Process | None = None,
     ) -> None:
         """Make a handler.
 
@@ -85,6 +87,8 @@ class PyTreeHandler:
             use_compression: Whether arrays are compressed with zstd; small ones never are.
             type_handler_registry: Where type handlers are looked up.
             pytree_metadata_options: What is recorded of the tree.
+            process: Which process saves, and among how many; None for JAX's. One that is alone
+                saves a tree of its own.
 
         Raises:
             ValueError: A limit is not positive, or is given in GB and in bytes.
@@ -94,6 +98,7 @@ class PyTreeHandler:
             raise ValueError("Give memory limits in GB or as memory_options, not both.")
         self._memory = memory_options or MemoryOptions.from_gb(*in_gb)
         self._registry = type_handler_registry
+        self._process = process
         self._rich_types = pytree_metadata_options.support_rich_types
         self._options = TreeSaveOptions(
             use_ocdbt=use_ocdbt,
@@ -134,7 +139,9 @@ class PyTreeHandler:
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
         options = replace(
-            args.apply(self._options), max_transfer_bytes=self._memory.max_transfer_bytes
+            args.apply(self._options),
+            max_transfer_bytes=self._memory.max_transfer_bytes,
+            process=self._process or this_process(),
         )
         plan = plan_save(
             args.item,

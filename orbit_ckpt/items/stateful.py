@@ -30,6 +30,7 @@ from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTree
 from orbit_ckpt.metadata.codec import decode_json, encode_json, encode_user_json
 from orbit_ckpt.metadata.states import StateKind, StateRecord
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.layout import (
@@ -86,7 +87,8 @@ class StatefulHandler:
         else:
             raise ValueError(f"There is no process {process_index} among {process_count}.")
         options = PyTreeMetadataOptions(support_rich_types=True)
-        self._trees = PyTreeHandler(pytree_metadata_options=options)
+        # a state of its own, of which other processes save no part
+        self._trees = PyTreeHandler(pytree_metadata_options=options, process=Process())
 
     @classmethod
     def typestr(cls) -> str:

@@ -18,9 +18,13 @@ from orbit_ckpt.pytree.take import take_leaves
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
+from orbit_ckpt.storage.layout import process_directory
+from orbit_ckpt.storage.ocdbt_merge import merge_databases
 from orbit_ckpt.storage.path import as_epath
+from orbit_ckpt.storage.zarr import ZarrArray
 
 
 class TreeSaveOptions(Struct, frozen=True):
@@ -35,6 +39,8 @@ class TreeSaveOptions(Struct, frozen=True):
         max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
         rich_types: Whether tuples and namedtuples are recorded as such.
         custom_metadata: Any JSON value to keep with the tree.
+        process: The process that saves. If it is not alone, each writes a database of its own, and
+            the primary one merges them.
     """
 
     use_ocdbt: bool = True
@@ -45,6 +51,18 @@ class TreeSaveOptions(Struct, frozen=True):
     max_transfer_bytes: int | None = None
     rich_types: bool = False
     custom_metadata: object = None
+    process: Process = Process()
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether every process writes a database of its own."""
+        return self.use_ocdbt and not self.process.is_alone
+
+    @property
+    def parts(self) -> list[str]:
+        """Directories of the databases of all processes."""
+        count = self.process.count if self.has_parts else 0
+        return [process_directory(index) for index in range(count)]
 
 
 async def stage_tree(
@@ -76,6 +94,7 @@ async def stage_tree(
     handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
 
     def finalize() -> None:
+        save.merge()
         _finalize(handlers, directory, options)
 
     return Commit(write, finalize, save.writer.progress.now)
@@ -85,9 +104,12 @@ class _TreeSave:
     """One tree on its way to the disk."""
 
     def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
+        self._database = directory
+        if options.has_parts:
+            self._database = directory / process_directory(options.process.index)
         self.writer = BatchWriter(
             WriteOptions(
-                directory,
+                self._database,
                 use_ocdbt=options.use_ocdbt,
                 data_file_bytes=options.data_file_bytes,
                 max_bytes=options.max_bytes,
@@ -96,7 +118,8 @@ class _TreeSave:
         )
         self._directory = directory
         self._options = options
-        self._batch = SaveBatch(self.writer, copy)
+        self._batch = SaveBatch(self.writer, copy, options.process)
+        self._arrays: list[tuple[str, ZarrArray]] = []
         self._futures: list[Future] = []
         self._documents: tuple[TreeDocument, TreeDetails] | None = None
 
@@ -117,12 +140,24 @@ class _TreeSave:
 
     async def write(self) -> None:
         """Write what handlers have left, and the documents about it."""
+        if self._options.has_parts:
+            self._arrays = self.writer.arrays
+            await asyncio.to_thread(self._database.mkdir)
         await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
         await asyncio.to_thread(self._write_documents)
 
+    def merge(self) -> None:
+        """Make one database of those of all processes, if each has one."""
+        if self._options.has_parts:
+            merge_databases(self._directory, self._options.parts, self._arrays)
+
     def _write_documents(self) -> None:
+        process = self._options.process
+        shardings = self._batch.shardings if process.is_primary else {}
+        files.write_arrays(self._directory, process.index, self._batch.arrays, shardings)
+        if not process.is_primary:
+            return
         files.write_strings(self._directory, self._batch.strings)
-        files.write_arrays(self._directory, 0, self._batch.arrays, self._batch.shardings)
         if self._documents is not None:
             files.write_tree(self._directory, *self._documents)
 
@@ -134,7 +169,8 @@ def _finalize(handlers: Sequence[object], directory: Path, options: TreeSaveOpti
         if finalize is not None:
             finalize(directory)
     checks_itself = options.use_ocdbt and options.use_zarr3
-    write_manifest(directory, self_checked=OCDBT_FILES if checks_itself else ())
+    checked = (*OCDBT_FILES, *(f"{part}/" for part in options.parts))
+    write_manifest(directory, self_checked=checked if checks_itself else ())
 
 
 def _make_infos(

@@ -10,7 +10,7 @@ import contextvars
 import gc
 import threading
 import weakref
-from collections.abc import Awaitable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar, cast
 
@@ -103,6 +103,19 @@ async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     if len(others) > _ERRORS_TOLD:
         first.add_note(f"And {len(others) - _ERRORS_TOLD} more failed.")
     raise first
+
+
+async def run_checked(work: Awaitable[T], check: Callable[[], object], every_s: float) -> T:
+    """Run an awaitable to its end; stop it when a check, made now and then in a thread, raises."""
+    running = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([running], timeout=every_s))[0]:
+            await asyncio.to_thread(check)
+    finally:
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+    return running.result()
 
 
 class _Runner(Generic[T]):

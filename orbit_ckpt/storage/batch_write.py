@@ -52,14 +52,14 @@ class ArrayWrite(NamedTuple):
     Attributes:
         name: Storage name.
         layout: How it is stored.
-        document: Its metadata document.
+        document: Its metadata document, None if another process writes it.
         shards: The parts this process writes; each consists of whole chunks.
         dtype: Logical dtype that the shards are cast to before they are stored.
     """
 
     name: str
     layout: ZarrArray
-    document: bytes
+    document: bytes | None
     shards: Sequence[Shard]
     dtype: DType
 
@@ -94,6 +94,11 @@ class BatchWriter:
         """Add an array; nothing is written before `commit`."""
         self._writes.append(write)
 
+    @property
+    def arrays(self) -> list[tuple[str, ZarrArray]]:
+        """Names and layouts of the arrays that were added and are not written yet."""
+        return [(write.name, write.layout) for write in self._writes]
+
     async def take(self) -> None:
         """Copy everything that was added to where only this batch can change it.
 
@@ -120,7 +125,8 @@ class BatchWriter:
                 if options.use_ocdbt
                 else FilesWriter(options.directory)
             )
-            self.progress.plan(len(writes), sum(_nbytes(write) for write in writes))
+            here = sum(bool(write.shards) for write in writes)
+            self.progress.plan(here, sum(_nbytes(write) for write in writes))
             await _write(writes, writer, options, self.progress)
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
@@ -185,6 +191,7 @@ async def _write(
 
     try:
         await run_all(run(*task) for task in _tasks(writes, task_bytes))
+        await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
     except BaseException:
         stopped.set()
@@ -233,7 +240,7 @@ def _write_parts(
         if stopped.is_set():
             return
         write, layout = part.write, part.write.layout
-        if part.is_first:
+        if part.is_first and write.document is not None:
             writer.put(join_key(write.name, layout.document_name), write.document)
         for index in chunk_indices(part.region, layout.chunk_shape):
             chunk = chunk_region(index, layout.chunk_shape)
@@ -244,6 +251,13 @@ def _write_parts(
                 writer.put(key, b"".join(encoded))
             else:
                 writer.append(key, encoded, layout.chunk_nbytes)
+
+
+def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
+    """Write the documents of arrays that other processes have all parts of."""
+    for write in writes:
+        if not write.shards and write.document is not None:
+            writer.put(join_key(write.name, write.layout.document_name), write.document)
 
 
 def _source(part: _Part, max_bytes: int) -> Shard:

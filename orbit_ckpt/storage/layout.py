@@ -55,6 +55,11 @@ def is_temporary_name(name: str) -> bool:
     return TEMPORARY_SUFFIX in name
 
 
+def process_directory(process: int) -> str:
+    """Return the name of the directory with the database of one process."""
+    return f"ocdbt.process_{process}"
+
+
 def is_process_directory(name: str) -> bool:
     """Whether a directory of this name holds the database of one process."""
     return _PROCESS_DIRECTORY.fullmatch(name) is not None

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from orbit_ckpt.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
     Extent,
     NodeReference,
+    Value,
     encode_interior,
     encode_leaf,
     encode_manifest,
@@ -92,7 +93,7 @@ class DatabaseWriter:
             )
         self._root = directory
         self._max_file_bytes = size
-        self._values: dict[bytes, bytes | Extent] = {}
+        self._values: dict[bytes, Value] = {}
         self._files: list[_DataFile] = []
         self._free: list[_DataFile] = []
         self._lock = threading.Lock()
@@ -110,6 +111,10 @@ class DatabaseWriter:
         self._values[key.encode()] = file.append(parts)
         with self._lock:
             self._free.append(file)
+
+    def refer(self, values: Mapping[str, Value]) -> None:
+        """Add values of which those in data files are below the root already."""
+        self._values.update((key.encode(), value) for key, value in values.items())
 
     def close(self) -> None:
         """See `ValueWriter`."""

@@ -1,0 +1,1 @@
+"""What tests of programs that use orbit_ckpt need; nothing of the package imports it."""

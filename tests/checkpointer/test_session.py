@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import (
+    BackgroundSaveError,
+    CheckpointExistsError,
+    ProcessFailedError,
+    ProcessTimeoutError,
+)
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import ProcessGroup
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.testing.fakes import fake_processes
+
+COUNT = 3
+
+
+class Parts:
+    """An item of which every process writes a file; one may fail, and one may never end."""
+
+    def __init__(self, group: ProcessGroup, failing: dict[int, str], endless: int | None) -> None:
+        self.index = group.process.index
+        self.failing = failing.get(self.index)
+        self.is_endless = self.index == endless
+
+    async def stage(self, directory: Path, args: object, *, copy: bool) -> Commit:
+        del args, copy
+        self.fail_at("stage")
+
+        async def write() -> None:
+            self.fail_at("write")
+            if self.is_endless:
+                await asyncio.Event().wait()
+            write_file(directory / f"part_{self.index}", b"")
+
+        def finalize() -> None:
+            assert self.index == 0
+            self.fail_at("finalize")
+            assert len(list(directory.iterdir())) == COUNT
+
+        return Commit(write, finalize)
+
+    def fail_at(self, phase: str) -> None:
+        if self.failing == phase:
+            raise ValueError(f"no {phase} today")
+
+    def save(self, directory: Path, args: object) -> None: ...
+    def restore(self, directory: Path, args: object) -> None: ...
+    def finalize(self, directory: Path) -> None: ...
+    def close(self) -> None: ...
+
+
+@ocp.args.register_with_handler(Parts, for_save=True, for_restore=True)
+class PartsArgs(ocp.args.CheckpointArgs):
+    pass
+
+
+def save_on_all(
+    groups: Sequence[ProcessGroup],
+    path: Path,
+    *,
+    failing: dict[int, str] | None = None,
+    endless: int | None = None,
+    background: bool = False,
+    timeout_s: float = 20,
+) -> list[Exception | None]:
+    """Return what the save raised on every process."""
+
+    def save(group: ProcessGroup) -> Exception | None:
+        options = ocp.MultiprocessingOptions(timeout_secs=timeout_s, group=group)
+        kind = ocp.AsyncCheckpointer if background else ocp.Checkpointer
+        try:
+            handler = Parts(group, failing or {}, endless)
+            with kind(handler, multiprocessing_options=options) as checkpointer:
+                checkpointer.save(path, args=PartsArgs())
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(save, groups))
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_all_processes_write_one_checkpoint(tmp_path: Path, background: bool) -> None:
+    raised = save_on_all(fake_processes(COUNT), tmp_path / "a", background=background)
+    assert raised == [None] * COUNT
+    assert {"part_0", "part_1", "part_2", "_CHECKPOINT_METADATA"} < set(names_in(tmp_path / "a"))
+    assert names_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("guilty", "phase"), [(0, "stage"), (0, "write"), (0, "finalize"), (2, "stage"), (2, "write")]
+)
+def test_failure_of_one_is_raised_on_all_and_leaves_nothing(
+    tmp_path: Path, guilty: int, phase: str, background: bool
+) -> None:
+    groups = fake_processes(COUNT)
+    path = tmp_path / "a"
+    raised = save_on_all(groups, path, failing={guilty: phase}, background=background)
+    for index, error in enumerate(raised):
+        cause = error.__cause__ if isinstance(error, BackgroundSaveError) else error
+        assert isinstance(cause, ValueError if index == guilty else ProcessFailedError)
+        assert f"no {phase} today" in str(error)
+        assert index == guilty or f"process {guilty} failed while" in str(error)
+    assert names_in(tmp_path) == []
+    assert save_on_all(groups, path) == [None] * COUNT
+
+
+@pytest.mark.slow
+def test_failure_stops_those_that_write(tmp_path: Path) -> None:
+    raised = save_on_all(fake_processes(COUNT), tmp_path / "a", failing={0: "write"}, endless=1)
+    assert "process 0 failed while writing" in str(raised[1])
+
+
+@pytest.mark.slow
+def test_process_that_writes_for_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    raised = save_on_all(fake_processes(COUNT), path, endless=1, timeout_s=0.1)
+    for error in raised:
+        assert isinstance(error, ProcessTimeoutError)
+        assert error.missing == {1: "writing"}
+        assert "'written'" in str(error)
+    assert names_in(tmp_path) == []
+
+
+def test_taken_path_is_an_error_on_all(tmp_path: Path) -> None:
+    groups = fake_processes(COUNT)
+    assert save_on_all(groups, tmp_path / "a") == [None] * COUNT
+    first, *others = save_on_all(groups, tmp_path / "a")
+    assert isinstance(first, CheckpointExistsError)
+    assert all("already exists" in str(error) for error in others)
+    assert names_in(tmp_path) == ["a"]

@@ -1,0 +1,117 @@
+"""Two processes of one program save and load together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120
+
+
+def run(scenario: str, directory: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run a scenario of `worker.py` in two processes with two devices each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("worker.py"), *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in [(index, 2, port, scenario, directory) for index in range(2)]
+    ]
+    try:
+        results = [(p, *p.communicate(timeout=TIMEOUT_S)) for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [subprocess.CompletedProcess(p.args, p.returncode, o, e) for p, o, e in results]
+
+
+def assert_done(process: subprocess.CompletedProcess[str]) -> None:
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "done\n", process.stderr
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("exchanged")
+    ocp.save(directory / "by_one", make_tree())
+    for process in run("exchange", directory):
+        assert_done(process)
+    return directory
+
+
+@pytest.mark.slow
+def test_two_processes_save_what_one_loads(exchanged: Path) -> None:
+    check_tree(ocp.load(exchanged / "by_two"))
+    check_tree(ocp.load(exchanged / "by_two_again"))
+
+
+@pytest.mark.slow
+def test_every_process_writes_a_database_and_every_chunk_is_written_once(exchanged: Path) -> None:
+    path = exchanged / "by_two"
+    sizes = [
+        sum(file.stat().st_size for file in (path / f"ocdbt.process_{i}" / "d").iterdir())
+        for i in range(2)
+    ]
+    chunks = 64 * 64 * 4
+    assert all(chunks / 2 <= size < chunks / 2 + 2000 for size in sizes)
+    assert (path / "d").is_dir()
+    assert sorted(p.name for p in (path / "array_metadatas").iterdir()) == [
+        "process_0",
+        "process_1",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["by_two", "by_two_True_False", "by_two_False_False"])
+def test_orbax_restores_what_two_processes_saved(exchanged: Path, name: str) -> None:
+    import orbax.checkpoint as orbax  # noqa: PLC0415 - takes seconds
+
+    with orbax.PyTreeCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(exchanged / name).item_metadata.tree
+        args = orbax.checkpoint_utils.construct_restore_args(metadata)
+        as_numpy = {n: orbax.RestoreArgs(restore_type=np.ndarray) for n in SPECS}
+        args = {**args, "arrays": as_numpy, "keys": orbax.RestoreArgs(restore_type=np.ndarray)}
+        restored = checkpointer.restore(exchanged / name, restore_args=args)
+    for leaf, value in host_values().items():
+        assert restored["arrays"][leaf].tobytes() == value.tobytes()
+    for leaf, value in OTHERS.items():
+        np.testing.assert_equal(restored[leaf], value)
+
+
+@pytest.mark.slow
+def test_failure_of_one_process_is_one_of_all(tmp_path: Path) -> None:
+    for process in run("failures", tmp_path):
+        assert_done(process)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier", "failed_1"]
+
+
+@pytest.mark.slow
+def test_killed_process_is_named_and_its_step_never_listed(tmp_path: Path) -> None:
+    survivor, victim = run("killed", tmp_path)
+    assert victim.returncode == -signal.SIGKILL
+    assert_done(survivor)

@@ -1,0 +1,184 @@
+"""One process of a program; run as `worker.py <index> <count> <port> <scenario> <directory>`.
+
+Prints `done` if all is as it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
+from orbit_ckpt.storage.batch_write import BatchWriter
+from orbit_ckpt.storage.value_write import DatabaseWriter
+from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
+
+LONG_S, SHORT_S = 60.0, 4.0
+
+
+class Data:
+    """What every process has a state of."""
+
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def get_state(self) -> object:
+        return self.state
+
+    def set_state(self, state: object) -> None:
+        self.state = state
+
+
+def save(path: Path, tree: object, *, timeout_s: float = LONG_S, force: bool = False) -> None:
+    options = ocp.MultiprocessingOptions(timeout_secs=timeout_s)
+    handler = ocp.PyTreeHandler()
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        checkpointer.save(path, tree, force=force)
+
+
+def raised_by(run: Callable[[], object]) -> Exception:
+    try:
+        run()
+    except Exception as error:  # noqa: BLE001 - looked at by the scenario
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def exchange(directory: Path) -> None:
+    """Save together, load what one process and what all have saved."""
+    index = jax.process_index()
+    shardings = make_shardings(make_mesh())
+    tree = make_tree()
+    ocp.save(directory / "by_two", tree)
+    check_tree(ocp.load(directory / "by_two"), shardings)
+    check_tree(ocp.load(directory / "by_two", like=tree), shardings)
+    check_tree(ocp.load(directory / "by_one", like=tree), shardings)
+    far = NamedSharding(Mesh(make_mesh().devices[1], "y"), PartitionSpec("y"))
+    target = {"large": jax.ShapeDtypeStruct((64, 64), np.float32, sharding=far)}
+    found = ocp.load(directory / "by_two", like={"arrays": target}, unexpected="ignore")
+    assert found["arrays"]["large"].sharding == far  # one process has no part of it
+    assert len(found["arrays"]["large"].addressable_shards) == 2 * index
+    ocp.save_async(directory / "by_two_later", tree).result(LONG_S)
+    check_tree(ocp.load(directory / "by_two_later"), shardings)
+    save(directory / "by_two_again", tree)
+    save(directory / "by_two_again", tree, force=True)
+    in_place = ocp.AtomicityOptions(mode=ocp.AtomicityMode.COMMIT_FILE)
+    with ocp.Checkpointer(ocp.PyTreeHandler(), atomicity_options=in_place) as checkpointer:
+        checkpointer.save(directory / "by_two_in_place", tree)
+        check_tree(checkpointer.restore(directory / "by_two_in_place"), shardings)
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave(tree),
+        notes=ocp.args.JsonSave([index]),
+        data=ocp.args.StatefulSave(Data({"read": jax.numpy.full(3, index)})),
+    )
+    with ocp.Checkpointer(ocp.CompositeHandler()) as checkpointer:
+        checkpointer.save(directory / "by_two_items", items)
+        found = checkpointer.restore(directory / "by_two_items")
+        check_tree(found.state, shardings)
+        assert found.notes == [0]  # the first process's
+        assert found.data["read"].tolist() == [index] * 3
+    for use_ocdbt, use_zarr3 in ((True, False), (False, True), (False, False)):
+        handler = ocp.PyTreeHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+        path = directory / f"by_two_{use_ocdbt}_{use_zarr3}"
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(path, tree)
+        check_tree(ocp.load(path, like=tree), shardings)
+
+
+def failures(directory: Path) -> None:
+    """Fail on one process, at each phase; all raise, and the next save is a good one."""
+    index = jax.process_index()
+    tree = make_tree()
+    save(directory / "earlier", tree)
+
+    local = {"w": jax.numpy.ones(3)}
+    error = raised_by(lambda: save(directory / "local", local))
+    assert isinstance(error, ocp.errors.UnsupportedLeafError | ProcessFailedError), error
+    assert "one process only" in str(error)
+
+    error = raised_by(lambda: save(directory / "earlier", tree))
+    expected = ocp.errors.CheckpointExistsError if index == 0 else ProcessFailedError
+    assert isinstance(error, expected), error
+    assert "already exists" in str(error)
+
+    for guilty in (0, 1):
+        for owner, name in (
+            (BatchWriter, "add"),
+            (BatchWriter, "commit"),
+            (DatabaseWriter, "close"),
+        ):
+            path = directory / f"failed_{guilty}"
+            error = raised_by(lambda p=path, o=owner, n=name, g=guilty: broken(p, tree, o, n, g))
+            assert "the disk is on fire" in str(error), error
+            assert index == guilty or f"process {guilty} failed" in str(error), error
+    save(directory / "failed_1", tree)
+    check_tree(ocp.load(directory / "failed_1", like=tree))
+    check_tree(ocp.load(directory / "earlier", like=tree))
+
+    other = {**tree, "arrays": {**tree["arrays"], "sharded" if index else "other": tree["keys"]}}
+    error = raised_by(lambda: save(directory / "different", other))
+    assert "do not save the same tree" in str(error), error
+
+
+def broken(path: Path, tree: object, owner: type, name: str, guilty: int) -> None:
+    """Save with a method that fails on one process."""
+    original = getattr(owner, name)
+
+    def fail(*_: object) -> None:
+        raise ValueError("the disk is on fire")
+
+    if jax.process_index() == guilty:
+        setattr(owner, name, fail)
+    try:
+        save(path, tree)
+    finally:
+        setattr(owner, name, original)
+
+
+def killed(directory: Path) -> None:
+    """Let the second process be killed as it writes."""
+    tree = make_tree()
+    save(directory / "earlier", tree)
+
+    def die(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if jax.process_index() == 1:
+        setattr(DatabaseWriter, "close", die)  # noqa: B010 - a method
+    began = time.monotonic()
+    error = raised_by(lambda: save(directory / "later", tree, timeout_s=SHORT_S))
+    assert time.monotonic() - began < 5 * SHORT_S
+    assert isinstance(error, ProcessTimeoutError), error
+    assert error.missing == {1: "writing"}
+    assert "process 1 (last: writing)" in str(error)
+    assert names_in(directory) == ["earlier"], names_in(directory)
+    check_tree(ocp.load(directory / "earlier", like=tree))
+    print("done", flush=True)
+    os._exit(0)  # JAX would wait for the other one
+
+
+def main() -> None:
+    index, count, port, scenario, directory = sys.argv[1:]
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
+    assert len(jax.devices()) == 2 * int(count)
+    assert np.prod(make_mesh().devices.shape) == 4
+    globals()[scenario](Path(directory))
+    jax.distributed.shutdown()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

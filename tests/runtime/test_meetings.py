@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
+from orbit_ckpt.runtime.coordination import default_group
+from orbit_ckpt.runtime.meetings import KeyValueGroup
+from orbit_ckpt.runtime.process import Operation, Process, SingleProcess, this_process
+from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
+
+LONG, SHORT = 20.0, 0.1
+
+
+def on_all(count: int, run: Callable[[Process, Operation], object], timeout_s: float = LONG):
+    """Return what every process returned or raised, and the store they met in."""
+    store = MemoryKeyValues()
+    groups = [KeyValueGroup(store, Process(index, count)) for index in range(count)]
+    return run_groups(groups, run, timeout_s), store
+
+
+def run_groups(groups, run, timeout_s: float = LONG, name: str = "a save"):
+    def main(group):
+        try:
+            operation = group.join(name, timeout_s)
+            try:
+                return run(group.process, operation)
+            except Exception as error:
+                raise operation.fail(error, ["first", "second"]) or error from error
+            finally:
+                operation.leave()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            return error
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(main, groups))
+
+
+def test_barrier_lets_nobody_pass_before_all_have_come():
+    came = []
+
+    def run(process, operation):
+        came.append(process.index)
+        operation.barrier("first")
+        return len(came)
+
+    results, _ = on_all(4, run)
+    assert results == [4] * 4
+
+
+def test_broadcast_gives_all_what_the_primary_has():
+    results, _ = on_all(
+        3, lambda process, op: op.broadcast("first", b"x" if process.is_primary else None)
+    )
+    assert results == [b"x"] * 3
+
+
+def test_gather_gives_the_primary_all_values_in_order():
+    results, _ = on_all(12, lambda process, op: op.gather("first", bytes([process.index])))
+    assert results[1:] == [[]] * 11
+    assert results[0] == [bytes([i]) for i in range(12)]
+
+
+def test_failure_reaches_all_with_text_and_index():
+    def run(process, operation):
+        operation.doing("writing")
+        if process.index == 2:
+            raise OSError("disk on fire")
+        operation.barrier("first")
+
+    results, _ = on_all(3, run)
+    assert isinstance(results[2], OSError)
+    for error in results[:2]:
+        assert isinstance(error, ProcessFailedError)
+        assert error.process == 2
+        assert "process 2 failed while writing: OSError: disk on fire" in str(error)
+
+
+def test_what_fails_after_another_process_raises_that_ones_error():
+    def run(process, operation):
+        if process.index == 1:
+            raise OSError("first")
+        try:
+            operation.barrier("first")
+        except ProcessFailedError:
+            raise ValueError("because of that") from None
+
+    results, _ = on_all(2, run)
+    assert isinstance(results[0], ProcessFailedError)
+    assert "OSError: first" in str(results[0])
+    assert isinstance(results[0].__cause__, ValueError)
+
+
+def test_deadline_names_who_is_missing_and_what_it_was_doing():
+    def run(process, operation):
+        operation.doing("writing leaf 7")
+        if process.index != 1:
+            operation.barrier("first")
+
+    results, _ = on_all(3, run, SHORT)
+    assert results[1] is None
+    for error in (results[0], results[2]):
+        assert isinstance(error, ProcessTimeoutError)
+        assert error.missing == {1: "writing leaf 7"}
+        assert "process 1 (last: writing leaf 7)" in str(error)
+        assert "barrier 'first'" in str(error)
+
+
+def test_process_that_never_begins_is_missing():
+    groups = fake_processes(3)
+    errors = run_groups(groups[:2], lambda _, op: op.barrier("first"), SHORT)
+    assert [getattr(error, "missing", None) for error in errors] == [{2: "not here yet"}] * 2
+
+
+def test_others_do_not_wait_forever_for_a_primary_that_never_begins():
+    (error,) = run_groups(fake_processes(2)[1:], lambda _, op: op.barrier("first"), SHORT)
+    assert isinstance(error, ProcessTimeoutError)
+    assert error.missing == {0: "it has not begun this"}
+
+
+def test_same_name_can_be_used_again_at_once():
+    groups = fake_processes(3)
+
+    def run(process, operation):
+        operation.barrier("first")
+        return operation.broadcast("second", value if process.is_primary else None)
+
+    for value in (b"1", b"2", b"3"):
+        assert run_groups(groups, run) == [value] * 3
+
+
+def test_all_join_another_attempt_after_one_has_failed():
+    groups = fake_processes(3)
+
+    def fail(process, operation):
+        if process.index == 1:
+            raise OSError("once")
+        operation.barrier("first")
+
+    assert all(isinstance(e, Exception) for e in run_groups(groups, fail))
+    assert run_groups(groups, lambda _, op: op.barrier("first")) == [None] * 3
+
+
+def test_process_that_comes_late_to_a_failed_attempt_learns_so_at_once():
+    groups = fake_processes(2)
+    (first,) = run_groups(groups[:1], lambda _, op: op.barrier("first"), SHORT)
+    (second,) = run_groups(groups[1:], lambda _, op: op.barrier("first"), LONG)
+    assert isinstance(first, ProcessTimeoutError)
+    assert isinstance(second, ProcessTimeoutError)
+    assert str(first) == str(second)
+
+
+def test_nothing_is_left_in_the_store():
+    _, store = on_all(3, lambda _, op: [op.doing("x"), op.barrier("first"), op.barrier("second")])
+    assert store.keys == set()
+
+
+def test_one_process_waits_for_nobody():
+    operation = SingleProcess().join("a save", 0)
+    operation.barrier("first")
+    assert operation.broadcast("first", b"x") == b"x"
+    assert operation.gather("first", b"x") == [b"x"]
+    assert operation.fail(ValueError(), ["second"]) is None
+
+
+def test_this_process_is_alone_without_jax_distributed():
+    assert this_process() == Process(0, 1)
+    assert isinstance(default_group(), SingleProcess)
