@@ -19,7 +19,7 @@ import jax
 T = TypeVar("T")
 
 _ERRORS_TOLD = 10
-_MAX_PAUSE_S = 1.0
+_MAX_PAUSE_S = 10.0
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -151,7 +151,7 @@ class _Runner(Generic[T]):
 
 @contextlib.contextmanager
 def _collector_paused() -> Generator[None]:
-    """Keep Python's cycle collector from running for the next second.
+    """Keep Python's cycle collector from running for the next ten seconds.
 
     Planning and rebuilding a tree makes many objects, none of them garbage. The collector takes
     their number for a reason to go through all objects of the process, which in one that has JAX
