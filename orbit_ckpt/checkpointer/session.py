@@ -19,8 +19,10 @@ from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_checked
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation
-from orbit_ckpt.storage.atomic import AtomicDirectory
+from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode
 from orbit_ckpt.storage.integrity import write_manifest
+from orbit_ckpt.storage.object_commit import ObjectDirectory
+from orbit_ckpt.storage.store_path import StorePath
 
 _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
@@ -65,12 +67,7 @@ class SaveSession:
         Raises:
             TypeError: `custom_metadata` cannot be written as JSON.
         """
-        self._atomic = AtomicDirectory(
-            path,
-            overwrite=overwrite,
-            mode=options.atomicity.mode,
-            permissions=options.files.path_permission_mode,
-        )
+        self._atomic = _destination(path, overwrite, options)
         self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
         self._details = details
@@ -193,6 +190,24 @@ class SaveSession:
         if self._details is not None:
             write_step_details(self.directory, self._details)
         write_manifest(self.directory)
+
+
+def _destination(
+    path: Path, overwrite: bool, options: SessionOptions
+) -> AtomicDirectory | ObjectDirectory:
+    mode = options.atomicity.mode
+    if isinstance(path, StorePath):
+        if mode is AtomicityMode.ATOMIC_RENAME:
+            raise ValueError(
+                f"{path}: object stores have no rename; use AtomicityMode.AUTO or COMMIT_FILE."
+            )
+        return ObjectDirectory(path, overwrite=overwrite)
+    return AtomicDirectory(
+        path,
+        overwrite=overwrite,
+        mode=mode,
+        permissions=options.files.path_permission_mode,
+    )
 
 
 def check_json_object(value: object) -> dict[str, object]:

@@ -27,13 +27,16 @@ from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
+    IN_PROGRESS,
     OCDBT_MANIFEST,
     STEP_METADATA,
     TREE_DETAILS,
     TREE_METADATA,
     is_temporary_name,
 )
+from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory
+from orbit_ckpt.storage.store_path import StorePath
 
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
@@ -95,6 +98,9 @@ def check_complete(path: Path, *, needs_marker: bool = False) -> None:
         IncompleteCheckpointError: It is a save that did not finish.
         CheckpointNotFoundError: It is not a directory.
     """
+    if isinstance(path, StorePath):
+        _check_committed(path)
+        return
     unmarked = needs_marker and not (path / COMMIT_MARKER).exists()
     if is_temporary_name(path.name) or (path.is_dir() and (unmarked or is_in_progress(path))):
         raise IncompleteCheckpointError(
@@ -106,6 +112,25 @@ def check_complete(path: Path, *, needs_marker: bool = False) -> None:
             f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was "
             "saved to."
         )
+
+
+def _check_committed(path: StorePath) -> None:
+    if is_committed(path):
+        return
+    names = path.keys_below()
+    is_tree = COMMIT_MARKER in names or not _CHECKPOINT_FILES.isdisjoint(names)
+    if IN_PROGRESS in names or is_tree:
+        raise IncompleteCheckpointError(
+            f"Found incomplete checkpoint at {path}: there is no {COMMIT_MARKER}, so the save or "
+            "copy that wrote it did not finish. Restore an earlier one; what is there can be "
+            f"deleted. If you know it to be complete, put an empty {COMMIT_MARKER} there."
+        )
+    raise CheckpointNotFoundError(
+        f"No checkpoint at {path}: {describe_directory(path)}. Give the URL that was saved to."
+    )
+
+
+_CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, AGGREGATE})
 
 
 def find_tree(path: Path) -> Path:

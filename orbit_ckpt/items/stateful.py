@@ -330,7 +330,7 @@ def _is_json_text(data: bytes) -> bool:
 def _count_saved(checked: CheckedDirectory) -> int:
     """Return how many processes saved a state."""
     recorded = checked.manifest.files if checked.manifest else ()
-    names = {entry.name for entry in os.scandir(checked.path)}
+    names = {entry.name for entry in checked.path.iterdir()}
     names.update(path.partition("/")[0] for path in recorded)
     counts = {found[1] for name in names if (found := process_of_state(name)) is not None}
     if not counts:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.runtime.loop import run_sync
-from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.path import identity, storage_errors
 
 T = TypeVar("T")
 
@@ -30,25 +30,17 @@ def read_unchanged(paths: Sequence[Path], read: Callable[..., Coroutine[object, 
     where = " and ".join(map(str, paths))
     advice = "Check that the checkpoint is complete and readable."
     for _ in range(_MAX_ATTEMPTS):
-        before = [_identity(path) for path in paths]
+        before = [identity(path) for path in paths]
         try:
             with storage_errors(where, "reading", advice):
                 result = run_sync(read(*paths))
         except CheckpointError:
-            if before == [_identity(path) for path in paths]:
+            if before == [identity(path) for path in paths]:
                 raise
         else:
-            if before == [_identity(path) for path in paths]:
+            if before == [identity(path) for path in paths]:
                 return result
     raise StorageError(
         f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
         "being read. Read a checkpoint that is not being overwritten."
     )
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns

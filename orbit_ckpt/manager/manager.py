@@ -41,7 +41,7 @@ from orbit_ckpt.manager.step_items import (
 )
 from orbit_ckpt.manager.steps import as_step
 from orbit_ckpt.metadata.values import StepMetadata
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_local
 
 PathLike = str | os.PathLike[str]
 
@@ -101,7 +101,7 @@ class CheckpointManager:
             ValueError: Arguments contradict each other.
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
-        self._directory = resolve_path(directory)
+        self._directory = resolve_local(directory)
         open_root(self._directory, metadata, self._options)
         self._names = self._options.step_names()
         if checkpointers is not None:
@@ -232,8 +232,8 @@ class CheckpointManager:
         """
         self._saver.wait()
         index = self._index
-        if directory is not None and resolve_path(directory) != self._directory:
-            index = StepIndex(resolve_path(directory), self._names)
+        if directory is not None and resolve_local(directory) != self._directory:
+            index = StepIndex(resolve_local(directory), self._names)
         steps = index.steps()
         if step is None and not steps:
             raise StepNotFoundError(f"No steps found in {directory or self._directory}.")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from orbit_ckpt.manager.event_file import EventFile
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import resolve_local, storage_errors
 
 
 class TensorBoardMetrics:
@@ -22,7 +22,7 @@ class TensorBoardMetrics:
     def __init__(self, logdir: str | os.PathLike[str], metric: str) -> None:
         if not metric or metric.endswith("/"):
             raise ValueError(f"The metric {metric!r} has no tag; give run and tag: 'train/loss'.")
-        self._logdir = resolve_path(logdir)
+        self._logdir = resolve_local(logdir)
         self._metric = metric
         self._run: tuple[Path, str] | None = None
         self._files: dict[Path, EventFile] = {}

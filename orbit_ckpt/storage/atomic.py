@@ -32,6 +32,7 @@ from orbit_ckpt.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt.storage.path import describe_directory, storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _OURS = f"{TEMPORARY_SUFFIX}-orbit-"
 """Part of the names of temporary directories that are locked while a save goes on."""
@@ -231,7 +232,10 @@ def looks_like_checkpoint(
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
+    """Write a file and wait until it is on the disk, or in its store."""
+    if isinstance(path, StorePath):
+        path.write_bytes(data)
+        return
     with open(path, "xb") as file:
         file.write(data)
         file.flush()

@@ -23,6 +23,7 @@ from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.storage.buckets import store_failure
 from orbit_ckpt.storage.chunk_read import (
     SMALL_BYTES,
     ArrayRead,
@@ -42,6 +43,9 @@ from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
+
+_REQUESTS = 16
+"""Threads that read from an object store; they wait most of the time."""
 
 
 class ReadCost(NamedTuple):
@@ -79,6 +83,7 @@ class BatchReader:
     ) -> None:
         self._store = store
         self._chunks = ChunkReader(store)
+        self._threads = _REQUESTS if store.is_remote else _THREADS
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
@@ -199,7 +204,10 @@ class BatchReader:
 
         await run_all(
             [
-                *(asyncio.to_thread(read_directly, share) for share in _shares(direct, sizes)),
+                *(
+                    asyncio.to_thread(read_directly, share)
+                    for share in _shares(direct, sizes, self._threads)
+                ),
                 *(read_decoded(i) for i in others),
             ]
         )
@@ -273,8 +281,11 @@ class BatchReader:
         try:
             return np.asarray(await array[region.slices].read())
         except (ValueError, OSError) as error:
+            failure = store_failure(read.where, error) if self._store.is_remote else None
             if isinstance(error, CheckpointError):
                 raise
+            if failure is not None:
+                raise failure from None
             raise await self._locate_damage(read, region, error) from error
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
@@ -338,11 +349,11 @@ class BatchReader:
         return damaged_chunk(read, read.name, None, str(error))
 
 
-def _shares(positions: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _shares(positions: Sequence[int], sizes: Sequence[int], threads: int) -> list[list[int]]:
     """Deal reads out to threads, each about the same number of bytes, order kept."""
     small = [i for i in positions if sizes[i] < SMALL_BYTES]
     large = [i for i in positions if sizes[i] >= SMALL_BYTES]
-    target = sum(sizes[i] for i in large) / _THREADS
+    target = sum(sizes[i] for i in large) / threads
     shares: list[list[int]] = [small]
     held = target
     for i in large:

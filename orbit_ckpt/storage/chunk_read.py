@@ -22,7 +22,12 @@ from orbit_ckpt.storage.codec import (
 )
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
-from orbit_ckpt.storage.value_read import MAX_AHEAD_BYTES, ValueReader, open_value
+from orbit_ckpt.storage.value_read import (
+    MAX_AHEAD_BYTES,
+    MAX_OBJECT_AHEAD_BYTES,
+    ValueReader,
+    open_value,
+)
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
@@ -78,6 +83,7 @@ class ChunkReader:
 
     def __init__(self, store: ValueStore) -> None:
         self._store = store
+        self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
 
     def read(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
         """Return the values of a part, writable and owned by the caller.
@@ -158,7 +164,7 @@ class ChunkReader:
         """Read a chunk into a buffer of its size."""
         layout = read.layout
         key, value = self.chunk(read, index)
-        is_plain = layout.compression is None and chunk.nbytes >= SMALL_BYTES
+        is_plain = layout.compression is None and chunk.nbytes >= self._alone_bytes
         reading.nbytes += stored_size(value)
         try:
             if is_plain and isinstance(value, Extent):

@@ -16,9 +16,15 @@ from msgspec import Struct
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError
 from orbit_ckpt.storage.layout import AGGREGATE, MANIFEST, OCDBT_MANIFEST, TREE_METADATA
 from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
-_WRITTEN_ONCE = (MANIFEST, TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)
-"""Every save writes some of these anew, and nobody changes them later."""
+Stamp = tuple[int, ...] | bytes
+
+_WRITTEN_ONCE = (OCDBT_MANIFEST, MANIFEST, TREE_METADATA, AGGREGATE)
+"""Every save writes some of these anew, and nobody changes them later.
+
+A store tells objects apart by their contents; of these the first has a random number in it.
+"""
 
 _ADVICE = "Check that the checkpoint is complete and readable."
 
@@ -34,7 +40,7 @@ class OpenedDirectory(Struct, frozen=True):
 
     path: Path
     file: Path
-    stamp: tuple[int, ...] | None
+    stamp: Stamp | None
 
     @classmethod
     def now(cls, path: Path) -> OpenedDirectory:
@@ -75,18 +81,25 @@ class OpenedDirectory(Struct, frozen=True):
         )
 
 
-def stamp_of(file: Path) -> tuple[int, ...]:
+def stamp_of(file: Path) -> Stamp:
     """Return what tells a file from any that is put in its place.
 
     Raises:
         OSError: There is none, or it cannot be reached.
     """
+    if isinstance(file, StorePath):
+        generation = file.generation()
+        if generation is None:
+            raise FileNotFoundError(2, "No such object", str(file))
+        return generation
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _stamp_if_any(file: Path) -> tuple[int, ...] | None:
+def _stamp_if_any(file: Path) -> Stamp | None:
     try:
         return stamp_of(file)
+    except CheckpointError:  # the store says nothing of the file
+        raise
     except OSError:
         return None

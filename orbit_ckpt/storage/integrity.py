@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt.storage.atomic import write_file
-from orbit_ckpt.storage.identity import stamp_of
+from orbit_ckpt.storage.identity import Stamp, stamp_of
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
@@ -25,9 +25,11 @@ from orbit_ckpt.storage.layout import (
     OCDBT_DATA,
     OCDBT_MANIFEST,
 )
+from orbit_ckpt.storage.store_path import StorePath
 
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 22
+_OBJECT_BLOCK_BYTES = 1 << 26
 
 OCDBT_FILES = (OCDBT_MANIFEST, f"{OCDBT_DATA}/")
 """Files that check themselves if all arrays of the database are zarr3 with checksums."""
@@ -146,7 +148,7 @@ class CheckedDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
-        self._verified: dict[str, tuple[int, ...]] = {}
+        self._verified: dict[str, Stamp] = {}
 
     def read_bytes(self, name: str) -> bytes | None:
         """Return the contents of a small file, None if there is none and none is recorded.
@@ -169,6 +171,11 @@ class CheckedDirectory:
         """Whether the manifest says what a file must be."""
         return self._record(name) is not None
 
+    def recorded_size(self, name: str) -> int | None:
+        """Return how many bytes the manifest says a file has, None if it does not say."""
+        record = self._record(name)
+        return None if record is None else record.nbytes
+
     def verify(self, name: str) -> None:
         """Compare a file of any size with its record, if it has one; again if it has changed.
 
@@ -178,6 +185,8 @@ class CheckedDirectory:
         record = self._record(name)
         if record is None:
             return
+        if name in self._verified and isinstance(self.path, StorePath):
+            return  # asking costs a request; what is in a store is not changed in place
         file = self.path / name
         try:
             stamp = stamp_of(file)
@@ -202,6 +211,9 @@ class CheckedDirectory:
 
 
 def _walk(root: Path, prefix: str) -> Iterator[str]:
+    if isinstance(root, StorePath):
+        yield from _walk_keys(root.keys_below())
+        return
     for entry in sorted(os.scandir(root / prefix), key=lambda e: e.name):
         path = f"{prefix}{entry.name}"
         if not entry.is_dir(follow_symlinks=False):
@@ -213,6 +225,16 @@ def _walk(root: Path, prefix: str) -> Iterator[str]:
             yield from _walk(root, f"{path}/")
 
 
+def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
+    """Yield what `_walk` would, of a store's keys."""
+    folders = {key.removesuffix(MANIFEST) for key in keys if key.endswith(f"/{MANIFEST}")}
+    for key in keys:
+        ends = [i + 1 for i, letter in enumerate(key) if letter == "/"]
+        owner = next((key[:end] for end in ends if key[:end] in folders), None)
+        if key == f"{owner}{MANIFEST}" if owner else key not in _NOT_COVERED:
+            yield key
+
+
 def _matches(path: str, patterns: Sequence[str]) -> bool:
     return any(path.startswith(p) if p.endswith("/") else path == p for p in patterns)
 
@@ -220,12 +242,20 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 def _measure(file: Path) -> FileRecord:
     nbytes = checksum = 0
     tail = b""
+    for block in _blocks(file):
+        nbytes += len(block)
+        checksum = crc32c(block, checksum)
+        tail = (tail + block)[-4:] if len(block) < 4 else block[-4:]
+    return FileRecord.of(nbytes, checksum, tail)
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    if isinstance(file, StorePath):
+        yield from file.blocks(_OBJECT_BLOCK_BYTES)
+        return
     with open(file, "rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
-            nbytes += len(block)
-            checksum = crc32c(block, checksum)
-            tail = (tail + block)[-4:] if len(block) < 4 else block[-4:]
-    return FileRecord.of(nbytes, checksum, tail)
+            yield block
 
 
 def _compare(file: Path, found: FileRecord, expected: FileRecord) -> None:

@@ -10,8 +10,10 @@ import tensorstore as ts
 
 from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import StorePath
 
 open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))  # noqa: B009 - loosely typed
 """`tensorstore.open`."""
@@ -19,6 +21,11 @@ open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))
 
 class ValueStore(Protocol):
     """Finds values by key. Finding reads at most the index, never a value that is not in it."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a request, which costs what many bytes cost."""
+        ...
 
     def find(self, key: str) -> Value | None:
         """Return a value or where it is, None if the key does not exist.
@@ -50,6 +57,7 @@ class OcdbtStore:
         Raises:
             CorruptionError: The database is damaged.
         """
+        self.is_remote = isinstance(directory.path, StorePath)
         self._directory = directory
         self._index = ocdbt.read_index(directory.path)
         self._nested: dict[str, OcdbtStore] = {}
@@ -114,6 +122,8 @@ class OcdbtStore:
 class FileStore:
     """A directory with one file per value."""
 
+    is_remote = False
+
     def __init__(self, directory: CheckedDirectory) -> None:
         self._directory = directory
 
@@ -137,7 +147,38 @@ class FileStore:
 
     def spec(self, name: str) -> Json:
         """See `ValueStore`."""
-        return {"driver": "file", "path": f"{self._directory.path / name}/"}
+        return ocdbt.store_spec(self._directory.path, name)
+
+
+class ObjectStore:
+    """A directory of an object store with one object per value."""
+
+    is_remote = True
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        self._directory = directory
+
+    def find(self, key: str) -> bytes | None:
+        """See `ValueStore`; returns the value itself, because stores tell no sizes."""
+        return self._directory.read_bytes(key)
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`; reads the value if the manifest does not tell."""
+        nbytes = self._directory.recorded_size(key)
+        if nbytes is not None:
+            return nbytes
+        value = self.find(key)
+        return None if value is None else len(value)
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        folder = self._directory.path / name
+        below = folder.keys_below() if isinstance(folder, StorePath) else ()
+        return [join_key(name, key) for key in below]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        return ocdbt.store_spec(self._directory.path, name)
 
 
 def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) -> ValueStore:
@@ -154,4 +195,6 @@ def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) ->
     is_lost = use_ocdbt and directory.manifest is not None
     if ocdbt.is_ocdbt(directory.path) or is_lost:
         return OcdbtStore(directory)
+    if isinstance(directory.path, StorePath):
+        return ObjectStore(directory)
     return FileStore(directory)

@@ -6,7 +6,6 @@ which gives small values at once and the place of all others.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,8 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
-from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
+from orbit_ckpt.storage.buckets import shared_context
 from orbit_ckpt.storage.layout import OCDBT_MANIFEST
 from orbit_ckpt.storage.ocdbt_decode import (
     Child,
@@ -24,6 +24,7 @@ from orbit_ckpt.storage.ocdbt_decode import (
     decode_node,
 )
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import StorePath, read_extent
 
 Json = dict[str, Any]
 
@@ -35,7 +36,14 @@ def is_ocdbt(directory: Path) -> bool:
 
 def read_spec(directory: Path) -> Json:
     """Return TensorStore's specification to read a database of any writer."""
-    return {"driver": "ocdbt", "base": _file_spec(directory)}
+    return {"driver": "ocdbt", "base": store_spec(directory)}
+
+
+def store_spec(directory: Path, name: str = "") -> Json:
+    """Return TensorStore's specification of the files below a directory, or one in it."""
+    if isinstance(directory, StorePath):
+        return (directory / name if name else directory).spec()
+    return {"driver": "file", "path": f"{directory / name if name else directory}/"}
 
 
 def read_index(directory: Path) -> dict[str, Value]:
@@ -45,26 +53,29 @@ def read_index(directory: Path) -> dict[str, Value]:
         CorruptionError: A file of the database is missing or damaged.
         FormatError: The database has a form that is not known here.
     """
-    file = directory / OCDBT_MANIFEST
+    file = str(directory / OCDBT_MANIFEST)
     try:
         root = _root(directory)
         index: dict[str, Value] = {}
         pending = [root] if root else []
         while pending:
             child = pending.pop()
-            file = Path(child.place.file)
-            node = decode_node(_read(child.place), child)
+            place = child.place
+            file = place.file
+            node = decode_node(read_extent(place.file, place.offset, place.length), child)
             pending += node.children
             keys = [child.prefix + key for key in node.keys] if child.prefix else node.keys
             names = [key.decode("utf-8", "surrogateescape") for key in keys]
             index.update(zip(names, node.values, strict=True))
     except UnsupportedError as error:
         raise FormatError(f"{file}: an OCDBT database with {error}") from error
+    except StorageError:
+        raise
     except (DecodeError, OSError, ValueError) as error:
         raise CorruptionError(
             f"{directory}: the OCDBT database cannot be read, part of it is missing or damaged: "
             f"{file}: {error}. Restore an earlier checkpoint or another copy.",
-            file=str(file),
+            file=file,
         ) from error
     return index
 
@@ -76,7 +87,7 @@ def _root(directory: Path) -> Child | None:
 
 def _numbered_root(directory: Path) -> Child | None:
     """Return the root where each version has a manifest of its own, which TensorStore finds."""
-    base = ts.KvStore.open(_file_spec(directory)).result()
+    base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
     manifest = cast(Json, ts.ocdbt.dump(base, None).result())
     versions = cast(Sequence[Json], manifest["versions"])
     location = cast(str | None, versions[-1]["root"].get("location")) if versions else None
@@ -86,15 +97,3 @@ def _numbered_root(directory: Path) -> Child | None:
     _, above, path, offset, length = location.split(":")
     root = f"{directory}/{unquote(above)}"
     return Child(Extent(root + unquote(path), int(offset), int(length)), root, b"")
-
-
-def _read(place: Extent) -> bytes:
-    descriptor = os.open(place.file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(descriptor, place.length, place.offset)
-    finally:
-        os.close(descriptor)
-
-
-def _file_spec(directory: Path) -> Json:
-    return {"driver": "file", "path": f"{directory}/"}

@@ -9,10 +9,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.storage.layout import COMMIT_MARKER
+from orbit_ckpt.storage.store_path import StorePath, is_store_url, parse_store_url
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute local path.
+    """Return an absolute local path, or a `StorePath` if it is the URL of an object store.
 
     Raises:
         ValueError: The path is empty, or a URL of a store that is not supported.
@@ -20,12 +22,30 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not text:
         raise ValueError("The path of a checkpoint is empty; give a directory.")
+    if is_store_url(text):
+        return parse_store_url(text)
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "file":
         raise ValueError(
-            f"{text}: checkpoints on {scheme}:// are not supported; give a local directory."
+            f"{text}: checkpoints on {scheme}:// are not supported; give a local directory "
+            "or s3://."
         )
     return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
+
+
+def resolve_local(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute local path, for what object stores are not supported by yet.
+
+    Raises:
+        ValueError: The path is empty, or a URL.
+    """
+    resolved = resolve_path(path)
+    if isinstance(resolved, StorePath):
+        raise ValueError(
+            f"{resolved}: the steps of a run in an object store are not supported yet; give a "
+            "local directory, or save and load single checkpoints there."
+        )
+    return resolved
 
 
 @functools.lru_cache(maxsize=8)
@@ -34,6 +54,18 @@ def as_epath(path: Path) -> Path:
     from etils import epath  # noqa: PLC0415 - its import costs more than the rest of ours
 
     return epath.Path(path)
+
+
+def identity(path: Path) -> object:
+    """Return what changes if a checkpoint is replaced by another one; None if there is none."""
+    if isinstance(path, StorePath):
+        found = (path / COMMIT_MARKER).generation()
+        return found or ((path.parent / COMMIT_MARKER).generation() if path.key else None)
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -63,6 +95,8 @@ def describe_directory(path: Path) -> str:
         near = sorted(p.name for p in parent.iterdir())[:8] if parent.is_dir() else []
         return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
     if not path.is_dir():
+        if isinstance(path, StorePath):
+            return "it is an object"
         return f"it is a file of {path.stat().st_size} bytes"
     names = sorted(p.name for p in path.iterdir())
     if not names:

@@ -9,9 +9,18 @@ from contextlib import ExitStack
 
 from orbit_ckpt.arrays.memory import Arena
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import is_store_url, read_extent, read_object_into
 
 MAX_AHEAD_BYTES = 1 << 20
 """Most bytes read beyond what was asked for, while values follow one another."""
+
+_OBJECT = -1
+"""In place of the descriptor of a file, for an object of a store."""
+
+MAX_OBJECT_AHEAD_BYTES = 1 << 22
+"""The same for objects of a store, from the first value on; larger values are read alone."""
+
+_STREAM_BYTES = 1 << 25
 
 
 class ValueReader:
@@ -53,7 +62,10 @@ class ValueReader:
         last = self._window_place
         gap = value.offset - last.offset - last.length
         is_next = value.file == last.file and 0 <= gap <= last.length
-        nbytes = max(value.length, min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0)
+        ahead = min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0
+        if self._open(value.file) == _OBJECT:  # a request costs what many bytes cost
+            ahead = MAX_OBJECT_AHEAD_BYTES
+        nbytes = max(value.length, ahead)
         self._window_place = Extent("", 0, 0)  # the last window is overwritten
         if len(self._scratch) < nbytes:
             self._scratch = bytearray(nbytes)
@@ -65,6 +77,8 @@ class ValueReader:
     def stream(self, value: Extent) -> Callable[[int], bytes]:
         """Return what reads the next bytes of a value, at most as many as asked for."""
         descriptor = self._open(value.file)
+        if descriptor == _OBJECT:
+            return _stream_object(value, _STREAM_BYTES)
         position = value.offset
 
         def read(size: int) -> bytes:
@@ -78,6 +92,8 @@ class ValueReader:
     def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
         """Fill buffers with the bytes of a value; return how many there were."""
         descriptor = self._open(value.file)
+        if descriptor == _OBJECT:
+            return read_object_into(value.file, value.offset, buffers)
         pending = list(buffers)
         done = 0
         while pending:
@@ -93,10 +109,30 @@ class ValueReader:
 
     def _open(self, file: str) -> int:
         descriptor = self._descriptors.get(file)
+        if descriptor is None and is_store_url(file):
+            descriptor = self._descriptors[file] = _OBJECT
         if descriptor is None:
             descriptor = self._descriptors[file] = os.open(file, os.O_RDONLY)
             self._stack.callback(os.close, descriptor)
         return descriptor
+
+
+def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:
+    """Return what reads the next bytes of an object, fetched in large blocks."""
+    block = memoryview(b"")
+    fetched = 0
+
+    def read(size: int) -> bytes:
+        nonlocal block, fetched
+        if not block.nbytes and fetched < value.length:
+            nbytes = min(block_bytes, value.length - fetched)
+            block = memoryview(read_extent(value.file, value.offset + fetched, nbytes))
+            fetched += nbytes
+        data = bytes(block[:size])
+        block = block[size:]
+        return data
+
+    return read
 
 
 def read_value(value: Value) -> bytes:
@@ -114,6 +150,8 @@ def open_value(value: Value) -> Callable[[int], bytes]:
     """
     if isinstance(value, bytes):
         return io.BytesIO(value).read
+    if is_store_url(value.file):
+        return _stream_object(value, MAX_OBJECT_AHEAD_BYTES)
     position, stop = value.offset, value.offset + value.length
 
     def read(size: int) -> bytes:

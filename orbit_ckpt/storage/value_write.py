@@ -21,6 +21,7 @@ from typing_extensions import Buffer
 
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
+from orbit_ckpt.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
 from orbit_ckpt.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
     Extent,
@@ -33,6 +34,7 @@ from orbit_ckpt.storage.ocdbt_encode import (
     leaf_reference,
     split_entries,
 )
+from orbit_ckpt.storage.store_path import StorePath
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
@@ -92,10 +94,13 @@ class DatabaseWriter:
                 f"OCDBT target_data_file_size must be >= 0, where 0 means no limit; got {size}"
             )
         self._root = directory
+        self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
         self._max_file_bytes = size
+        if self._uploads is not None:
+            self._max_file_bytes = data_file_bytes or DEFAULT_OBJECT_BYTES
         self._values: dict[bytes, Value] = {}
-        self._files: list[_DataFile] = []
-        self._free: list[_DataFile] = []
+        self._files: list[_DataFile | DataObject] = []
+        self._free: list[_DataFile | DataObject] = []
         self._lock = threading.Lock()
 
     def put(self, key: str, value: bytes) -> None:
@@ -109,6 +114,9 @@ class DatabaseWriter:
         """See `ValueWriter`."""
         file = self._take(nbytes)
         self._values[key.encode()] = file.append(parts)
+        if self._uploads is not None and file.nbytes >= self._max_file_bytes:
+            file.close()
+            return
         with self._lock:
             self._free.append(file)
 
@@ -121,6 +129,8 @@ class DatabaseWriter:
         root = self._write_tree() if self._values else None
         for file in self._files:
             file.close()
+        if self._uploads is not None:
+            self._uploads.wait()
         manifest = encode_manifest(
             root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
         )
@@ -130,10 +140,14 @@ class DatabaseWriter:
         """See `ValueWriter`."""
         for file in self._files:
             file.abort()
+        if self._uploads is not None:
+            self._uploads.abort()
 
-    def _take(self, nbytes: int) -> _DataFile:
+    def _take(self, nbytes: int) -> _DataFile | DataObject:
         """Return a data file with room for a value that no other thread is writing to."""
         with self._lock:
+            if self._uploads is not None:
+                return self._take_object(self._uploads)
             for i, file in enumerate(self._free):
                 if not self._max_file_bytes or file.nbytes + nbytes <= self._max_file_bytes:
                     return self._free.pop(i)
@@ -142,6 +156,13 @@ class DatabaseWriter:
             file = _DataFile(self._root, f"{OCDBT_DATA}/{secrets.token_hex(16)}")
             self._files.append(file)
             return file
+
+    def _take_object(self, uploads: Uploads) -> _DataFile | DataObject:
+        """Return an object that is not sent yet; any, because it may become larger than others."""
+        if self._free:
+            return self._free.pop()
+        self._files.append(DataObject(uploads, f"{OCDBT_DATA}/{secrets.token_hex(16)}"))
+        return self._files[-1]
 
     def _write_tree(self) -> NodeReference:
         file = self._take(0)
@@ -214,6 +235,9 @@ class FilesWriter:
 
     def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:  # noqa: ARG002 - the interface has it
         """See `ValueWriter`."""
+        if isinstance(self._root, StorePath):
+            (self._root / key).write_bytes(b"".join(parts))
+            return
         folder = key.rpartition("/")[0]
         if folder not in self._made:
             (self._root / folder).mkdir(parents=True, exist_ok=True)

@@ -253,7 +253,9 @@ def test_a_symlink_to_a_checkpoint_loads(saved: Path) -> None:
     [
         ("", "path of a checkpoint is empty"),
         ("gs://bucket/checkpoint", "gs://bucket/checkpoint: .*gs:// are not supported"),
-        ("s3://bucket/checkpoint", "give a local directory"),
+        ("ftp://host/checkpoint", "give a local directory or s3://"),
+        ("s3://", "s3://: no bucket"),
+        ("s3://bucket/run/../checkpoint", "'..' has no meaning"),
     ],
 )
 def test_paths_that_cannot_be_used_are_bad_arguments(path: str, message: str) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 
 
-def run(scenario: str, directory: Path) -> list[subprocess.CompletedProcess[str]]:
+def run(scenario: str, directory: Path | str) -> list[subprocess.CompletedProcess[str]]:
     """Run a scenario of `worker.py` in two processes with two devices each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
 from orbit_ckpt.storage.batch_write import BatchWriter
+from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.value_write import DatabaseWriter
 from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
 
@@ -175,7 +176,7 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
     assert len(jax.devices()) == 2 * int(count)
     assert np.prod(make_mesh().devices.shape) == 4
-    globals()[scenario](Path(directory))
+    globals()[scenario](resolve_path(directory))
     jax.distributed.shutdown()
     print("done", flush=True)
 

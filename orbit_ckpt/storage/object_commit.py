@@ -1,0 +1,137 @@
+"""Checkpoints in object stores: written in place, and there once their marker is.
+
+Stores have no rename. A save first puts an object that says it has begun, then everything else,
+last the commit marker; what goes away goes in the opposite order. So a marker always stands for
+a complete checkpoint, whenever a process dies, and what has no marker is not listed or restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+
+from orbit_ckpt.errors import CheckpointExistsError, StorageError
+from orbit_ckpt.storage.layout import (
+    ARRAY_METADATAS,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    OCDBT_DATA,
+    OCDBT_MANIFEST,
+)
+from orbit_ckpt.storage.path import describe_directory
+from orbit_ckpt.storage.store_path import StorePath
+
+_CLEANUP_S = 60.0
+"""Longest that is waited for a store to remove what a failed save has written."""
+
+_LATE_OBJECT = re.compile(
+    rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/{OCDBT_MANIFEST}"
+    rf"|{ARRAY_METADATAS}/process_\d+)"
+)
+"""What may arrive late, once what a failed save has written was removed."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ObjectDirectory:
+    """A place in a store being written; the counterpart of `AtomicDirectory`.
+
+    Use as a context manager: leaving it without `commit` removes everything written.
+    """
+
+    def __init__(self, final: StorePath, *, overwrite: bool = False) -> None:
+        self.final = self.path = final
+        self._overwrite = overwrite
+        self._token = secrets.token_hex(16).encode()
+        self._is_open = False
+
+    def __enter__(self) -> ObjectDirectory:
+        self._make_room()
+        (self.path / IN_PROGRESS).write_bytes(self._token)
+        self._is_open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self._is_ours():
+                remove_checkpoint(self.path, deadline_s=_CLEANUP_S)
+        except StorageError as error:
+            _logger.warning(
+                "%s: what a failed save has written is still there: %s", self.path, error
+            )
+
+    def commit(self) -> None:
+        """Make the checkpoint visible.
+
+        Raises:
+            StorageError: The store failed, or another save into the same place has begun.
+        """
+        if not self._is_ours():
+            self._is_open = False  # what is there is not ours to remove
+            raise StorageError(
+                f"{self.path}: another save into the same place began before this one ended. Let "
+                "one process at a time save there."
+            )
+        # with the token it is another one than that of any other checkpoint in this place
+        marker = f"Checkpoint commit was successful to {self.path}\n{self._token.decode()}\n"
+        (self.path / COMMIT_MARKER).write_bytes(marker.encode())
+        self._is_open = False
+        with contextlib.suppress(StorageError):  # beside a marker it says nothing
+            (self.path / IN_PROGRESS).unlink()
+
+    def _is_ours(self) -> bool:
+        try:
+            return (self.path / IN_PROGRESS).read_bytes() == self._token
+        except FileNotFoundError:
+            return False
+
+    def _make_room(self) -> None:
+        """Remove what a save that died has left, or what is to be overwritten."""
+        names = self.path.keys_below()
+        if not names:
+            if self.path.is_file():
+                raise CheckpointExistsError(f"{self.path} is an object; choose another path.")
+            return
+        is_committed = COMMIT_MARKER in names
+        is_left = IN_PROGRESS in names or all(map(_LATE_OBJECT.fullmatch, names))
+        if not is_committed and not is_left:
+            raise CheckpointExistsError(
+                f"{self.path} exists and is no checkpoint that was saved there: "
+                f"{describe_directory(self.path)}. It is not overwritten; choose another path, or "
+                "remove it yourself."
+            )
+        if is_committed and not self._overwrite:
+            raise CheckpointExistsError(
+                f"Destination {self.path} already exists. Choose another path, or pass "
+                "overwrite=True (force=True) to replace it."
+            )
+        if not is_committed:
+            _logger.info("Removing %s, left behind by a save that did not finish", self.path)
+        remove_checkpoint(self.path)
+
+
+def is_committed(path: StorePath) -> bool:
+    """Whether a path is a complete checkpoint, or an item of one."""
+    if not path.key:
+        return (path / COMMIT_MARKER).is_file()
+    if (path / COMMIT_MARKER).is_file():
+        # items have a marker too, before the checkpoint that they are in has one
+        parent = path.parent
+        in_unfinished = (parent / IN_PROGRESS).is_file() and not (parent / COMMIT_MARKER).is_file()
+        return not in_unfinished
+    return (path.parent / COMMIT_MARKER).is_file()
+
+
+def remove_checkpoint(path: StorePath, *, deadline_s: float | None = None) -> None:
+    """Delete a checkpoint; if that is interrupted, what is left is known to be unfinished."""
+    bucket = path.bucket
+    if (path / COMMIT_MARKER).is_file():
+        if not (path / IN_PROGRESS).is_file():
+            (path / IN_PROGRESS).write_bytes(b"")
+        bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
+    bucket.delete_below(path.prefix, last=IN_PROGRESS, deadline_s=deadline_s)

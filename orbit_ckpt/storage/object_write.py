@@ -1,0 +1,92 @@
+"""Write values into object stores: collected in memory, then sent as whole objects."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import tensorstore as ts
+from typing_extensions import Buffer
+
+from orbit_ckpt.errors import StorageError
+from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt.storage.store_path import StorePath
+
+DEFAULT_OBJECT_BYTES = 1 << 26
+"""Size at which an object is sent; a thread holds so much."""
+
+_MAX_UPLOADS = 4
+"""How many objects are on their way at once."""
+
+_ABORT_S = 60.0
+
+
+class Uploads:
+    """Objects on their way to a store; for many threads."""
+
+    def __init__(self, root: StorePath) -> None:
+        self._root = root
+        self._pending: deque[tuple[str, ts.Future[Any]]] = deque()
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, data: bytes) -> None:
+        """Begin to send an object; waits while too many are on their way.
+
+        Raises:
+            StorageError: An earlier one could not be written.
+        """
+        key = f"{self._root.prefix}{name}"
+        future = self._root.bucket.begin_write(key, data)
+        with self._lock:
+            self._pending.append((key, future))
+            oldest = self._pending.popleft() if len(self._pending) > _MAX_UPLOADS else None
+        if oldest is not None:
+            self._root.bucket.end_write(*oldest)
+
+    def wait(self) -> None:
+        """Wait until all objects are durable.
+
+        Raises:
+            StorageError: One could not be written.
+        """
+        while self._pending:
+            self._root.bucket.end_write(*self._pending.popleft())
+
+    def abort(self) -> None:
+        """Wait until nothing is on its way: what arrived later would be left behind."""
+        while self._pending:
+            key, future = self._pending.popleft()
+            with contextlib.suppress(StorageError):
+                self._root.bucket.end_write(key, future, deadline_s=_ABORT_S)
+
+
+class DataObject:
+    """A data file of a database: values that are held in memory until they are sent."""
+
+    def __init__(self, uploads: Uploads, name: str) -> None:
+        self.name = name
+        self.nbytes = 0
+        self._uploads = uploads
+        self._parts: list[memoryview] = []
+
+    def append(self, parts: Iterable[Buffer]) -> Extent:
+        """Add a value of parts, which must stay as they are until they are sent."""
+        offset = self.nbytes
+        for part in parts:
+            view = memoryview(part)
+            self._parts.append(view)
+            self.nbytes += view.nbytes
+        return Extent(self.name, offset, self.nbytes - offset)
+
+    def close(self) -> None:
+        """Begin to send it, if that has not been done."""
+        parts, self._parts = self._parts, []
+        if parts:
+            self._uploads.begin(self.name, b"".join(parts))
+
+    def abort(self) -> None:
+        """Give up."""
+        self._parts = []

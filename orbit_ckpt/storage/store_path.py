@@ -1,0 +1,213 @@
+"""Paths into object stores, used like paths of a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from pathlib import PosixPath
+from typing import Any, NoReturn
+
+from orbit_ckpt.errors import StorageError
+from orbit_ckpt.storage.buckets import SCHEMES, Bucket, open_bucket
+
+_PREFIXES = tuple(f"{scheme}://" for scheme in sorted(SCHEMES))
+
+
+class StorePath(PosixPath):
+    """A path such as `s3://bucket/run/step`; what small files need works as it does on a disk.
+
+    It is a `Path`, so that everything above storage takes either, with these differences: a
+    directory exists while an object lies below it, `mkdir` does nothing, and a written object is
+    durable at once. What has no counterpart raises; `str` and `os.fspath` give the URL.
+    """
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket it is in."""
+        return open_bucket(self.parts[0].removesuffix(":"), self.parts[1])
+
+    @property
+    def key(self) -> str:
+        """The key of the object."""
+        return "/".join(self.parts[2:])
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of all objects below it begin with."""
+        return f"{self.key}/" if self.key else ""
+
+    def __str__(self) -> str:
+        scheme, *rest = self.parts or ("",)
+        return f"{scheme}//{'/'.join(rest)}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"StorePath({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StorePath, (str(self),)
+
+    def spec(self) -> dict[str, Any]:
+        """Return TensorStore's specification of what is below it."""
+        return self.bucket.spec(self.prefix)
+
+    def keys_below(self) -> list[str]:
+        """Return the paths of all objects below it, relative to it, in order."""
+        return self.bucket.list_below(self.prefix)
+
+    def generation(self) -> bytes | None:
+        """Return what changes whenever the object is written, None if there is none."""
+        return self.bucket.generation(self.key) if self.key else None
+
+    def blocks(self, nbytes: int) -> Generator[bytes]:
+        """Yield the object's contents in blocks of a size, the last one shorter.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        position = 0
+        while block := self.bucket.read_range(self.key, position, nbytes):
+            yield block
+            position += len(block)
+            if len(block) < nbytes:
+                break
+
+    def read_bytes(self) -> bytes:
+        """Return the contents of the object.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        data = self.bucket.read(self.key) if self.key else None
+        if data is None:
+            raise FileNotFoundError(2, "No such object", str(self))
+        return data
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, *_: object) -> str:
+        """Return the contents of the object as text."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def write_bytes(self, data: Any) -> int:
+        """Write the object in one request; it is durable once this returns."""
+        self.bucket.write(self.key, bytes(data))
+        return len(data)
+
+    def write_text(
+        self,
+        data: str,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,  # noqa: ARG002 - pathlib's signature
+    ) -> int:
+        """Write the object from text; its lines end as they do in `data`."""
+        return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
+
+    def unlink(self, missing_ok: bool = False) -> None:  # noqa: ARG002 - pathlib's signature
+        """Delete the object; a store does not say whether there was one."""
+        self.bucket.delete(self.key)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+        """Whether there is an object."""
+        return self.generation() is not None
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+        """Whether there is an object below it."""
+        return bool(self.keys_below())
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+        """Whether there is an object, or one below it."""
+        return self.is_file() or self.is_dir()
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link: never."""
+        return False
+
+    def iterdir(self) -> Generator[StorePath]:
+        """Yield the objects and directories in it; lists everything below it."""
+        for name in sorted({key.partition("/")[0] for key in self.keys_below()}):
+            yield self / name
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: directories need not be made."""
+
+    def resolve(self, strict: bool = False) -> StorePath:  # noqa: ARG002 - pathlib's signature
+        """Return the same path."""
+        return self
+
+    def absolute(self) -> StorePath:
+        """Return the same path."""
+        return self
+
+    def is_absolute(self) -> bool:
+        """Whether it is absolute: always."""
+        return True
+
+    def stat(self, *, follow_symlinks: bool = True) -> NoReturn:  # noqa: ARG002 - pathlib's signature
+        """Raise."""
+        raise self._unsupported("stat")
+
+    def open(self, *_: object, **__: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride] - overloaded
+        """Raise."""
+        raise self._unsupported("open")
+
+    def rename(self, target: object) -> NoReturn:  # noqa: ARG002 - pathlib's signature
+        """Raise."""
+        raise self._unsupported("rename")
+
+    def _unsupported(self, what: str) -> StorageError:
+        return StorageError(
+            f"{self}: an object store has no {what!r}. Use a local directory for what needs it."
+        )
+
+
+def is_store_url(path: str) -> bool:
+    """Whether a path is the URL of an object store."""
+    return path.startswith(_PREFIXES)
+
+
+def parse_store_url(url: str) -> StorePath:
+    """Return the path of a URL.
+
+    Raises:
+        ValueError: It names no bucket, or has a part that is `..`.
+    """
+    path = StorePath(url)
+    if len(path.parts) < 2 or not url.partition("://")[2].strip("/"):
+        raise ValueError(f"{url}: no bucket; give a URL such as s3://bucket/run/step.")
+    if ".." in path.parts:
+        raise ValueError(f"{url}: '..' has no meaning in an object store; give the whole path.")
+    return path
+
+
+def read_object_into(file: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill buffers one after the other with bytes of an object; return how many there were.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+    """
+    path = StorePath(file)
+    done = 0
+    for buffer in buffers:
+        count = path.bucket.read_into(path.key, offset + done, buffer) if buffer.nbytes else 0
+        done += count
+        if count < buffer.nbytes:
+            break
+    return done
+
+
+def read_extent(file: str, offset: int, nbytes: int) -> bytes:
+    """Return bytes of a file or an object, fewer if it ends early.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if is_store_url(file):
+        path = StorePath(file)
+        return path.bucket.read_range(path.key, offset, nbytes)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, nbytes, offset)
+    finally:
+        os.close(descriptor)

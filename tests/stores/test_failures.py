@@ -1,0 +1,164 @@
+"""Stores that fail, throttle, hang up, keep silent or refuse."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
+from orbit_ckpt.storage import buckets
+from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.store_path import StorePath
+from tests.stores.conftest import free_port
+from tests.stores.proxy import Failure, Proxy
+
+SECRETS = re.compile("test-key-id|test-secret-value")
+
+
+def below(url: str) -> list[str]:
+    path = resolve_path(url)
+    assert isinstance(path, StorePath)
+    return path.keys_below()
+
+
+@pytest.mark.parametrize("failure", ["503", "reset"])
+def test_every_request_may_fail_twice(s3: str, proxy: Proxy, failure: Failure) -> None:
+    seen: dict[tuple[str, str], int] = {}
+
+    def fails(method: str, path: str, _: int) -> Failure | None:
+        seen[method, path] = seen.get((method, path), 0) + 1
+        return failure if seen[method, path] <= 2 else None
+
+    proxy.fails = fails
+    tree = {"a": np.arange(10_000), "b": 1}
+    ocp.save(f"{s3}/1", tree)
+    seen.clear()
+    np.testing.assert_array_equal(ocp.load(f"{s3}/1")["a"], tree["a"])
+
+
+@pytest.mark.parametrize("failure", ["503", "reset"])
+def test_a_store_that_keeps_failing_is_told(s3: str, proxy: Proxy, failure: Failure) -> None:
+    ocp.save(f"{s3}/1", {"a": 1})
+    proxy.fails = lambda *_: failure
+    with pytest.raises(StorageError, match=r"retry attempts failed.*overloaded"):
+        ocp.save(f"{s3}/2", {"a": 2})
+    with pytest.raises(StorageError, match=r"retry attempts failed.*overloaded"):
+        ocp.load(f"{s3}/1")
+    proxy.fails = lambda *_: None
+    assert below(f"{s3}/2") == []
+    assert ocp.load(f"{s3}/1") == {"a": 1}
+
+
+def test_a_save_that_fails_in_the_middle_removes_what_it_wrote(s3: str, proxy: Proxy) -> None:
+    proxy.fails = lambda method, path, _: "503" if method == "PUT" and "manifest" in path else None
+    with pytest.raises(StorageError, match=r"manifest\.ocdbt: writing failed"):
+        ocp.save(f"{s3}/1", {"a": np.arange(10_000)})
+    assert below(s3) == []
+
+
+def test_a_store_that_keeps_silent_is_told_within_the_deadline(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ocp.save(f"{s3}/1", {"a": 1})
+    monkeypatch.setattr(buckets, "_DEADLINE_S", 0.5)
+    proxy.fails = lambda *_: "silence"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"has not answered within 0\.5 s"):
+        ocp.load(f"{s3}/1")
+    with pytest.raises(StorageError, match=r"has not answered within 0\.5 s"):
+        ocp.save(f"{s3}/2", {"a": 1})
+    assert time.monotonic() - began < 10
+
+
+def test_an_unreachable_store_is_told(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proxy.endpoint
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(StorageError, match=r"connect.*check the endpoint"):
+        ocp.load(f"{s3}/1")
+
+
+def test_a_missing_bucket_is_told(s3: str) -> None:
+    assert s3
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket.*no such bucket"):
+        ocp.save("s3://no-such-bucket/1", {"a": 1})
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket.*no such bucket"):
+        ocp.load("s3://no-such-bucket/1")
+
+
+def test_wrong_credentials_are_told_and_never_shown(
+    s3: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.fails = lambda *_: "403"
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(StorageError, match="check AWS_ACCESS_KEY_ID") as saving:
+            ocp.save(f"{s3}/1", {"a": 1})
+        with pytest.raises(StorageError, match="check AWS_ACCESS_KEY_ID") as loading:
+            ocp.load(f"{s3}/1")
+    for caught in (saving, loading):
+        assert not SECRETS.search(everything_said(caught.value))
+    assert not SECRETS.search(caplog.text)
+
+
+def everything_said(error: BaseException | None) -> str:
+    """Return the texts and notes of an error and those behind it that a traceback shows."""
+    if error is None:
+        return ""
+    notes = getattr(error, "__notes__", [])
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return f"{error!r} {error} {notes} {everything_said(behind)}"
+
+
+def test_no_credentials_are_told(s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(StorageError, match="AWS_ACCESS_KEY_ID"):
+        ocp.save(f"{s3}/1", {"a": 1})
+
+
+def test_a_save_that_fails_shows_no_credentials_in_any_log(
+    s3: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        ocp.save(f"{s3}/1", {"a": 1})
+        assert ocp.load(f"{s3}/1") == {"a": 1}
+        with pytest.raises(CheckpointNotFoundError):
+            ocp.load(f"{s3}/2")
+    assert not SECRETS.search(caplog.text)
+    assert not SECRETS.search(repr(resolve_path(s3)))
+
+
+def test_loading_asks_for_few_things(s3: str, proxy: Proxy) -> None:
+    ocp.save(f"{s3}/1", {f"leaf{i}": np.full(2000, i) for i in range(300)})
+    proxy.requests.clear()
+    ocp.load(f"{s3}/1")
+    assert len(proxy.requests) < 40, proxy.requests
+
+
+def test_neighbours_are_read_together(s3: str, proxy: Proxy) -> None:
+    tree = {f"leaf{i}": np.random.default_rng(i).bytes(100_000) for i in range(200)}
+    ocp.save(f"{s3}/1", tree)
+    proxy.requests.clear()
+    assert ocp.load(f"{s3}/1") == tree
+    assert len(proxy.requests) < 60, proxy.requests
+
+
+def test_saving_asks_for_few_things(s3: str, proxy: Proxy) -> None:
+    ocp.save(f"{s3}/1", {f"leaf{i}": np.full(2000, i) for i in range(300)})
+    assert len(proxy.requests) < 40, proxy.requests
+
+
+def test_an_object_that_is_too_large_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "MAX_OBJECT_BYTES", 50_000)
+    with pytest.raises(CheckpointError, match="chunk_byte_size"):
+        ocp.save(f"{store}/1", {"a": np.random.default_rng(0).random(100_000)})
+    assert below(store) == []
