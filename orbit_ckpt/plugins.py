@@ -13,6 +13,7 @@ _logger = logging.getLogger(__name__)
 
 TYPE_HANDLERS = "orbit_ckpt.type_handlers"
 ITEMS = "orbit_ckpt.items"
+FORMATS = "orbit_ckpt.formats"
 
 
 def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[str, T]]:

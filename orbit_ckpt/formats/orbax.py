@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
+from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.orbax_legacy import (
     UNKNOWN_TYPE,
     LegacyTree,
     infer_structure,
     read_aggregate,
 )
-from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
-from orbit_ckpt.metadata.schema import JAX_ARRAY, TreeDetails, TreeDocument
+from orbit_ckpt.metadata.schema import JAX_ARRAY, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
-from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.layout import (
@@ -41,50 +39,6 @@ from orbit_ckpt.storage.store_path import StorePath
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
 _ARRAY_ITEM = ("checkpoint",)
-
-
-class StoredTree(Struct, frozen=True):
-    """A tree in a checkpoint, opened for reading.
-
-    Attributes:
-        directory: The item's directory.
-        document: Its leaves.
-        details: What Orbax's documents lose of them.
-        inline: Values that an old writer put into its structure file, by storage name.
-    """
-
-    directory: CheckedDirectory
-    document: TreeDocument
-    details: TreeDetails
-    inline: Mapping[str, object] = field(default_factory=dict[str, object])
-
-    def load_batch(
-        self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
-    ) -> LoadBatch:
-        """Return what type handlers need to read leaves.
-
-        Raises:
-            CorruptionError: The database or a document is damaged.
-            FormatError: A document is not understood.
-        """
-        has_shapes = all(
-            leaf.write_shape is not None or leaf.typestr != JAX_ARRAY
-            for leaf in self.document.leaves
-        )
-        reader = BatchReader(
-            open_store(self.directory, use_ocdbt=self.document.use_ocdbt),
-            zarr_format=3 if self.document.use_zarr3 else 2,
-            max_bytes=max_bytes,
-            fill_missing=not self.document.stores_fill_values,
-        )
-        return LoadBatch(
-            reader=reader,
-            arrays=files.read_arrays(self.directory, keys_only=has_shapes),
-            decode_shardings=files.read_shardings(self.directory),
-            details=self.details.leaves,
-            strings=files.read_strings(self.directory),
-            resolver=resolver or ShardingResolver(),
-        )
 
 
 def check_complete(path: Path, *, needs_marker: bool = False) -> None:
@@ -158,6 +112,14 @@ def find_tree(path: Path) -> Path:
     raise CheckpointNotFoundError(_no_tree_message(path, steps))
 
 
+def is_tree(directory: Path) -> bool:
+    """Whether a directory has a file that only trees of Orbax's format have.
+
+    Those of old writers have none: their trees are told by names that others use too.
+    """
+    return any((directory / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST))
+
+
 def holds_tree(path: Path) -> bool:
     """Whether a directory has the files of a tree."""
     if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
@@ -208,7 +170,25 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
         leaves = [msgspec.structs.replace(leaves[0], path=(), names=())]
     applied = replace(document, leaves=leaves)
-    return StoredTree(checked, applied, details, legacy.inline if legacy else {})
+    return StoredTree(
+        directory,
+        applied,
+        partial(_open_parts, checked, applied),
+        details,
+        legacy.inline if legacy else {},
+    )
+
+
+def _open_parts(directory: CheckedDirectory, document: TreeDocument) -> TreeParts:
+    has_shapes = all(
+        leaf.write_shape is not None or leaf.typestr != JAX_ARRAY for leaf in document.leaves
+    )
+    return TreeParts(
+        open_store(directory, use_ocdbt=document.use_ocdbt),
+        files.read_arrays(directory, keys_only=has_shapes),
+        files.read_shardings(directory),
+        files.read_strings(directory),
+    )
 
 
 def _is_array_item(directory: Path, document: TreeDocument) -> bool:

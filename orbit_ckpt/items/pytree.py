@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.formats.orbax import find_tree, open_tree
+from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
@@ -229,7 +229,7 @@ class PyTreeHandler:
         run: Callable[[TreePlan], Coroutine[object, object, T]],
     ) -> T:
         async def read(path: Path) -> T:
-            source = open_tree(find_tree(path), allow_unstructured=request.has_target)
+            source = open_checkpoint(path, allow_unstructured=request.has_target)
             batch = source.load_batch(
                 max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
             )
@@ -246,7 +246,7 @@ class PyTreeHandler:
         """
 
         async def read(path: Path) -> TreeMetadata:
-            source = open_tree(find_tree(path))
+            source = open_checkpoint(path)
             found = await read_metadata(source, source.load_batch(), self._registry)
             tree = rebuild(source, found, rich_types=self._rich_types)
             return TreeMetadata(tree, source.document.custom_metadata)

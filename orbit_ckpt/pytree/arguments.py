@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
+from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
 from orbit_ckpt.metadata.schema import JAX_ARRAY
 from orbit_ckpt.metadata.values import ArrayMetadata
@@ -160,7 +161,7 @@ def shardings_of(
         and (
             args[names].restore_type is jax.Array
             if names in args and args[names].restore_type is not None
-            else any(record.typestr == JAX_ARRAY for record in records)
+            else any(record.typestr in (JAX_ARRAY, UNKNOWN_TYPE) for record in records)
         )
     }
     found, _ = _match(shardings, arrays)

@@ -13,8 +13,9 @@ from orbit_ckpt.arrays.compare import ValueChange, choose_arithmetic
 from orbit_ckpt.arrays.dtypes import DType, is_prng_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, is_same_sharding
 from orbit_ckpt.arrays.slices import Shape
-from orbit_ckpt.formats.orbax import StoredTree, find_tree, open_tree
+from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.numpy import NUMPY_BYTES
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import class_name, find_namedtuple
@@ -39,7 +40,7 @@ async def compare_checkpoints(
     """Return how the trees of two checkpoints differ.
 
     Args:
-        a: The first checkpoint, as for `find_tree`.
+        a: The first checkpoint, as for `open_checkpoint`.
         b: The second.
         registry: Type handlers of their leaves.
         values: Whether to read and compare values too.
@@ -130,7 +131,7 @@ class _Side(Struct, frozen=True):
 
 async def _open(path: Path, registry: TypeHandlerRegistry) -> _Side:
     with naming_checkpoint(path):
-        source = open_tree(find_tree(path))
+        source = open_checkpoint(path)
         stored = StoredLeaves(source, source.load_batch(), registry)
         records = source.document.leaves
         metadata = await stored.metadata(records)

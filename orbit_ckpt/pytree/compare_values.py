@@ -302,7 +302,7 @@ async def _compare_window(
 
 
 async def _read(stored: StoredLeaves, reads: Sequence[ArrayRead]) -> list[HostArray]:
-    with naming_checkpoint(stored.source.directory.path):
+    with naming_checkpoint(stored.source.path):
         return [host for (host,) in await stored.batch.reader.read(reads)]
 
 
@@ -317,7 +317,7 @@ async def _compare_streamed(
     block = (*(1,) * fixed, *shape[fixed:])
 
     def read(stored: StoredLeaves, stream: RegionStream, region: Region) -> HostArray:
-        with naming_checkpoint(stored.source.directory.path):
+        with naming_checkpoint(stored.source.path):
             return stream.next(region)
 
     change = ValueChange(0)
@@ -357,7 +357,7 @@ async def _read_objects(
     args = {
         names: RestoreArgs(restore_type=np.ndarray) for names in _stored_arrays(stored, records)
     }
-    with naming_checkpoint(stored.source.directory.path):
+    with naming_checkpoint(stored.source.path):
         return await read_leaves(stored, records, args)
 
 

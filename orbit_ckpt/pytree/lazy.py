@@ -37,7 +37,7 @@ def lazy_leaves(
         TreeMismatchError: Another shape is asked for than that of a stored array.
         UnsupportedLeafError: A leaf holds PRNG keys that this JAX does not have.
     """
-    directory = OpenedDirectory.now(stored.source.directory.path)
+    directory = OpenedDirectory.now(stored.source.path, stored.source.identity)
     # lazy arrays are read on many threads, which cannot share a byte limit
     batch = structs.replace(stored.batch, reader=stored.batch.reader.unlimited())
     found: dict[NamePath, LazyArray] = {}

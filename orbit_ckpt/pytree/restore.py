@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from orbit_ckpt.errors import FormatError, TransformError
-from orbit_ckpt.formats.orbax import StoredTree
+from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, LoadBatch
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
@@ -278,7 +278,7 @@ def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types
     """
     leaves = source.document.leaves
     text = source.document.rich_types
-    where = str(source.directory.path)
+    where = str(source.path)
     if rich_types and text is not None and (not leaves or has_rich_types(text)):
         kinds = source.details.key_kinds
         paths = {leaf.names: leaf.path for leaf in leaves if leaf.name in kinds}

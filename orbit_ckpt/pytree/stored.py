@@ -15,7 +15,7 @@ from orbit_ckpt.errors import (
     TreeMismatchError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.formats.orbax import StoredTree
+from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.array import check_width, requested_sharding
 from orbit_ckpt.handlers.base import (
@@ -52,7 +52,7 @@ class StoredLeaves:
         self._handlers: dict[tuple[object, str], TypeHandler] = {}
         self._template = ParamInfo(
             name="",
-            parent_dir=as_epath(source.directory.path),
+            parent_dir=as_epath(source.path),
             skip_deserialize=False,
             byte_limiter=batch.reader.limiter,
             is_ocdbt_checkpoint=source.document.use_ocdbt,
@@ -78,11 +78,11 @@ class StoredLeaves:
     def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
         """Return what reads a leaf as the type that is asked for."""
         wanted = arg.restore_type
+        is_placed = self.batch.resolver.fallback is not None
         if wanted is None and isinstance(arg, ArrayRestoreArgs):
-            is_placed = self.batch.resolver.fallback is not None
             wanted = jax.Array if is_placed or record.typestr != NUMPY_ARRAY else None
         elif wanted is None and record.typestr == UNKNOWN_TYPE:
-            wanted = np.ndarray
+            wanted = jax.Array if is_placed else np.ndarray
         key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
         handler = self._handlers.get((key, record.typestr))
         if handler is None:
@@ -98,9 +98,7 @@ class StoredLeaves:
         for record in others:
             is_inline = record.name in source.inline
             found[record.names] = (
-                Metadata(record.name, source.directory.path)
-                if is_inline
-                else _empty_value(source, record)
+                Metadata(record.name, source.path) if is_inline else _empty_value(source, record)
             )
         for handler, group in groups:
             values = await handler.metadata(self.infos(group))

@@ -14,6 +14,7 @@ from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.storage.box_read import read_box
 from orbit_ckpt.storage.codec import (
     CHECKSUM_BYTES,
     ChunkStream,
@@ -103,11 +104,45 @@ class ChunkReader:
             if chunk == region:
                 self._read_chunk(read, index, memory, reading)
                 break
+            common = region.intersect(chunk)
+            if layout.is_plain and common is not None:
+                into = result[(*common.within(region).slices, ...)]
+                if self._read_part(read, index, common.within(chunk), into, reading):
+                    continue
             for block, values in self.blocks(read, index, reading, _BLOCK_BYTES):
                 common = region.intersect(block)
                 if common is not None:
                     result[common.within(region).slices] = values[common.within(block).slices]
         return result
+
+    def _read_part(
+        self, read: ArrayRead, index: Shape, part: Region, into: HostArray, reading: ValueReader
+    ) -> bool:
+        """Read a part of a plain chunk, its bytes only; return whether that can be done.
+
+        Args:
+            read: The array.
+            index: Which chunk.
+            part: The part, in the chunk's coordinates.
+            into: Where it goes.
+            reading: Reads.
+        """
+        layout = read.layout
+        key, value = self.chunk(read, index)
+        if not isinstance(value, Extent):
+            return False
+        problem = None
+        if value.length != layout.chunk_nbytes:
+            problem = f"it does not have {layout.chunk_nbytes} bytes"
+        else:
+            try:
+                if not read_box(value, layout, part, into, reading):
+                    problem = "the file ends before it does"
+            except FileNotFoundError:
+                problem = "the file is missing"
+        if problem is not None:
+            raise damaged_chunk(read, key, value, problem)
+        return True
 
     def blocks(
         self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int

@@ -43,8 +43,15 @@ class OpenedDirectory(Struct, frozen=True):
     stamp: Stamp | None
 
     @classmethod
-    def now(cls, path: Path) -> OpenedDirectory:
-        """Return a directory as it is now."""
+    def now(cls, path: Path, file: Path | None = None) -> OpenedDirectory:
+        """Return a directory as it is now.
+
+        Args:
+            path: The directory, or a checkpoint that is a single file.
+            file: The file by which it is recognised; None for one of our own format's.
+        """
+        if file is not None:
+            return cls(path, file, _stamp_if_any(file))
         files = (path / name for name in _WRITTEN_ONCE)
         file = next((file for file in files if _stamp_if_any(file) is not None), path)
         return cls(path, file, _stamp_if_any(file))

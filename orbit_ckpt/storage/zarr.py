@@ -62,6 +62,11 @@ class ZarrArray(Struct, frozen=True):
         return document_name(self.zarr_format)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether any part of a chunk can be read by itself: its elements are all there is."""
+        return self.is_direct and self.compression is None and not self.checksum
+
+    @property
     def chunk_nbytes(self) -> int:
         """Size of one chunk's elements in bytes."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
@@ -109,6 +114,19 @@ def describe_array(
     )
     build = _zarr2_document if zarr_format == 2 else _zarr3_document
     return array, json.dumps(build(array), separators=(",", ":")).encode()
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_array(shape: Shape, chunk_shape: Shape, dtype: DType) -> tuple[ZarrArray, bytes]:
+    """Return the layout of a zarr2 array of any storable dtype, not compressed, and its document.
+
+    Args:
+        shape: Shape of the array.
+        chunk_shape: Shape of its chunks, no dimension 0.
+        dtype: The dtype of its elements, which are little-endian.
+    """
+    array = ZarrArray(2, shape, chunk_shape, dtype, None, checksum=False, is_direct=True)
+    return array, json.dumps(_zarr2_document(array), separators=(",", ":")).encode()
 
 
 def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:

@@ -276,7 +276,12 @@ def test_bytes_read_are_those_of_the_chunks(layout: dict[str, bool], tmp_path: P
     everything = reader.bytes_read
     assert value.nbytes * 0.9 < everything < value.nbytes * 1.1
     reader.unlimited().read_part(read, Region((3, 0), (4, 1)))
-    assert reader.bytes_read == pytest.approx(everything * (1 + 3 / 32), rel=0.01)
+    if (
+        stored.is_plain and not layout["use_ocdbt"]
+    ):  # its elements, and what lies between two of them
+        assert reader.bytes_read == everything + 8 + (64 + 1) * 8 + 8
+    else:
+        assert reader.bytes_read == pytest.approx(everything * (1 + 3 / 32), rel=0.01)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

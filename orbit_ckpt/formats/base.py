@@ -1,0 +1,117 @@
+"""What every format is read through: a tree of leaves, and a store of zarr arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct, field
+
+from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt.handlers.base import LoadBatch
+from orbit_ckpt.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.kvstore import ValueStore
+
+
+class TreeParts(Struct, frozen=True):
+    """What there is of a tree beside its document; foreign formats have a store only.
+
+    Attributes:
+        store: Where the arrays are.
+        arrays: Records of JAX arrays by storage name, where they say more than the rest.
+        decode_shardings: Returns their recorded shardings.
+        strings: Contents of the strings file.
+    """
+
+    store: ValueStore
+    arrays: Mapping[str, ArrayRecord] = field(default_factory=dict[str, ArrayRecord])
+    decode_shardings: Callable[[], Mapping[str, ShardingMetadata]] = dict[str, ShardingMetadata]
+    strings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class StoredTree(Struct, frozen=True):
+    """A tree in a checkpoint of any format, opened for reading.
+
+    Attributes:
+        path: The directory or file that it is in.
+        document: Its leaves.
+        open_parts: Returns how its arrays are read; called once for every restore. May raise
+            CorruptionError and FormatError.
+        details: What the document loses of them.
+        inline: Values that are not read through the store, by storage name.
+        identity: The file that tells this tree from one that is put in its place; None for one of
+            those that every save of our own format writes.
+    """
+
+    path: Path
+    document: TreeDocument
+    open_parts: Callable[[], TreeParts]
+    details: TreeDetails = field(default_factory=TreeDetails)
+    inline: Mapping[str, object] = field(default_factory=dict[str, object])
+    identity: Path | None = None
+
+    def load_batch(
+        self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
+    ) -> LoadBatch:
+        """Return what type handlers need to read leaves.
+
+        Raises:
+            CorruptionError: The database or a document is damaged.
+            FormatError: A document is not understood.
+        """
+        parts = self.open_parts()
+        reader = BatchReader(
+            parts.store,
+            zarr_format=3 if self.document.use_zarr3 else 2,
+            max_bytes=max_bytes,
+            fill_missing=not self.document.stores_fill_values,
+        )
+        return LoadBatch(
+            reader=reader,
+            arrays=parts.arrays,
+            decode_shardings=parts.decode_shardings,
+            details=self.details.leaves,
+            strings=parts.strings,
+            resolver=resolver or ShardingResolver(),
+        )
+
+
+@runtime_checkable
+class Format(Protocol):
+    """A format of other programs that can be read.
+
+    Attributes:
+        name: What messages call it.
+        extra: What has to be installed to read it, as `pip install` takes it; None for nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def extra(self) -> str | None:
+        """What has to be installed to read it, as `pip install` takes it; None for nothing."""
+        ...
+
+    def sniff(self, path: Path) -> str | None:
+        """Return why what is at a path is not of this format, None if it seems to be.
+
+        Looks at names and first bytes only, and never raises because of what it finds.
+
+        Args:
+            path: A file or directory, which exists.
+        """
+        ...
+
+    def open(self, path: Path) -> StoredTree:
+        """Open what `sniff` accepted; reads no arrays.
+
+        Raises:
+            FormatError: It is damaged, or of a version that is not known.
+            MissingPackageError: `extra` is not installed.
+        """
+        ...

@@ -1,0 +1,81 @@
+"""Open a checkpoint of any format: our own and Orbax's first, then those of other programs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
+from orbit_ckpt.formats.base import Format, StoredTree
+from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
+from orbit_ckpt.plugins import FORMATS, load_plugins
+
+BUILT_IN = ("safetensors",)
+"""Modules of this package with a `FORMAT`, those with the surest signs first."""
+
+
+def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTree:
+    """Open the tree in a checkpoint of any format.
+
+    Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
+    older ones are used by others too, who are asked before.
+
+    Args:
+        path: A directory, or a file of a format with a single one.
+        allow_unstructured: See `orbax.open_tree`.
+
+    Raises:
+        IncompleteCheckpointError: The checkpoint is a save that did not finish.
+        CheckpointNotFoundError: There is none of a known format; lists what each format lacks.
+        CorruptionError: A file differs from its checksum.
+        FormatError: A document is not understood.
+    """
+    try:
+        directory = find_tree(path)
+    except CheckpointNotFoundError as error:
+        found = find_format(path)
+        if isinstance(found, str):
+            raise CheckpointNotFoundError(f"{error}{found}") from None
+        return found.open(path)
+    if not is_tree(directory):
+        found = find_format(path)
+        if not isinstance(found, str):
+            return found.open(path)
+    return open_tree(directory, allow_unstructured=allow_unstructured)
+
+
+def find_format(path: Path) -> Format | str:
+    """Return the other program's format of what is at a path, or what each one lacks, as text."""
+    if not path.exists():
+        return ""
+    lacks: list[str] = []
+    for known in formats():
+        try:
+            problem = known.sniff(path)
+        except OSError as error:
+            raise StorageError(
+                f"{path}: reading failed: {error}. Check that it can be read."
+            ) from error
+        if problem is None:
+            return known
+        extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
+        lacks.append(f"\n  {known.name}{extra}: {problem}")
+    return "\nOther formats:" + "".join(lacks)
+
+
+def formats() -> Iterator[Format]:
+    """Yield the formats of other programs: those built in, then those of plug-ins."""
+    for name in BUILT_IN:
+        module = importlib.import_module(f"orbit_ckpt.formats.{name}")
+        yield cast(Format, module.FORMAT)
+    for _, plugin in load_plugins(FORMATS, _prepare_plugin):
+        yield plugin
+
+
+def _prepare_plugin(plugin: object) -> Format:
+    found: object = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(found, Format):
+        raise TypeError(f"{found!r} does not have the methods of a Format")
+    return found

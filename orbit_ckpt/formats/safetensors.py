@@ -1,0 +1,130 @@
+"""safetensors: one file, several with an index, or a directory of Hugging Face with either.
+
+A tensor is read where it lies, so that a shard costs its own bytes. The tree is a flat dict whose
+keys are the tensors' names, as the library's own functions return it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jax.tree_util import DictKey
+from msgspec import Struct
+
+from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
+from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.formats.safetensors_header import (
+    DTYPES,
+    Header,
+    Tensor,
+    looks_like_header,
+    read_header,
+)
+from orbit_ckpt.metadata.codec import decode_json
+from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.storage.foreign import ForeignStore, RawArray
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
+_SNIFFED_BYTES = 16
+
+
+class SafetensorsFormat:
+    """Reads safetensors; see `Format`."""
+
+    name = "safetensors"
+    extra = None
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        if path.is_dir():
+            return None if _candidates(path) else f"no *{SUFFIX} or *{INDEX_SUFFIX} in it"
+        if path.name.endswith((SUFFIX, INDEX_SUFFIX)):
+            return None
+        with open(path, "rb") as stream:
+            data = stream.read(_SNIFFED_BYTES)
+        if looks_like_header(data, path.stat().st_size):
+            return None
+        return "it does not begin with the length of a header and the header"
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`."""
+        main = _main_file(path) if path.is_dir() else path
+        is_index = main.name.endswith(INDEX_SUFFIX)
+        headers, metadata = _read_index(main) if is_index else ({main: read_header(main)}, {})
+        tensors: dict[str, Tensor] = {}
+        for header in headers.values():
+            tensors |= header.tensors
+            metadata = {**header.metadata, **metadata}
+        names = sorted(tensors)
+        records = [LeafRecord.at((DictKey(name),), UNKNOWN_TYPE) for name in names]
+        document = TreeDocument(records, custom_metadata=metadata or None)
+
+        def open_parts() -> TreeParts:
+            arrays = {
+                record.name: RawArray(t.shape, DTYPES[t.dtype], t.extent)
+                for record, t in zip(records, map(tensors.__getitem__, names), strict=True)
+            }
+            return TreeParts(ForeignStore(arrays, list(headers)))
+
+        return StoredTree(path, document, open_parts, identity=main)
+
+
+FORMAT = SafetensorsFormat()
+
+
+class _Index(Struct):
+    weight_map: dict[str, str]
+    metadata: dict[str, Any] | None = None
+
+
+def _candidates(directory: Path) -> Sequence[str]:
+    """Return which files of a directory may be the model, those named as by Hugging Face first."""
+    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
+    usual = [name for name in (INDEX, SINGLE) if name in names]
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    return usual[:1] or indexes or [name for name in names if name.endswith(SUFFIX)]
+
+
+def _main_file(directory: Path) -> Path:
+    names = _candidates(directory)
+    if len(names) != 1:
+        raise CheckpointNotFoundError(
+            f"{directory} has {len(names)} models ({', '.join(names[:8])}) and no {INDEX} that "
+            f"says how they go together; give one of them, for example {directory / names[0]}."
+        )
+    return directory / names[0]
+
+
+def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
+    """Return the headers of the files that an index names, and the index's metadata.
+
+    Raises:
+        FormatError: The index contradicts the files, or names a file outside its directory.
+    """
+    fields = decode_json(index.read_bytes(), _Index, str(index))
+    places = fields.weight_map
+    headers: dict[Path, Header] = {}
+    for name in sorted(set(places.values())):
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+            raise FormatError(f"{index}: {name!r} is not the name of a file beside the index")
+        file = index.parent / name
+        if not file.is_file():
+            raise FormatError(f"{index}: {name} is missing. Was the checkpoint copied completely?")
+        headers[file] = read_header(file)
+        _compare(index, name, {t for t, n in places.items() if n == name}, headers[file])
+    return headers, fields.metadata or {}
+
+
+def _compare(index: Path, file: str, expected: set[str], header: Header) -> None:
+    lacking = sorted(expected - set(header.tensors)) or sorted(set(header.tensors) - expected)
+    if lacking:
+        raise FormatError(
+            f"{index}: {lacking[0]!r} and {len(lacking) - 1} other tensors are in {file} or in the "
+            "index, not in both. One of them is damaged, or of another checkpoint."
+        )

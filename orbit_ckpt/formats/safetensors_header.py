@@ -1,0 +1,208 @@
+"""The header of a safetensors file: read with every doubt, and written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import ml_dtypes
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt.arrays.dtypes import DType, as_dtype
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.storage.ocdbt_encode import Extent
+
+MAX_HEADER_BYTES = 100_000_000
+"""What the format allows; the library itself reads no longer ones."""
+
+LENGTH_BYTES = 8
+METADATA = "__metadata__"
+
+_MAX_DIMENSIONS = 64
+"""What numpy allows."""
+
+DTYPES: Mapping[str, DType] = {
+    name: as_dtype(dtype)
+    for name, dtype in {
+        "BOOL": np.bool_,
+        "U8": np.uint8,
+        "I8": np.int8,
+        "U16": np.uint16,
+        "I16": np.int16,
+        "U32": np.uint32,
+        "I32": np.int32,
+        "U64": np.uint64,
+        "I64": np.int64,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F32": np.float32,
+        "F64": np.float64,
+        "C64": np.complex64,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+        "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+        "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+        "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+        "F6_E2M3": ml_dtypes.float6_e2m3fn,
+        "F6_E3M2": ml_dtypes.float6_e3m2fn,
+        "F4": ml_dtypes.float4_e2m1fn,
+    }.items()
+}
+"""The dtypes of the format."""
+
+PACKED_BITS: Mapping[str, int] = {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
+"""Dtypes whose elements are not whole bytes in a file, as they are in memory."""
+
+
+class Tensor(Struct, frozen=True):
+    """One tensor of a file.
+
+    Attributes:
+        dtype: Its dtype, by the format's name.
+        shape: Its shape.
+        extent: Where its bytes are.
+    """
+
+    dtype: str
+    shape: Shape
+    extent: Extent
+
+
+class Header(Struct, frozen=True):
+    """What a file says of itself.
+
+    Attributes:
+        tensors: Its tensors by name, in the order of their names.
+        metadata: Texts of whoever wrote it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+def read_header(file: Path) -> Header:
+    """Return what the header of a file says; nothing else of the file is read.
+
+    Raises:
+        FormatError: The file is none of the format, is cut short, or contradicts itself.
+        OSError: It cannot be read.
+    """
+    with open(file, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        data_bytes = size - LENGTH_BYTES - length
+        if size < LENGTH_BYTES or data_bytes < 0:
+            raise _bad(file, f"it has {size} bytes, fewer than the {length} of its header")
+        if length > MAX_HEADER_BYTES:
+            raise _bad(file, f"its header has {length} bytes, of at most {MAX_HEADER_BYTES}")
+        text = stream.read(length)
+    try:
+        return _parse(text, str(file), LENGTH_BYTES + length, data_bytes)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _bad(file, str(error)) from error
+
+
+def looks_like_header(data: bytes, size: int) -> bool:
+    """Whether a file may be of the format.
+
+    Args:
+        data: Its first bytes, more than eight.
+        size: How many it has.
+    """
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    is_possible = 2 <= length <= min(size - LENGTH_BYTES, MAX_HEADER_BYTES)
+    return is_possible and data[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
+
+
+def _parse(text: bytes, file: str, start: int, data_bytes: int) -> Header:
+    if not text.startswith(b"{"):
+        raise ValueError("its header does not begin with '{'")
+    fields = cast(
+        "dict[str, object]",
+        json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant),
+    )
+    metadata = fields.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in cast(dict[str, object], metadata).values()
+    ):
+        raise ValueError(f"{METADATA} does not map names to texts")
+    tensors = {name: _tensor(name, value, file, start) for name, value in sorted(fields.items())}
+    _check_cover(tensors, start, data_bytes)
+    return Header(tensors, cast(dict[str, str], metadata))
+
+
+def _tensor(name: str, value: object, file: str, start: int) -> Tensor:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name!r}: not an object")
+    fields = cast(dict[str, object], value)
+    dtype = fields.get("dtype")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{name!r}: dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    shape = _numbers(name, "shape", fields.get("shape"))
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"{name!r}: {len(shape)} dimensions, of at most {_MAX_DIMENSIONS}")
+    offsets = _numbers(name, "data_offsets", fields.get("data_offsets"))
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name!r}: data_offsets {list(offsets)} are not begin and end")
+    begin, end = offsets
+    bits = math.prod(shape) * bits_of(dtype)
+    if bits % 8 or bits // 8 != end - begin:
+        raise ValueError(
+            f"{name!r}: {dtype} of shape {list(shape)} does not have {end - begin} bytes"
+        )
+    return Tensor(dtype, shape, Extent(file, start + begin, end - begin))
+
+
+def bits_of(dtype: str) -> int:
+    """Return how many bits an element of a dtype has in a file."""
+    return PACKED_BITS.get(dtype) or DTYPES[dtype].itemsize * 8
+
+
+def _numbers(name: str, what: str, value: object) -> Shape:
+    numbers = cast(list[object], value) if isinstance(value, list) else [None]
+    if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+        raise ValueError(f"{name!r}: {what} {str(numbers)[:80]} are not sizes")
+    return tuple(cast(list[int], numbers))
+
+
+def _check_cover(tensors: Mapping[str, Tensor], start: int, data_bytes: int) -> None:
+    """Check that every byte behind the header belongs to one tensor, as the format asks."""
+    position, last = start, ""
+    placed = [(t.extent.offset, t.extent.length, name) for name, t in tensors.items()]
+    for offset, length, name in sorted(placed):
+        if offset < position:
+            raise ValueError(f"{name!r} and {last!r} overlap")
+        if offset > position:
+            raise ValueError(f"{offset - position} bytes before {name!r} belong to no tensor")
+        position, last = offset + length, name
+    beyond = position - start - data_bytes
+    if beyond > 0:
+        raise ValueError(f"the file ends {beyond} bytes before the end of {last!r}")
+    if beyond < 0:
+        raise ValueError(f"the last {-beyond} bytes belong to no tensor")
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"its header has {name!r} twice")
+    return found
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"its header has the number {name}")
+
+
+def _bad(file: Path, what: str) -> FormatError:
+    return FormatError(
+        f"{file} is not a sound safetensors file: {what}. It is damaged or incomplete, or was "
+        "written by something else; download or copy it again."
+    )

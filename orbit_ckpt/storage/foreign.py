@@ -1,0 +1,183 @@
+"""Arrays in files of other programs, seen as a store of zarr arrays.
+
+Their metadata documents are made up; their chunks are where the other program put the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import tensorstore as ts
+
+from orbit_ckpt.arrays.dtypes import DType
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
+from orbit_ckpt.storage.identity import stamp_of
+from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, join_key
+from orbit_ckpt.storage.ocdbt import Json
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.zarr import plain_array
+
+
+class ForeignArray(Protocol):
+    """One array, seen as a zarr2 array: its document and its chunks by their keys."""
+
+    def find(self, key: str) -> Value | None:
+        """Return a document or chunk, or where it is; None if there is none.
+
+        Args:
+            key: `.zarray`, or the key of a chunk such as `0.0`.
+
+        Raises:
+            CorruptionError: A file that should hold it is missing or not what it was.
+        """
+        ...
+
+    def spec(self) -> Json:
+        """Return TensorStore's specification of the key-value store with all of these keys.
+
+        Raises:
+            FormatError: There is none.
+        """
+        ...
+
+    def keys(self) -> Sequence[str]:
+        """Return the keys that exist; for messages, may be slow."""
+        ...
+
+
+class RawArray:
+    """An array whose elements lie somewhere in a file, little-endian, in C order.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        value: Its bytes, or where they are.
+    """
+
+    def __init__(self, shape: Shape, dtype: DType, value: Value) -> None:
+        layout, self._document = plain_array(shape, tuple(max(1, n) for n in shape), dtype)
+        first = layout.chunk_key("", (0,) * len(shape))
+        self._chunks = {first: value} if 0 not in shape else {}
+
+    def find(self, key: str) -> Value | None:
+        """See `ForeignArray`."""
+        return self._document if key == ZARR2_DOCUMENT else self._chunks.get(key)
+
+    def spec(self) -> Json:
+        """See `ForeignArray`; nothing but the bytes is needed to read it."""
+        raise FormatError("The bytes of this array are in no store that TensorStore knows.")
+
+    def keys(self) -> Sequence[str]:
+        """See `ForeignArray`."""
+        return [ZARR2_DOCUMENT, *self._chunks]
+
+
+class LinkedArray:
+    """A real zarr2 array that another program wrote somewhere.
+
+    Args:
+        location: TensorStore's specification of its key-value store, `{"driver": "file", "path":
+            ...}` for a directory.
+        document: What its `.zarray` is taken to be, None for what is there.
+    """
+
+    def __init__(self, location: Json, document: bytes | None = None) -> None:
+        self._location = location
+        self._document = document
+        self._store: ts.KvStore | None = None
+
+    def find(self, key: str) -> Value | None:
+        """See `ForeignArray`."""
+        if key == ZARR2_DOCUMENT and self._document is not None:
+            return self._document
+        if self._location["driver"] != "file":
+            return self._read(key)
+        file = os.path.join(self._location["path"], key)
+        try:
+            return Extent(file, 0, os.stat(file).st_size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _read(self, key: str) -> bytes | None:
+        if self._store is None:
+            self._store = ts.KvStore.open(self._location).result()
+        result = self._store.read(key).result()
+        return None if result.state != "value" else result.value
+
+    def spec(self) -> Json:
+        """See `ForeignArray`."""
+        return self._location
+
+    def keys(self) -> Sequence[str]:
+        """See `ForeignArray`."""
+        if self._location["driver"] != "file":
+            return []
+        root = Path(self._location["path"])
+        return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+
+class ForeignStore:
+    """Arrays of one checkpoint of another program, as a `ValueStore` of zarr2 arrays.
+
+    Args:
+        arrays: The arrays by storage name.
+        files: Files that were read to know where the arrays are. One that is changed later is an
+            error, because the arrays may be elsewhere then.
+    """
+
+    def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
+        self._arrays = arrays
+        self._stamps = {str(file): stamp_of(file) for file in files}
+
+    def find(self, key: str) -> Value | None:
+        """See `ValueStore`."""
+        found = self._split(key)
+        value = self._arrays[found[0]].find(found[1]) if found is not None else None
+        if isinstance(value, Extent):
+            self._check(value.file)
+        return value
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`."""
+        value = self.find(key)
+        return value.length if isinstance(value, Extent) else None if value is None else len(value)
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        array = self._arrays.get(name)
+        return [join_key(name, key) for key in array.keys()] if array is not None else []  # noqa: SIM118 - no mapping
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        try:
+            return self._arrays[name].spec()
+        except CheckpointError as error:
+            raise FormatError(f"{name}: {error}") from error
+
+    def _split(self, key: str) -> tuple[str, str] | None:
+        """Return the array that a key belongs to, and its key there."""
+        name, _, rest = key.rpartition("/")
+        while name not in self._arrays:
+            if not name:
+                return None
+            name, _, more = name.rpartition("/")
+            rest = f"{more}/{rest}"
+        return name, rest
+
+    def _check(self, file: str) -> None:
+        expected = self._stamps.get(file)
+        if expected is None:
+            return
+        try:
+            found = stamp_of(Path(file))
+        except FileNotFoundError:
+            found = None
+        if found != expected:
+            what = "is missing" if found is None else "has been changed"
+            raise CorruptionError(
+                f"{file} {what} since the checkpoint was opened. Load it again.", file=file
+            )
