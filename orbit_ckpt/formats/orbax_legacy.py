@@ -72,7 +72,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
         if isinstance(value, str) and value.startswith(_STORED_ELSEWHERE):
             leaves.append(LeafRecord.at(path, UNKNOWN_TYPE))
         elif is_empty_node(value):
-            leaves.append(LeafRecord.at(path, _empty_typestr(value), is_empty=True))
+            leaves.append(LeafRecord.at(path, empty_typestr(value), is_empty=True))
         else:
             record = LeafRecord.at(path, UNKNOWN_TYPE)
             leaves.append(record)
@@ -110,7 +110,8 @@ def _find_documents(directory: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _empty_typestr(value: object) -> str:
+def empty_typestr(value: object) -> str:
+    """Return what documents call an empty container."""
     kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
     return kinds.pop() if kinds else "None"
 

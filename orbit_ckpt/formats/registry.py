@@ -12,7 +12,7 @@ from orbit_ckpt.formats.base import Format, StoredTree
 from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins
 
-BUILT_IN = ("safetensors",)
+BUILT_IN = ("safetensors", "flax_msgpack")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
 
 

@@ -12,7 +12,7 @@ from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.storage.ocdbt_encode import Extent
-from orbit_ckpt.storage.value_read import ValueReader
+from orbit_ckpt.storage.value_read import ValueReader, part_of
 from orbit_ckpt.storage.zarr import ZarrArray
 
 _PAGE_BYTES = 4096
@@ -98,7 +98,7 @@ def _groups(outer: Shape, count: int) -> Iterator[tuple[Shape, int]]:
 def _read(value: Extent, position: int, into: HostArray, reading: ValueReader) -> bool:
     values = into if into.flags.c_contiguous else np.empty(into.shape, into.dtype)
     reading.nbytes += values.nbytes
-    place = Extent(value.file, value.offset + position, values.nbytes)
+    place = part_of(value, position, values.nbytes)
     is_whole = reading.read_into(place, [byte_view(values)]) == values.nbytes
     if values is not into:
         into[...] = values

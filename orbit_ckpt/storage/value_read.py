@@ -23,6 +23,38 @@ MAX_OBJECT_AHEAD_BYTES = 1 << 22
 _STREAM_BYTES = 1 << 25
 
 
+class Pieces(Extent, frozen=True, gc=False):
+    """Where the bytes of a value are that is not in one piece; its file and offset are the first's.
+
+    Attributes:
+        pieces: Where the pieces are, which follow one another.
+    """
+
+    pieces: tuple[Extent, ...] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Extent]) -> Extent:
+        """Return the place of a value from those of its pieces, at least one."""
+        first = pieces[0]
+        if len(pieces) == 1:
+            return first
+        length = sum(piece.length for piece in pieces)
+        return cls(first.file, first.offset, length, pieces=tuple(pieces))
+
+
+def part_of(value: Extent, start: int, length: int) -> Extent:
+    """Return where some bytes of a value are."""
+    if not isinstance(value, Pieces):
+        return Extent(value.file, value.offset + start, length)
+    found: list[Extent] = []
+    for piece in value.pieces:
+        begin, end = max(0, start), min(piece.length, start + length)
+        if begin < end:
+            found.append(Extent(piece.file, piece.offset + begin, end - begin))
+        start -= piece.length
+    return Pieces.of(found or [Extent(value.file, value.offset, 0)])
+
+
 class ValueReader:
     """Reads values for one thread.
 
@@ -50,6 +82,9 @@ class ValueReader:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
         if isinstance(value, bytes):
             return memoryview(value)
+        if isinstance(value, Pieces):
+            buffer = memoryview(bytearray(value.length))
+            return buffer[: self.read_into(value, [buffer])]
         place = self._window_place
         start = value.offset - place.offset
         if value.file != place.file or start < 0 or start + value.length > place.length:
@@ -76,14 +111,14 @@ class ValueReader:
 
     def stream(self, value: Extent) -> Callable[[int], bytes]:
         """Return what reads the next bytes of a value, at most as many as asked for."""
-        descriptor = self._open(value.file)
-        if descriptor == _OBJECT:
+        if self._open(value.file) == _OBJECT:
             return _stream_object(value, _STREAM_BYTES)
-        position = value.offset
+        position = 0
 
         def read(size: int) -> bytes:
             nonlocal position
-            data = os.pread(descriptor, size, position)
+            place = _next_of(value, position, size)
+            data = os.pread(self._open(place.file), place.length, place.offset)
             position += len(data)
             return data
 
@@ -91,6 +126,8 @@ class ValueReader:
 
     def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
         """Fill buffers with the bytes of a value; return how many there were."""
+        if isinstance(value, Pieces):
+            return self._read_pieces(value, buffers)
         descriptor = self._open(value.file)
         if descriptor == _OBJECT:
             return read_object_into(value.file, value.offset, buffers)
@@ -105,6 +142,19 @@ class ValueReader:
                 count -= pending.pop(0).nbytes
             if count:
                 pending[0] = pending[0][count:]
+        return done
+
+    def _read_pieces(self, value: Pieces, buffers: Sequence[memoryview]) -> int:
+        done = 0
+        for buffer in buffers:
+            position = 0
+            while position < buffer.nbytes:
+                place = _next_of(value, done, buffer.nbytes - position)
+                count = self.read_into(place, [buffer[position : position + place.length]])
+                if count == 0:
+                    return done
+                done += count
+                position += count
         return done
 
     def _open(self, file: str) -> int:
@@ -125,9 +175,9 @@ def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:
     def read(size: int) -> bytes:
         nonlocal block, fetched
         if not block.nbytes and fetched < value.length:
-            nbytes = min(block_bytes, value.length - fetched)
-            block = memoryview(read_extent(value.file, value.offset + fetched, nbytes))
-            fetched += nbytes
+            place = _next_of(value, fetched, block_bytes)
+            block = memoryview(read_extent(place.file, place.offset, place.length))
+            fetched += place.length
         data = bytes(block[:size])
         block = block[size:]
         return data
@@ -152,13 +202,25 @@ def open_value(value: Value) -> Callable[[int], bytes]:
         return io.BytesIO(value).read
     if is_store_url(value.file):
         return _stream_object(value, MAX_OBJECT_AHEAD_BYTES)
-    position, stop = value.offset, value.offset + value.length
+    position = 0
 
     def read(size: int) -> bytes:
         nonlocal position
-        with open(value.file, "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), min(size, stop - position), position)
+        place = _next_of(value, position, size)
+        with open(place.file, "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), place.length, place.offset)
         position += len(data)
         return data
 
     return read
+
+
+def _next_of(value: Extent, position: int, size: int) -> Extent:
+    """Return where the next bytes of a value are, at most as many as are in one piece."""
+    pieces = value.pieces if isinstance(value, Pieces) else (value,)
+    for piece in pieces:
+        if position < piece.length:
+            length = min(size, piece.length - position)
+            return Extent(piece.file, piece.offset + position, length)
+        position -= piece.length
+    return Extent(value.file, value.offset, 0)

@@ -1,0 +1,71 @@
+"""msgpack files of Flax: `to_bytes`, `msgpack_serialize`, `flax.training.checkpoints`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.base import StoredTree
+from orbit_ckpt.formats.msgpack_scan import scan_file
+from orbit_ckpt.formats.msgpack_tree import stored_tree
+
+SUFFIX = ".msgpack"
+_STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
+_KEY_BYTES = 32
+
+
+class FlaxFormat:
+    """Reads msgpack files of Flax; see `Format`."""
+
+    name = "flax msgpack"
+    extra = None
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        if path.is_dir():
+            return None if _candidates(path) else f"no checkpoint_<step> and no *{SUFFIX} in it"
+        if path.name.endswith(SUFFIX):
+            return None
+        with open(path, "rb") as stream:
+            data = stream.read(_KEY_BYTES)
+        return None if _begins_tree(data) else "it does not begin as a dict in msgpack"
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`."""
+        file = path
+        if path.is_dir():
+            names = _candidates(path)
+            file = path / names[-1]
+            if len(names) > 1:
+                raise CheckpointNotFoundError(
+                    f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"
+                    f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
+                )
+        return stored_tree(scan_file(file), path, file)
+
+
+FORMAT = FlaxFormat()
+
+
+def _candidates(directory: Path) -> Sequence[str]:
+    """Return which files of a directory are checkpoints, the latest step last."""
+    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
+    steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
+    return sorted(steps, key=lambda name: float(steps[name][1])) or [
+        name for name in names if name.endswith(SUFFIX)
+    ]
+
+
+def _begins_tree(data: bytes) -> bool:
+    """Whether first bytes are those of a dict whose first key is a str, or of an array."""
+    sizes = {0xDE: 3, 0xDF: 5}
+    if not data:
+        return False
+    if 0x80 <= data[0] < 0x90 or data[0] in sizes:
+        key = data[sizes.get(data[0], 1) :][:1]
+        return data == b"\x80" or (bool(key) and (0xA0 <= key[0] < 0xC0 or key[0] in (0xD9, 0xDA)))
+    codes = {0xC7: 2, 0xC8: 3, 0xC9: 5, 0xD4: 1, 0xD5: 1, 0xD6: 1, 0xD7: 1, 0xD8: 1}
+    code = data[codes[data[0]] :][:1] if data[0] in codes else b""
+    return code in (b"\x01", b"\x03", b"\x04")

@@ -1,0 +1,303 @@
+"""Find what is in a msgpack file of Flax without reading its arrays.
+
+Only the bytes that say what follows are read; every length is compared with what the file has
+left before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
+
+from msgspec import Struct
+
+from orbit_ckpt.arrays.dtypes import DType, as_dtype, storable
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.value_read import Pieces
+
+NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
+"""Codes of extension types; the last is Orbax's."""
+
+CHUNKED = "__msgpack_chunked_array__"
+
+_MAX_DEPTH = 200
+_MAX_NODES = 4_000_000
+_MAX_TEXT_BYTES = 1 << 26
+_MAX_DIMENSIONS = 64
+_WINDOW_BYTES = 1 << 12
+
+
+class ArrayNode(Struct, frozen=True, gc=False):
+    """An array: its shape and dtype, and its elements or where they are."""
+
+    shape: Shape
+    dtype: DType
+    value: Value
+    is_scalar: bool = False
+
+
+class BytesNode(Struct, frozen=True, gc=False):
+    """Where a value of bytes is."""
+
+    value: Extent
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+        return self.value.length
+
+
+class _Head(NamedTuple):
+    """What the first bytes of a value say: its kind, and how long it is or what it is."""
+
+    kind: str
+    value: Any
+    code: int = 0
+
+
+def scan_file(file: Path) -> object:
+    """Return the tree in a file: dicts, lists, tuples, scalars, None, and nodes for arrays.
+
+    Raises:
+        FormatError: It is cut short, damaged, or holds what Flax does not write.
+        OSError: It cannot be read.
+    """
+    with _Scanner(file) as scanner:
+        try:
+            return scanner.scan_all()
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise FormatError(
+                f"{file} is not a sound msgpack file of Flax: byte {scanner.position}: {error}. It "
+                "is damaged or incomplete, or was written by something else; copy it again."
+            ) from error
+
+
+class _Scanner:
+    """Goes through a file value by value."""
+
+    def __init__(self, file: Path) -> None:
+        self.position = 0
+        self._file = str(file)
+        self._stream = open(file, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self.size = os.fstat(self._stream.fileno()).st_size
+        self._window = b""
+        self._window_start = 0
+        self._nodes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    def scan_all(self) -> object:
+        """Return the value that the file is."""
+        value = self.scan(self.size, 0)
+        if self.position != self.size:
+            raise ValueError(f"{self.size - self.position} bytes follow what should be all of it")
+        return value
+
+    def scan(self, end: int, depth: int) -> object:
+        """Return the value at the position, which goes on to its end.
+
+        Args:
+            end: Where the value must have ended.
+            depth: In how many others it is.
+        """
+        self._nodes += 1
+        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
+            raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_NODES} values")
+        head = self._head(end)
+        if head.kind == "value":
+            return head.value
+        if head.kind == "str":
+            return self._text(head.value, end)
+        if head.kind == "bin":
+            return BytesNode(self._skip(head.value, end))
+        if head.kind == "ext":
+            return self._extension(head.code, self._inside(head.value, end), depth)
+        if head.value > end - self.position:
+            raise ValueError(f"{head.value} elements in {end - self.position} bytes")
+        if head.kind == "array":
+            return [self.scan(end, depth + 1) for _ in range(head.value)]
+        return _join_chunks(self._map(head.value, end, depth))
+
+    def _map(self, count: int, end: int, depth: int) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for _ in range(count):
+            head = self._head(end)
+            if head.kind != "str":
+                raise ValueError(f"a key of a dict is no str but {head.kind}")
+            key = self._text(head.value, end)
+            if key in found:
+                raise ValueError(f"a dict has the key {key!r} twice")
+            found[key] = self.scan(end, depth + 1)
+        return found
+
+    def _extension(self, code: int, end: int, depth: int) -> object:
+        if code in (NDARRAY, SCALAR):
+            value = self._array(end, is_scalar=code == SCALAR)
+        elif code in (COMPLEX, TUPLE):
+            value = self.scan(end, depth + 1)
+            if not isinstance(value, list):
+                raise ValueError(f"extension type {code} does not hold a list")
+            elements = cast(list[Any], value)
+            value = complex(*elements) if code == COMPLEX else tuple(elements)
+        else:
+            raise ValueError(f"unknown extension type {code}")
+        if self.position != end:
+            raise ValueError(f"extension type {code} is longer than its value")
+        return value
+
+    def _array(self, end: int, *, is_scalar: bool) -> ArrayNode:
+        outer, inner = self._head(end), self._head(end)
+        is_array = (outer.kind, outer.value, inner.kind) == ("array", 3, "array")
+        if not is_array or inner.value > _MAX_DIMENSIONS:
+            raise ValueError("an array without shape, dtype and elements")
+        lengths = [self._head(end).value for _ in range(inner.value)]
+        if not all(type(n) is int and n >= 0 for n in lengths):
+            raise ValueError(f"shape {str(lengths)[:80]}")
+        name = self._head(end)
+        if name.kind not in ("str", "bin"):
+            raise ValueError("an array without the name of its dtype")
+        dtype = _parse_dtype(self._text(name.value, end))
+        data = self._head(end)
+        if data.kind != "bin":
+            raise ValueError("an array without elements")
+        node = ArrayNode(tuple(lengths), dtype, self._skip(data.value, end), is_scalar)
+        if _nbytes(node.shape, dtype) != data.value or (is_scalar and node.shape):
+            raise ValueError(f"{dtype} of shape {node.shape} does not have {data.value} bytes")
+        return node
+
+    def _head(self, end: int) -> _Head:
+        """Read the first bytes of a value; the position is then that of its contents."""
+        byte = self._take(1, end)[0]
+        if byte in _FIXED:
+            return _Head("value", _FIXED[byte])
+        if byte < 0x80 or byte >= 0xE0:
+            return _Head("value", byte if byte < 0x80 else byte - 0x100)
+        if byte < 0xC0:
+            kind, mask = (
+                ("map", 15) if byte < 0x90 else ("array", 15) if byte < 0xA0 else ("str", 31)
+            )
+            return _Head(kind, byte & mask)
+        if byte not in _FORMS:
+            raise ValueError(f"no msgpack: {byte:#x}")
+        kind, form = _FORMS[byte]
+        length = form if isinstance(form, int) else self._number(form, end)
+        return _Head(kind, length, self._number(">b", end) if kind == "ext" else 0)
+
+    def _number(self, form: str, end: int) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form), end))[0]
+
+    def _text(self, length: int, end: int) -> str:
+        if length > _MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {length} bytes, of at most {_MAX_TEXT_BYTES}")
+        return self._take(length, end).decode()
+
+    def _inside(self, length: int, end: int) -> int:
+        """Return where a value of some length ends."""
+        if length > end - self.position:
+            raise ValueError(f"{length} bytes are announced, there are {end - self.position}")
+        return self.position + length
+
+    def _skip(self, length: int, end: int) -> Extent:
+        start, self.position = self.position, self._inside(length, end)
+        return Extent(self._file, start, length)
+
+    def _take(self, length: int, end: int) -> bytes:
+        """Return the next bytes."""
+        start, self.position = self.position, self._inside(length, end)
+        offset = start - self._window_start
+        if not 0 <= offset <= len(self._window) - length:
+            wanted = max(length, _WINDOW_BYTES)
+            self._window = os.pread(self._stream.fileno(), wanted, start)
+            self._window_start, offset = start, 0
+        found = self._window[offset : offset + length]
+        if len(found) != length:
+            raise ValueError("the file has become shorter")
+        return found
+
+
+_FIXED: Mapping[int, object] = {0xC0: None, 0xC2: False, 0xC3: True}
+
+_FORMS: Mapping[int, tuple[str, str | int]] = {
+    0xC4: ("bin", ">B"),
+    0xC5: ("bin", ">H"),
+    0xC6: ("bin", ">I"),
+    0xC7: ("ext", ">B"),
+    0xC8: ("ext", ">H"),
+    0xC9: ("ext", ">I"),
+    0xCA: ("value", ">f"),
+    0xCB: ("value", ">d"),
+    0xCC: ("value", ">B"),
+    0xCD: ("value", ">H"),
+    0xCE: ("value", ">I"),
+    0xCF: ("value", ">Q"),
+    0xD0: ("value", ">b"),
+    0xD1: ("value", ">h"),
+    0xD2: ("value", ">i"),
+    0xD3: ("value", ">q"),
+    0xD4: ("ext", 1),
+    0xD5: ("ext", 2),
+    0xD6: ("ext", 4),
+    0xD7: ("ext", 8),
+    0xD8: ("ext", 16),
+    0xD9: ("str", ">B"),
+    0xDA: ("str", ">H"),
+    0xDB: ("str", ">I"),
+    0xDC: ("array", ">H"),
+    0xDD: ("array", ">I"),
+    0xDE: ("map", ">H"),
+    0xDF: ("map", ">I"),
+}
+"""What follows a first byte: a number that is the value or its length, or the length itself."""
+
+
+def _parse_dtype(name: str) -> DType:
+    dtype = as_dtype("bfloat16" if name == "V2" else name)  # as Flax before 0.4 called it
+    if not storable(dtype):
+        raise ValueError(f"arrays of dtype {name!r} cannot be read")
+    return dtype.newbyteorder("<")
+
+
+def _nbytes(shape: Shape, dtype: DType) -> int:
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    return nbytes
+
+
+def _join_chunks(fields: dict[str, object]) -> object:
+    """Put an array together that Flax split because msgpack limits the size of one value."""
+    if CHUNKED not in fields:
+        return fields
+    shape = tuple(cast(list[int], _ordered(fields["shape"])))
+    chunks = _ordered(fields["chunks"])
+    if not chunks or not all(isinstance(chunk, ArrayNode) for chunk in chunks):
+        raise ValueError("an array in parts that are none")
+    parts = cast(list[ArrayNode], chunks)
+    dtype = parts[0].dtype
+    is_whole = all(type(n) is int and n >= 0 for n in shape) and _nbytes(shape, dtype) == sum(
+        _nbytes(part.shape, part.dtype) for part in parts
+    )
+    if not is_whole or any(part.dtype != dtype for part in parts):
+        raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
+    return ArrayNode(shape, dtype, Pieces.of([cast(Extent, part.value) for part in parts]))
+
+
+def _ordered(value: object) -> list[object]:
+    """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
+    fields = cast(Mapping[str, object], value)
+    return [fields[str(i)] for i in range(len(fields))]
