@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         utils,
     )
     from orbit_ckpt.checkpointer.compare import CheckpointDiff, diff
+    from orbit_ckpt.checkpointer.convert import convert
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
@@ -80,6 +81,7 @@ _LATER = {
     "CheckpointManagerOptions": "manager.options",
     "StepNameFormat": "manager.steps",
     "TensorBoardMetrics": "manager.tensorboard",
+    "convert": "checkpointer.convert",
     "diff": "checkpointer.compare",
     **dict.fromkeys(
         ("RestoreTransform", "Transform", "apply_transformations", "merge_trees"),
@@ -155,6 +157,7 @@ __all__ = [
     "args",
     "checkpoint_managers",
     "checkpoint_utils",
+    "convert",
     "diff",
     "errors",
     "load",

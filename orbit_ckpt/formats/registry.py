@@ -32,17 +32,17 @@ def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTr
         CorruptionError: A file differs from its checksum.
         FormatError: A document is not understood.
     """
+    missing = directory = None
     try:
         directory = find_tree(path)
     except CheckpointNotFoundError as error:
-        found = find_format(path)
-        if isinstance(found, str):
-            raise CheckpointNotFoundError(f"{error}{found}") from None
-        return found.open(path)
-    if not is_tree(directory):
+        missing = str(error)
+    if directory is None or not is_tree(directory):
         found = find_format(path)
         if not isinstance(found, str):
             return found.open(path)
+        if directory is None:
+            raise CheckpointNotFoundError(f"{missing}{found}")
     return open_tree(directory, allow_unstructured=allow_unstructured)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -12,7 +13,7 @@ from msgspec import Struct
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt.arrays.indexing import Selection
 from orbit_ckpt.arrays.sharding import ShardingMetadata
-from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows
+from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt.handlers.array import ArrayHandler, requested_sharding, wanted_shape
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -25,6 +26,7 @@ from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.stored import cast_host, key_type_of
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.identity import OpenedDirectory
+from orbit_ckpt.storage.region_stream import DECODER_BYTES, RegionStream
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):
@@ -118,6 +120,32 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             for part in split_by_rows(region, (1,) * len(region.shape), elements):
                 chosen = tuple(map(range, part.start, part.stop))
                 yield self.values(Selection(chosen, (...,)))
+
+    def in_order(self, block_bytes: int, max_bytes: int) -> Iterator[HostArray]:
+        """Yield all of it in blocks that follow one another in C order.
+
+        Args:
+            block_bytes: Size of a block, about.
+            max_bytes: About how much may be held of chunks that are read bit by bit, so that each
+                is read once; if there are more in a row they are read again for every block.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        layout = self.read.layout
+        reader = load_batch_of(self.info).reader
+        grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+        fits = math.prod(grid[1:]) * DECODER_BYTES <= max_bytes
+        if self.shape != layout.shape or not reader.can_stream(layout) or not fits:
+            yield from self.blocks(whole(self.shape), block_bytes)
+            return
+        stream = RegionStream(reader, self.read)
+        elements = max(1, block_bytes // self.widest_dtype.itemsize)
+        with self.directory.reading(self.info.label):
+            for part in split_by_rows(whole(self.shape), (1,) * len(self.shape), elements):
+                yield self._cast(stream.next(part))
 
     def _cast(self, host: HostArray) -> HostArray:
         values = host if host.dtype == self.logical else host.view(self.logical)

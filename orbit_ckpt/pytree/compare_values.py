@@ -38,7 +38,7 @@ from orbit_ckpt.pytree.stored import StoredLeaves, read_leaves
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
-from orbit_ckpt.storage.region_stream import RegionStream
+from orbit_ckpt.storage.region_stream import DECODER_BYTES, RegionStream
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import NamePath
 
@@ -49,9 +49,6 @@ _PART_BYTES = 1 << 25
 
 _SHARE_BYTES = 1 << 22
 """Comparisons below this size are not worth a thread of their own."""
-
-_DECODER_BYTES = 1 << 20
-"""What a decompressor of a chunk that is read a piece at a time holds, at most."""
 
 _MAX_DECODER_BYTES = 1 << 30
 """What all of them may hold. With so many, chunks are small, and rather read several times."""
@@ -231,7 +228,7 @@ def _decoder_bytes(layout: ZarrArray) -> int:
     if layout.compression is None:
         return 0
     grid = zip(layout.shape[1:], layout.chunk_shape[1:], strict=True)
-    return math.prod(-(-n // c) for n, c in grid) * min(layout.chunk_nbytes, _DECODER_BYTES)
+    return math.prod(-(-n // c) for n, c in grid) * min(layout.chunk_nbytes, DECODER_BYTES)
 
 
 class _Part(NamedTuple):

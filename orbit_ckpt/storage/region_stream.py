@@ -15,6 +15,9 @@ from orbit_ckpt.storage.chunk_read import ArrayRead, damaged_chunk
 from orbit_ckpt.storage.codec import PIECE_BYTES, ChunkStream
 from orbit_ckpt.storage.value_read import open_value
 
+DECODER_BYTES = 1 << 20
+"""What a decompressor of a chunk that is read a piece at a time holds, at most."""
+
 
 class RegionStream:
     """Reads consecutive parts of one array, each chunk once.

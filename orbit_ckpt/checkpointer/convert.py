@@ -1,0 +1,113 @@
+"""Copy a checkpoint of any format that can be read into one that can be written."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.functions import load, metadata
+from orbit_ckpt.formats.outgoing import WriteRequest
+from orbit_ckpt.items.memory import MemoryOptions
+from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.transform.patterns import PatternMap, Patterns
+from orbit_ckpt.transform.rules import Rule
+
+__all__ = ["WRITERS", "convert"]
+
+_logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 28
+
+ORBIT = "orbit"
+WRITERS: Mapping[str, str] = {
+    "flax": "orbit_ckpt.formats.flax_write",
+    "safetensors": "orbit_ckpt.formats.safetensors_write",
+}
+"""Formats of others that can be written, and the modules whose `write` does it."""
+
+
+def convert(  # noqa: PLR0913 - all optional, each about one thing
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    to: str = ORBIT,
+    only: Patterns = None,
+    skip: Patterns = None,
+    transforms: Sequence[Rule] = (),
+    cast: PatternMap[object] | None = None,
+    custom_metadata: Mapping[str, object] | None = None,
+    overwrite: bool = False,
+    max_bytes: int = _MAX_BYTES,
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Copy a checkpoint into another format; touches no device.
+
+    Arrays pass through in parts, so that the checkpoint may be larger than memory. Only leaves that
+    rules compute are held as a whole. The result appears when it is complete.
+
+    Args:
+        src: A checkpoint of any format that `load` reads.
+        dst: Where to write. For `"safetensors"` a path that ends in `.safetensors` is a single
+            file, any other a directory as on Hugging Face. For `"flax"` it is a file.
+        to: `"orbit"`, `"safetensors"` or `"flax"`.
+        only: Which leaves to take, as for `load`.
+        skip: Which not to take.
+        transforms: Rules that rename, merge, split or compute leaves on their way.
+        cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
+        custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
+            the original. Formats without a place for it leave it out.
+        overwrite: Whether to replace what was written before; a directory of safetensors is never
+            replaced.
+        max_bytes: About how many bytes to hold at once.
+        max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointExistsError: There is something at `dst`.
+        UnsupportedLeafError: The format cannot hold some leaves; names them, nothing was written.
+        CorruptionError: Stored data is missing or damaged; nothing was left behind.
+        ValueError: There is no such format, or it has no such option.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
+        >>> orbit_ckpt.convert("run/step_4", "run/w.safetensors", to="safetensors", skip="step")
+        >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
+        (2, 3)
+    """
+    if to != ORBIT and to not in WRITERS:
+        raise ValueError(f"to is {to!r}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}.")
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes must be positive, found {max_bytes}")
+    tree = load(
+        src, only=only, skip=skip, transforms=transforms, cast=cast or "same_kind", lazy=True
+    )
+    found = metadata(src).custom_metadata
+    kept = typing.cast(Mapping[str, object], found) if isinstance(found, Mapping) else {}
+    merged = {**kept, **(custom_metadata or {})}
+    request = WriteRequest(resolve_path(dst), tree, merged, max_bytes, max_shard_bytes, overwrite)
+    with storage_errors(request.path, "writing", "Nothing was left behind."):
+        if to == ORBIT:
+            _save(request)
+        else:
+            write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
+            write(request)
+    _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def _save(request: WriteRequest) -> None:
+    if request.max_shard_bytes is not None:
+        raise ValueError("max_shard_bytes is for a directory of safetensors only")
+    handler = PyTreeHandler(
+        memory_options=MemoryOptions(write_concurrent_bytes=request.max_bytes),
+        pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
+    )
+    kept = dict(request.metadata) or None
+    args = PyTreeSaveArgs(request.tree, custom_metadata=kept)
+    Checkpointer(handler).save(
+        request.path, args=args, force=request.overwrite, custom_metadata=kept
+    )

@@ -1,0 +1,151 @@
+"""What writers of other formats need: bytes of leaves in pieces, files that appear whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import jax
+import numpy as np
+from msgspec import Struct, field
+
+from orbit_ckpt.arrays.dtypes import DType, HostArray, is_prng_dtype
+from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.arrays.transfer import byte_view
+from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.handlers.lazy import LazyArray
+from orbit_ckpt.storage.atomic import make_directories, sync_directory
+
+_BLOCK_BYTES = 1 << 25
+
+
+class WriteRequest(Struct, frozen=True):
+    """A tree to write in another format.
+
+    Attributes:
+        path: Where to write it.
+        tree: Its leaves may be `LazyArray`.
+        metadata: What to keep with it, if the format can.
+        max_bytes: About how many bytes to hold at once.
+        max_shard_bytes: Size above which a new file is begun, None for a single file.
+        overwrite: Whether to replace a file that exists.
+    """
+
+    path: Path
+    tree: object
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    max_bytes: int = 1 << 28
+    max_shard_bytes: int | None = None
+    overwrite: bool = False
+
+    @property
+    def block_bytes(self) -> int:
+        """Of what size pieces of arrays are."""
+        return max(1, min(_BLOCK_BYTES, self.max_bytes // 8))
+
+
+class OutgoingArray(Struct, frozen=True):
+    """An array to write.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        blocks: Returns its values in blocks that follow one another in C order.
+    """
+
+    shape: Shape
+    dtype: DType
+    blocks: Callable[[WriteRequest], Iterator[HostArray]]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    def pieces(self, request: WriteRequest) -> Iterator[memoryview]:
+        """Yield its bytes, little-endian, in C order."""
+        for block in self.blocks(request):
+            native = block.astype(block.dtype.newbyteorder("<"), copy=False)
+            yield byte_view(np.ascontiguousarray(native))
+
+
+def outgoing(leaf: object) -> OutgoingArray | None:
+    """Return a leaf as an array to write; None if it is none, or holds PRNG keys."""
+    if isinstance(leaf, LazyArray):
+        if leaf.leaf.key_impl is not None:
+            return None
+        lazy = leaf.leaf
+        return OutgoingArray(
+            leaf.shape, leaf.dtype, lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2)
+        )
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        host = cast(HostArray, leaf)
+        if is_prng_dtype(host.dtype):
+            return None
+        return OutgoingArray(host.shape, np.dtype(host.dtype), lambda r: _cut(host, r.block_bytes))
+    return None
+
+
+def _cut(value: HostArray, max_bytes: int) -> Iterator[HostArray]:
+    flat = np.asarray(value).reshape(-1)
+    step = max(1, max_bytes // flat.dtype.itemsize)
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
+    """Open a file that appears under its name when the block ends without an error.
+
+    Raises:
+        CheckpointExistsError: It exists and `overwrite` is not set.
+    """
+    _check_free(path, overwrite=overwrite)
+    make_directories(path.parent)
+    temporary = _beside(path)
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_free(path, overwrite=overwrite)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Generator[Path]:
+    """Make a directory that appears under its name when the block ends without an error.
+
+    Raises:
+        CheckpointExistsError: There is something already; it is never replaced.
+    """
+    _check_free(path, overwrite=False)
+    make_directories(path.parent)
+    temporary = _beside(path)
+    try:
+        temporary.mkdir()
+        yield temporary
+        sync_directory(temporary)
+        _check_free(path, overwrite=False)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_directory(path.parent)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    if path.exists() and not (overwrite and path.is_file()):
+        advice = "Choose another path" if overwrite or path.is_dir() else "Set overwrite=True"
+        raise CheckpointExistsError(f"{path} exists already. {advice}, or remove it.")
