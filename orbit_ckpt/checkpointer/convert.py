@@ -87,7 +87,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         src, only=only, skip=skip, transforms=transforms, cast=cast or "same_kind", lazy=True
     )
     found = metadata(src).custom_metadata
-    kept = typing.cast(Mapping[str, object], found) if isinstance(found, Mapping) else {}
+    kept: Mapping[str, object] = {}
+    if isinstance(found, Mapping):
+        kept = typing.cast(Mapping[str, object], found)
     merged = {**kept, **(custom_metadata or {})}
     request = WriteRequest(resolve_path(dst), tree, merged, max_bytes, max_shard_bytes, overwrite)
     with storage_errors(request.path, "writing", "Nothing was left behind."):

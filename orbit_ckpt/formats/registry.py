@@ -11,6 +11,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt.formats.base import Format, StoredTree
 from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins
+from orbit_ckpt.storage.store_path import StorePath
 
 BUILT_IN = ("safetensors", "flax_msgpack")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
@@ -48,6 +49,8 @@ def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTr
 
 def find_format(path: Path) -> Format | str:
     """Return the other program's format of what is at a path, or what each one lacks, as text."""
+    if isinstance(path, StorePath):
+        return "\nOther formats are read from a local file system only; copy the checkpoint there."
     if not path.exists():
         return ""
     lacks: list[str] = []

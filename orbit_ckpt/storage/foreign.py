@@ -129,6 +129,8 @@ class ForeignStore:
             error, because the arrays may be elsewhere then.
     """
 
+    is_remote = False
+
     def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
         self._arrays = arrays
         self._stamps = {str(file): stamp_of(file) for file in files}

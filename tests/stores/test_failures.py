@@ -93,6 +93,12 @@ def test_a_missing_bucket_is_told(s3: str) -> None:
         ocp.load("s3://no-such-bucket/1")
 
 
+def test_a_file_of_another_program_has_to_be_copied_first(s3: str) -> None:
+    resolve_path(f"{s3}/model.safetensors").write_bytes(b"whatever")
+    with pytest.raises(CheckpointNotFoundError, match="from a local file system only"):
+        ocp.load(f"{s3}/model.safetensors")
+
+
 def test_wrong_credentials_are_told_and_never_shown(
     s3: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
