@@ -108,5 +108,5 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
     """Compare with other libraries; arguments go to `python -m benchmarks`."""
-    session.install(".[examples,safetensors]", *group("bench"))
+    session.install(".[examples]", *group("bench"))
     session.run("python", "-m", "benchmarks", *session.posargs)

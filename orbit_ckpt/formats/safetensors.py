@@ -17,7 +17,6 @@ from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.formats.safetensors_header import (
-    DTYPES,
     Header,
     Tensor,
     looks_like_header,
@@ -66,7 +65,7 @@ class SafetensorsFormat:
 
         def open_parts() -> TreeParts:
             arrays = {
-                record.name: RawArray(t.shape, DTYPES[t.dtype], t.extent)
+                record.name: RawArray(*t.as_stored, t.extent)
                 for record, t in zip(records, map(tensors.__getitem__, names), strict=True)
             }
             return TreeParts(ForeignStore(arrays, list(headers)))
@@ -108,16 +107,18 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
     """
     fields = decode_json(index.read_bytes(), _Index, str(index))
     places = fields.weight_map
-    headers: dict[Path, Header] = {}
-    for name in sorted(set(places.values())):
+    expected: dict[str, set[str]] = {}
+    for tensor, name in places.items():
+        expected.setdefault(name, set()).add(tensor)
+    for name in expected:
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
             raise FormatError(f"{index}: {name!r} is not the name of a file beside the index")
-        file = index.parent / name
-        if not file.is_file():
+        if not (index.parent / name).is_file():
             raise FormatError(f"{index}: {name} is missing. Was the checkpoint copied completely?")
-        headers[file] = read_header(file)
-        _compare(index, name, {t for t, n in places.items() if n == name}, headers[file])
+    headers = {index.parent / name: read_header(index.parent / name) for name in sorted(expected)}
+    for name, tensors in expected.items():
+        _compare(index, name, tensors, headers[index.parent / name])
     return headers, fields.metadata or {}
 
 
@@ -125,6 +126,6 @@ def _compare(index: Path, file: str, expected: set[str], header: Header) -> None
     lacking = sorted(expected - set(header.tensors)) or sorted(set(header.tensors) - expected)
     if lacking:
         raise FormatError(
-            f"{index}: {lacking[0]!r} and {len(lacking) - 1} other tensors are in {file} or in the "
-            "index, not in both. One of them is damaged, or of another checkpoint."
+            f"{index}: {file} and the index do not have the same tensors: {lacking[0]!r} is in one "
+            f"of them only, like {len(lacking) - 1} others. Copy both from the same checkpoint."
         )

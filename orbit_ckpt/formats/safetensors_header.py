@@ -73,6 +73,20 @@ class Tensor(Struct, frozen=True):
     shape: Shape
     extent: Extent
 
+    @property
+    def as_stored(self) -> tuple[Shape, DType]:
+        """Shape and dtype of an array of its bytes.
+
+        Elements that are not whole bytes stay packed, as uint8, because the format does not say in
+        which order they are; the last dimension is then that of the bytes.
+        """
+        bits = PACKED_BITS.get(self.dtype)
+        if bits is None:
+            return self.shape, DTYPES[self.dtype]
+        *outer, last = self.shape or (0,)
+        is_whole = last * bits % 8 == 0
+        return ((*outer, last * bits // 8) if is_whole else (self.extent.length,)), DTYPES["U8"]
+
 
 class Header(Struct, frozen=True):
     """What a file says of itself.

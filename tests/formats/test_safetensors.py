@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.flax import save_file
 from safetensors.numpy import save_file as save_numpy
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointNotFoundError
-from tests.support import make_mesh
+from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
+from tests.support import make_mesh, scratch
+
+SAMPLES = Path(__file__).parent / "samples" / "safetensors"
 
 TREE = {
     "layer.0.kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -97,3 +104,148 @@ def test_what_is_no_checkpoint_is_refused_with_what_each_format_lacks(tmp_path: 
         ocp.load(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match="safetensors: it does not begin with"):
         ocp.load(tmp_path / "notes.txt")
+
+
+def header_of(fields: object, data: bytes = b"") -> bytes:
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def tensor(begin: int, end: int, dtype: object = "U8", shape: object = None) -> dict[str, object]:
+    shape = [end - begin] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+BAD = {
+    "empty": (b"", "it has 0 bytes"),
+    "short": (b"\x08", "fewer than the 8 of its header"),
+    "long_header": ((2**63).to_bytes(8, "little") + b"{}", "fewer than the 9223372036854775808"),
+    "no_json": (header_of(b"{nonsense"), "property name"),
+    "no_object": (header_of(b"[]"), "does not begin with '{'"),
+    "no_text": (header_of(b'{"\xff": 1}'), "codec can't decode"),
+    "deep": (header_of(b'{"a": ' + b"[" * 100_000), "recursion"),
+    "number": (header_of(b'{"a": NaN}'), "the number NaN"),
+    "digits": (header_of(b'{"a": ' + b"9" * 10_000 + b"}"), "digits"),
+    "twice": (header_of(b'{"a": {}, "a": {}}'), "'a' twice"),
+    "metadata": (header_of({"__metadata__": {"a": 1}}), "does not map names to texts"),
+    "no_tensor": (header_of({"a": 1}), "'a': not an object"),
+    "dtype": (header_of({"a": tensor(0, 1, "I7")}, b"1"), "dtype 'I7' is none of"),
+    "dtype_list": (header_of({"a": tensor(0, 1, ["U8"])}, b"1"), "is none of"),
+    "shape": (header_of({"a": tensor(0, 1, shape=[-1])}, b"1"), "are not sizes"),
+    "bool": (header_of({"a": tensor(0, 1, shape=[True])}, b"1"), "are not sizes"),
+    "dimensions": (header_of({"a": tensor(0, 1, shape=[1] * 65)}, b"1"), "65 dimensions"),
+    "size": (header_of({"a": tensor(0, 4, "F32", [2])}, b"1234"), "does not have 4 bytes"),
+    "overflow": (header_of({"a": tensor(0, 4, "F32", [2**62, 2**62])}, b"1234"), "does not have"),
+    "half": (header_of({"a": tensor(0, 1, "F4", [3])}, b"1"), "does not have 1 bytes"),
+    "backwards": (header_of({"a": tensor(4, 0, shape=[])}, b"1234"), "are not begin and end"),
+    "beyond": (header_of({"a": tensor(0, 5)}, b"1234"), "ends 1 bytes before the end of 'a'"),
+    "overlap": (header_of({"a": tensor(0, 3), "b": tensor(2, 4)}, b"1234"), "'b' and 'a' overlap"),
+    "hole": (header_of({"a": tensor(0, 1), "b": tensor(2, 4)}, b"1234"), "1 bytes before 'b'"),
+    "trailing": (header_of({"a": tensor(0, 3)}, b"1234"), "the last 1 bytes belong to no tensor"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_header_that_contradicts_the_file_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    data, message = BAD[name]
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with pytest.raises(FormatError, match=message):
+        ocp.load(tmp_path / "x.safetensors")
+
+
+@given(st.data())
+def test_damage_never_raises_what_is_no_error_of_ours(data: st.DataObject) -> None:
+    content = bytearray((SAMPLES / "model.safetensors").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(content)))
+    with scratch() as path:
+        for damaged in (content, content[:cut]):
+            file = path.with_suffix(".safetensors")
+            file.write_bytes(damaged)
+            with contextlib.suppress(CheckpointError):
+                ocp.load(file)
+
+
+def test_a_stored_file_of_eformer_has_its_values_and_texts() -> None:
+    found = ocp.load(SAMPLES / "model.safetensors")
+    assert found["a.w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (found["b"].dtype, found["b"].tolist()) == (jnp.bfloat16, [0, 1, 2, 3])
+    texts: Any = ocp.metadata(SAMPLES / "model.safetensors").custom_metadata
+    assert json.loads(texts["custom_metadata"]) == {"note": "hi"}
+
+
+def test_elements_smaller_than_a_byte_stay_packed(tmp_path: Path) -> None:
+    fields = {
+        "f4": tensor(0, 6, "F4", [3, 4]),
+        "f6": tensor(6, 9, "F6_E2M3", [4]),
+        "odd": tensor(9, 12, "F4", [2, 3]),
+    }
+    (tmp_path / "x.safetensors").write_bytes(header_of(fields, bytes(range(12))))
+    found = ocp.load(tmp_path / "x.safetensors")
+    assert {name: (v.dtype.name, v.tolist()) for name, v in found.items()} == {
+        "f4": ("uint8", [[0, 1], [2, 3], [4, 5]]),
+        "f6": ("uint8", [6, 7, 8]),
+        "odd": ("uint8", [9, 10, 11]),
+    }
+
+
+def write_shards(directory: Path, **changes: str) -> Path:
+    save_numpy({"a": np.arange(3), "b": np.ones(2)}, directory / "one.safetensors")
+    save_numpy({"c": np.zeros((2, 2))}, directory / "two.safetensors")
+    places = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"} | changes
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 72}, "weight_map": places}))
+    return index
+
+
+def test_a_directory_of_hugging_face_with_an_index_is_one_tree(tmp_path: Path) -> None:
+    index = write_shards(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    for path in (tmp_path, index):
+        assert {k: v.shape for k, v in ocp.load(path).items()} == {
+            "a": (3,),
+            "b": (2,),
+            "c": (2, 2),
+        }
+        assert ocp.metadata(path).custom_metadata == {"total_size": 72}
+    index.unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"has 2 models .* give one of them"):
+        ocp.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../secret.safetensors", "not the name of a file beside the index"),
+        ("/etc/passwd", "not the name of a file beside the index"),
+        ("a/../../x.safetensors", "not the name of a file beside the index"),
+        ("", "not the name of a file beside the index"),
+        ("three.safetensors", "three.safetensors is missing"),
+        ("two.safetensors", "do not have the same tensors: 'a' is"),
+    ],
+)
+def test_an_index_that_names_what_is_not_there_is_refused(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    save_numpy({"a": np.arange(3)}, tmp_path / "secret.safetensors")
+    write_shards(tmp_path / "model", a=name)
+    with pytest.raises(FormatError, match=message):
+        ocp.load(tmp_path / "model")
+
+
+def test_a_sharded_target_reads_only_its_own_rows(tmp_path: Path) -> None:
+    value = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+    save_numpy({"w": value, "other": value}, tmp_path / "x.safetensors")
+    rows = jax.NamedSharding(make_mesh(x=8), jax.P("x", None))
+    like = {"w": jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows)}
+    plan = ocp.plan(tmp_path / "x.safetensors", like, unexpected="ignore")
+    assert plan.bytes_read == value.nbytes
+    found = ocp.load(tmp_path / "x.safetensors", like, unexpected="ignore")["w"]
+    assert found.sharding == rows
+    assert np.array_equal(found, value)
+    lazy = ocp.load(tmp_path / "x.safetensors", lazy=True)["w"]
+    assert np.array_equal(lazy[100:110], value[100:110])
+    reader = lazy.leaf.info.load_batch.reader
+    assert reader.bytes_read == 10 * 1024 * 4
