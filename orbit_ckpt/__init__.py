@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from orbit_ckpt.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt.checkpointer.convert import convert
+    from orbit_ckpt.checkpointer.verify import VerifyReport, verify
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
@@ -82,11 +83,13 @@ _LATER = {
     "StepNameFormat": "manager.steps",
     "TensorBoardMetrics": "manager.tensorboard",
     "convert": "checkpointer.convert",
+    "VerifyReport": "checkpointer.verify",
     "diff": "checkpointer.compare",
     **dict.fromkeys(
         ("RestoreTransform", "Transform", "apply_transformations", "merge_trees"),
         "transform_utils",
     ),
+    "verify": "checkpointer.verify",
 }
 _LATER_MODULES = frozenset(
     {"checkpoint_managers", "checkpoint_utils", "policies", "step", "transform_utils", "utils"}
@@ -153,6 +156,7 @@ __all__ = [
     "StepNameFormat",
     "TensorBoardMetrics",
     "Transform",
+    "VerifyReport",
     "apply_transformations",
     "args",
     "checkpoint_managers",
@@ -172,4 +176,5 @@ __all__ = [
     "transform_utils",
     "type_handlers",
     "utils",
+    "verify",
 ]

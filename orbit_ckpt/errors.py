@@ -71,6 +71,7 @@ class CorruptionError(CheckpointError, ValueError):
         path: Key path of the damaged leaf as text, None if the damage is not in one leaf.
         chunk: Storage key of the damaged chunk, None if unknown.
         file: The file that holds the damaged bytes, None if unknown.
+        what: What is wrong with them, None if only the message says it.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class CorruptionError(CheckpointError, ValueError):
         path: str | None = None,
         chunk: str | None = None,
         file: str | None = None,
+        what: str | None = None,
     ) -> None:
         super().__init__(message)
         self.path = path
         self.chunk = chunk
         self.file = file
+        self.what = what
 
 
 class StorageError(CheckpointError, OSError):

@@ -26,7 +26,7 @@ POLICIES = {
 PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "plan", "LazyArray", "metadata"),
-        *("RestorePlan", "LeafPlan", "CheckpointDiff", "convert", "diff"),
+        *("RestorePlan", "LeafPlan", "CheckpointDiff", "convert", "diff", "VerifyReport", "verify"),
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),

@@ -17,6 +17,7 @@ from orbit_ckpt.formats.orbax_legacy import (
     infer_structure,
     read_aggregate,
 )
+from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.schema import JAX_ARRAY, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
@@ -132,20 +133,23 @@ def find_items(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
 
 
-def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTree:
+def open_tree(
+    directory: Path, *, allow_unstructured: bool = False, checked: CheckedDirectory | None = None
+) -> StoredTree:
     """Open the tree in an item's directory.
 
     Args:
         directory: What `find_tree` returned.
         allow_unstructured: Whether to return a tree without leaves if nothing records the
             structure; the caller then takes it from its target.
+        checked: The same directory, if some of its files have been compared with its manifest.
 
     Raises:
         CheckpointNotFoundError: Nothing says what the structure of the tree is.
         CorruptionError: A file differs from its checksum.
         FormatError: A document is not understood.
     """
-    checked = CheckedDirectory(directory)
+    checked = checked or CheckedDirectory(directory)
     document = files.read_tree(checked)
     details = files.read_details(checked)
     legacy: LegacyTree | None = None
@@ -177,6 +181,16 @@ def open_tree(directory: Path, *, allow_unstructured: bool = False) -> StoredTre
         details,
         legacy.inline if legacy else {},
     )
+
+
+def open_arrays(directory: CheckedDirectory, document: TreeDocument) -> LoadBatch:
+    """Return what reads the arrays of a tree though the documents beside them are damaged.
+
+    Raises:
+        CorruptionError: The database is damaged.
+    """
+    parts = TreeParts(open_store(directory, use_ocdbt=document.use_ocdbt))
+    return StoredTree(directory.path, document, lambda: parts).load_batch()
 
 
 def _open_parts(directory: CheckedDirectory, document: TreeDocument) -> TreeParts:

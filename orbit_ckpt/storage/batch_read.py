@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import NamedTuple, cast
@@ -19,7 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
-from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region
+from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
@@ -60,6 +60,20 @@ class ReadCost(NamedTuple):
     stored: int
     chunks: int
     wanted: int
+
+
+class ChunkCheck(NamedTuple):
+    """What came out when chunks were read to their ends.
+
+    Attributes:
+        errors: What is wrong with those that are.
+        nbytes: Bytes read, as they are stored.
+        absent: How many are not there and stand for zeros.
+    """
+
+    errors: list[CorruptionError]
+    nbytes: int
+    absent: int
 
 
 class BatchReader:
@@ -131,6 +145,7 @@ class BatchReader:
                 f"{self._chunks.other_names(name)}",
                 path=where,
                 chunk=key,
+                what="the array's metadata document is missing",
             )
         document = value if isinstance(value, bytes) else read_value(value)
         known = self._layouts.get(document)
@@ -268,6 +283,54 @@ class BatchReader:
             return
         for part in cut_in_order(region, layout, max_bytes):
             yield self.read_part(read, part)
+
+    def check(
+        self,
+        chunks: Sequence[tuple[ArrayRead, Shape]],
+        *,
+        max_bytes: int,
+        is_known: Callable[[Value], bool],
+    ) -> ChunkCheck:
+        """Read chunks to their ends and keep nothing of them.
+
+        Args:
+            chunks: Arrays, each with the grid index of a chunk.
+            max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
+                is held whole.
+            is_known: Whether a chunk need not be read, because its bytes have been compared.
+        """
+        errors: list[CorruptionError] = []
+        nbytes = absent = 0
+        with self._reading(0) as reading:
+            for read, index in chunks:
+                key = read.layout.chunk_key(read.name, index)
+                value: Value | None = None
+                try:
+                    value = self._chunks.find(read.path, key)
+                    if value is None and self._fill_missing:
+                        absent += 1
+                        continue
+                    if value is None:
+                        raise self._chunks.missing(read, key)
+                    if is_known(value):
+                        continue
+                    nbytes += stored_size(value)
+                    self._check_chunk(read, index, reading, max_bytes)
+                except CorruptionError as error:
+                    errors.append(error)
+                except OSError as error:
+                    errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
+        return ChunkCheck(errors, nbytes, absent)
+
+    def _check_chunk(
+        self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int
+    ) -> None:
+        if self.can_stream(read.layout):
+            for _ in self._chunks.blocks(read, index, reading, max_bytes):
+                pass
+            return
+        box = chunk_region(index, read.layout.chunk_shape)
+        self.read_part(read, cast(Region, box.intersect(whole(read.layout.shape))))
 
     @contextmanager
     def _reading(self, nbytes: int) -> Generator[ValueReader]:

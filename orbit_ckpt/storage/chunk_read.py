@@ -225,6 +225,7 @@ class ChunkReader:
                 path=format_path(path),
                 chunk=key,
                 file=error.file,
+                what=error.what,
             ) from error
 
     def missing(self, read: ArrayRead, key: str) -> CorruptionError:
@@ -233,6 +234,7 @@ class ChunkReader:
             f"{read.where}: chunk {key!r} is missing. {self.other_names(read.name)}",
             path=read.where,
             chunk=key,
+            what="it is missing",
         )
 
     def other_names(self, name: str) -> str:
@@ -255,6 +257,7 @@ def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> 
         path=read.where,
         chunk=key,
         file=file,
+        what=what,
     )
 
 

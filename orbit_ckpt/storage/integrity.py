@@ -271,4 +271,5 @@ def _damaged(file: Path, what: str) -> CorruptionError:
     return CorruptionError(
         f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
         file=str(file),
+        what=what,
     )

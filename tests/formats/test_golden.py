@@ -93,3 +93,15 @@ def test_comparison_sees_a_changed_bit(unpack: Any) -> None:
         loaded = ocp.load(directory / "pytree-ocdbt-zarr2")
         loaded["jax_float32"] = -loaded["jax_float32"]
     assert list(Comparison().differences(tree, loaded)) == ["jax_float32: values differ"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_every_checkpoint_of_a_released_orbax_is_verified_and_what_lacks_checksums_is_told(
+    unpack: Any, archive: Path
+) -> None:
+    for name, path, _ in checkpoints(unpack(archive)):
+        report = ocp.verify(path)
+        assert report.is_intact, f"{name}: {report}"
+        assert report.leaves
+        assert report.unchecked, name  # Orbax writes no manifest

@@ -1,0 +1,260 @@
+"""Check every byte of checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptionError
+from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
+from orbit_ckpt.items.infer import handler_class_in
+from orbit_ckpt.items.json import JsonHandler
+from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.pytree.verification import Damage, Unchecked, VerifyReport
+from orbit_ckpt.pytree.verify import Findings, verify_tree
+from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.layout import (
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+    PINNED,
+    STEP_METADATA,
+    is_process_directory,
+    is_temporary_name,
+)
+from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
+
+__all__ = ["Damage", "Unchecked", "VerifyReport", "verify"]
+
+_MAX_BYTES = 1 << 28
+_MEASURE_BYTES = 1 << 22
+_TREES = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
+_UNRECORDED = frozenset({MANIFEST, COMMIT_MARKER, IN_PROGRESS, PINNED})
+
+Progress = Callable[[int, int], object]
+"""Called with the bytes checked so far, and how many there are, about."""
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int = _MAX_BYTES,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Read every byte of a checkpoint again and compare all checksums; touches no device.
+
+    Checked are the manifests and all files that they record, the documents, the index of a
+    database, and every chunk of every array, with its checksum and by decoding it. What the index
+    or a manifest names has to be there. Damage does not end the check: all of it is in the report.
+
+    What other writers have left without checksums is decoded or parsed, which finds what would
+    make a load fail; the report says what that is.
+
+    Args:
+        path: A checkpoint, an item of one, or a run, whose finished steps are all checked.
+        max_bytes: About how many bytes to hold at once. More is held for larger chunks that only
+            TensorStore can decode.
+        progress: Called now and then.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+        StorageError: A directory cannot be read.
+        ValueError: `max_bytes` is not positive.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
+        >>> report = orbit_ckpt.verify("run/step_4")
+        >>> report.is_intact, report.leaves, report.damage
+        (True, 2, ())
+    """
+    root = resolve_path(path)
+    with storage_errors(root, "checking", "Check that it is a directory that may be read."):
+        check_complete(root)
+        checkpoints, unfinished = _checkpoints(root)
+        sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
+        total = sum(sum(found) for found in sizes)
+        findings = _new_findings(max_bytes, total, progress)
+        findings.skip(root, "saves that did not finish", unfinished)
+        run_sync(_verify_all(checkpoints, findings))
+    return VerifyReport(
+        root,
+        tuple(checkpoints),
+        sum(map(len, sizes)),
+        findings.leaves,
+        findings.chunks,
+        findings.nbytes,
+        tuple(findings.damage),
+        tuple(findings.unchecked),
+    )
+
+
+def verify_files(directory: Path, progress: Progress | None = None) -> list[Damage]:
+    """Return the damage of a checkpoint that need not be finished, such as a copy being made."""
+    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory)), progress)
+    run_sync(_verify_all([directory], findings))
+    return findings.damage
+
+
+def _new_findings(max_bytes: int, total: int, progress: Progress | None) -> Findings:
+    done = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(min(done, total), total)
+
+    return Findings(ByteLimiter(max_bytes), advance)
+
+
+async def _verify_all(checkpoints: list[Path], findings: Findings) -> None:
+    for checkpoint in checkpoints:
+        await _verify_directory(checkpoint, findings, checkpoint)
+
+
+def _checkpoints(root: Path) -> tuple[list[Path], int]:
+    """Return the checkpoints at a path: itself, or those in it; and how many are unfinished.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+    """
+    if _is_checkpoint(root):
+        return [root], 0
+    found: list[Path] = []
+    unfinished = 0
+    for child in sorted(root.iterdir(), key=_order):
+        if not child.is_dir():
+            continue
+        if is_temporary_name(child.name) or is_in_progress(child):
+            unfinished += 1
+        elif _is_checkpoint(child):
+            found.append(child)
+    if not found:
+        raise CheckpointNotFoundError(
+            f"No checkpoint at {root}: {describe_directory(root)}. Give the directory that was "
+            "saved to, or the one with the steps of a run."
+        )
+    return found, unfinished
+
+
+def _order(path: Path) -> tuple[int, str]:
+    digits = path.name[len(path.name.rstrip("0123456789")) :]
+    return int(digits or 0), path.name
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return looks_like_checkpoint(path) or holds_tree(path)
+
+
+async def _verify_directory(directory: Path, findings: Findings, checkpoint: Path) -> None:
+    """Check a checkpoint or an item, and what is below it."""
+    try:
+        checked = CheckedDirectory(directory)
+    except CheckpointError as error:
+        findings.note(checkpoint, error)
+        findings.skip(directory, "directory, because its manifest cannot be read", 1)
+        return
+    await _verify_recorded(checked, findings, checkpoint)
+    _check_step(checked, findings, checkpoint)
+    is_tree = holds_tree(directory)
+    if is_tree:
+        await verify_tree(checked, GLOBAL_TYPE_HANDLER_REGISTRY, findings, checkpoint)
+    elif checked.manifest is None:
+        _check_plain_item(directory, findings, checkpoint)
+    for child in _parts(directory, is_tree=is_tree):
+        await _verify_directory(child, findings, checkpoint)
+
+
+def _parts(directory: Path, *, is_tree: bool) -> list[Path]:
+    """Return the directories that are checked by themselves; those of leaves are not."""
+    return [
+        child
+        for child in sorted(directory.iterdir())
+        if child.is_dir()
+        and not (is_process_directory(child.name) or is_temporary_name(child.name))
+        and (not is_tree or (child / MANIFEST).exists())
+    ]
+
+
+async def _verify_recorded(checked: CheckedDirectory, findings: Findings, checkpoint: Path) -> None:
+    """Compare all files that a manifest records."""
+    manifest = checked.manifest
+    if manifest is None:
+        documents = sum(entry.is_file() for entry in checked.path.iterdir())
+        findings.skip(checked.path, "files without a manifest: read only", documents)
+        return
+
+    async def verify_file(name: str, nbytes: int) -> None:
+        async with findings.limiter.reserve(min(nbytes, _MEASURE_BYTES)):
+            try:
+                await asyncio.to_thread(checked.verify, name)
+            except CheckpointError as error:
+                findings.note(checkpoint, error)
+            except OSError as error:
+                file = str(checked.path / name)
+                what = f"it cannot be read: {error}"
+                findings.damage.append(Damage(checkpoint, what, file))
+        findings.count(nbytes)
+
+    await run_all(verify_file(name, record.nbytes) for name, record in manifest.files.items())
+    findings.skip(checked.path, "files that the manifest does not record", _added(checked))
+
+
+def _added(checked: CheckedDirectory) -> int:
+    """Return how many files next to the manifest it does not speak of."""
+    manifest = checked.manifest
+    own = {entry.name for entry in checked.path.iterdir() if entry.is_file()} - _UNRECORDED
+    return len(own - {*manifest.files, *manifest.self_checked}) if manifest else 0
+
+
+def _check_step(checked: CheckedDirectory, findings: Findings, checkpoint: Path) -> None:
+    """Check that the items that a step records are there."""
+    directory = checked.path
+    if not (directory / STEP_METADATA).exists():
+        return
+    try:
+        handlers = read_step(checked).item_handlers
+    except CheckpointError as error:
+        findings.note(checkpoint, error)
+        return
+    if isinstance(handlers, str):
+        if handlers.endswith(_TREES) and not holds_tree(directory):
+            findings.damage.append(Damage(checkpoint, f"there is no tree in {directory}"))
+        return
+    for name, handler in handlers.items() if isinstance(handlers, Mapping) else ():
+        item = directory / name
+        if not item.is_dir():
+            findings.damage.append(Damage(checkpoint, f"item {name!r} is missing", str(item)))
+        elif str(handler).endswith(_TREES) and not holds_tree(item):
+            findings.damage.append(Damage(checkpoint, f"there is no tree in item {name!r}"))
+
+
+def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> None:
+    """Parse a JSON item that has no checksums."""
+    try:
+        if handler_class_in(directory, None) is JsonHandler:
+            JsonHandler().restore(directory)
+    except CheckpointError as error:
+        file = error.file if isinstance(error, CorruptionError) else None
+        findings.damage.append(Damage(checkpoint, str(error), file))
+    except ValueError:
+        return  # a step with several items, or an item of another kind
+
+
+def _files_below(directory: Path) -> list[int]:
+    return list(_sizes(directory))
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    for child in directory.iterdir():
+        if child.is_dir():
+            yield from _sizes(child)
+        else:
+            yield child.stat().st_size

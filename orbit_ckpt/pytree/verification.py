@@ -1,0 +1,98 @@
+"""What a check of checkpoints has found, as values that can be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that is not as it was written.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        what: What is wrong.
+        file: The file that is damaged or missing, None if it is not known which.
+        leaf: Key path of the leaf that cannot be restored, None if it is not one leaf.
+        chunk: Storage key of the damaged chunk, None if it is not one chunk.
+    """
+
+    checkpoint: Path
+    what: str
+    file: str | None = None
+    leaf: str | None = None
+    chunk: str | None = None
+
+    def __str__(self) -> str:
+        place = [] if self.leaf is None else [f"leaf {self.leaf}"]
+        place += [] if self.chunk is None else [f"chunk {self.chunk}"]
+        place += [self.file] if self.file is not None else []
+        return f"{', '.join(place) or self.checkpoint}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Something of which nothing tells whether it is as it was written.
+
+    Attributes:
+        directory: Where.
+        what: What, and why.
+        count: How many.
+    """
+
+    directory: Path
+    what: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.count} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` has found; true if nothing is damaged. Printed, it is a listing.
+
+    Attributes:
+        path: What was checked.
+        checkpoints: The checkpoints there: the path itself, or the steps of a run.
+        files: How many files they have.
+        leaves: How many leaves.
+        chunks: How many chunks of arrays.
+        bytes_checked: How many bytes were compared with a checksum or decoded.
+        damage: Everything that is damaged.
+        unchecked: What has no checksums. It was decoded or parsed all the same.
+    """
+
+    path: Path
+    checkpoints: Sequence[Path]
+    files: int
+    leaves: int
+    chunks: int
+    bytes_checked: int
+    damage: Sequence[Damage]
+    unchecked: Sequence[Unchecked]
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nothing is damaged, as far as could be checked."""
+        return not self.damage
+
+    def __bool__(self) -> bool:
+        return self.is_intact
+
+    def __str__(self) -> str:
+        counts = (
+            f"{self.path}: {len(self.checkpoints)} checkpoints, {self.files} files, "
+            f"{self.leaves} leaves, {self.chunks} chunks, {self.bytes_checked} bytes checked"
+        )
+        sections = (("damaged", self.damage), ("not checked", self.unchecked))
+        lines = [counts, *([] if self.damage else ["intact"])]
+        for title, found in sections:
+            lines += [f"{title}: {len(found)}"] if found else []
+            lines += [f"  {one}" for one in found[:_SHOWN]]
+            lines += [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        return "\n".join(lines)

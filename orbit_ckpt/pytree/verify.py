@@ -1,0 +1,241 @@
+"""Check every byte of a stored tree, and go on after damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from orbit_ckpt.arrays.slices import Shape, chunk_indices, whole
+from orbit_ckpt.errors import CheckpointError, CorruptionError, UnsupportedLeafError
+from orbit_ckpt.formats.base import StoredTree
+from orbit_ckpt.formats.orbax import open_arrays, open_tree
+from orbit_ckpt.handlers.array import ArrayHandler
+from orbit_ckpt.handlers.base import LoadBatch, TypeHandler
+from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.registry import TypeHandlerRegistry
+from orbit_ckpt.handlers.scalar import ScalarHandler
+from orbit_ckpt.handlers.string import StringHandler
+from orbit_ckpt.metadata.files import find_string
+from orbit_ckpt.metadata.schema import LeafRecord
+from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves
+from orbit_ckpt.pytree.verification import Damage, Unchecked
+from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ArrayRead
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.layout import STRINGS
+from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.tree.keypath import format_path
+
+_ARRAY_HANDLERS = (ArrayHandler, NumpyHandler, ScalarHandler)
+
+_BLOCK_BYTES = 1 << 20
+_GROUP_BYTES = 1 << 22
+_GROUP_CHUNKS = 64
+"""Smaller chunks are checked several at a time, which saves a thread's time."""
+
+
+class Findings(Struct):
+    """What has been found so far.
+
+    Attributes:
+        limiter: The byte budget.
+        progress: Told how many bytes have been checked since it was last called.
+        damage: What is damaged.
+        unchecked: What could not be checked.
+        leaves: How many leaves there are.
+        chunks: How many chunks.
+        nbytes: How many bytes have been checked.
+    """
+
+    limiter: ByteLimiter
+    progress: Callable[[int], object]
+    damage: list[Damage] = field(default_factory=list[Damage])
+    unchecked: list[Unchecked] = field(default_factory=list[Unchecked])
+    leaves: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes that have been checked."""
+        self.nbytes += nbytes
+        self.progress(nbytes)
+
+    def note(self, checkpoint: Path, error: CheckpointError, *, leaf: str | None = None) -> None:
+        """Take down an error; of one file only the first, unless a later one names the chunk."""
+        file = leaf_of = chunk = what = None
+        if isinstance(error, CorruptionError):
+            file, leaf_of, chunk, what = error.file, error.path, error.chunk, error.what
+        found = Damage(checkpoint, what or str(error), file, leaf or leaf_of, chunk)
+        for i, known in enumerate(self.damage):
+            if file is not None and known.file == file and known.chunk in (None, chunk):
+                if known.leaf is None and chunk is not None and file.endswith(f"/{chunk}"):
+                    self.damage[i] = found
+                if known.leaf is None or known.chunk == chunk:
+                    return
+        self.damage.append(found)
+
+    def skip(self, directory: Path, what: str, count: int) -> None:
+        """Take down what cannot be checked, if there is any."""
+        if count:
+            self.unchecked.append(Unchecked(directory, what, count))
+
+
+async def verify_tree(
+    checked: CheckedDirectory, registry: TypeHandlerRegistry, findings: Findings, checkpoint: Path
+) -> None:
+    """Check all leaves of a tree.
+
+    Args:
+        checked: The tree's directory, whose files have been compared with its manifest.
+        registry: Type handlers of its leaves.
+        findings: Where to put what is found.
+        checkpoint: The checkpoint that it belongs to.
+    """
+    directory = checked.path
+    try:
+        source = open_tree(directory, checked=checked)
+        batch = _open_batch(source, checked, findings, checkpoint)
+    except CheckpointError as error:
+        findings.note(checkpoint, error)
+        findings.skip(directory, "tree, because it cannot be opened", 1)
+        return
+    stored = StoredLeaves(source, batch, registry)
+    inline = source.inline
+    records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
+    findings.leaves += len(records)
+    arrays: list[LeafRecord] = []
+    others = 0
+    for record in records:
+        if record.name in inline:
+            continue
+        handler = _handler_of(stored, record)
+        if type(handler) in _ARRAY_HANDLERS:
+            arrays.append(record)
+        elif isinstance(handler, StringHandler):
+            _check_string(record, batch.strings, checked, findings, checkpoint)
+        else:
+            others += 1
+    how = "were compared with the manifest" if checked.manifest else "have no checksums"
+    findings.skip(directory, f"leaves of other type handlers: their files {how}", others)
+    await _check_arrays(checked, batch.reader, arrays, findings, checkpoint)
+
+
+def _open_batch(
+    source: StoredTree, checked: CheckedDirectory, findings: Findings, checkpoint: Path
+) -> LoadBatch:
+    """Return what reads leaves; if documents beside the arrays are damaged, what reads arrays.
+
+    Raises:
+        CorruptionError: The database cannot be read.
+    """
+    try:
+        batch = source.load_batch()
+        batch.decode_shardings()
+    except CheckpointError as error:
+        batch = open_arrays(checked, source.document)
+        findings.note(checkpoint, error)
+    return batch
+
+
+def _handler_of(stored: StoredLeaves, record: LeafRecord) -> TypeHandler | None:
+    try:
+        return stored.handler(record, AS_SAVED)
+    except UnsupportedLeafError:
+        return None
+
+
+def _check_string(
+    record: LeafRecord,
+    strings: Mapping[str, object],
+    checked: CheckedDirectory,
+    findings: Findings,
+    checkpoint: Path,
+) -> None:
+    file = str(checked.path / STRINGS)
+    is_known = any(damage.file == file for damage in findings.damage)
+    if find_string(strings, record.name) is None and not is_known:
+        leaf = format_path(record.path)
+        findings.damage.append(Damage(checkpoint, "the string is missing", file, leaf))
+
+
+async def _check_arrays(
+    directory: CheckedDirectory,
+    reader: BatchReader,
+    records: Sequence[LeafRecord],
+    findings: Findings,
+    checkpoint: Path,
+) -> None:
+    reads: list[ArrayRead] = []
+    for record in records:
+        try:
+            (layout,) = reader.layouts([(record.path, record.name)])
+        except CheckpointError as error:
+            findings.note(checkpoint, error, leaf=format_path(record.path))
+        else:
+            reads.append(ArrayRead(record.path, record.name, layout, ()))
+    is_known = _knows(directory)
+    block = max(1, min(_BLOCK_BYTES, (findings.limiter.max_bytes or _BLOCK_BYTES) // 4))
+    absent = 0
+
+    async def check(group: Sequence[tuple[ArrayRead, Shape]]) -> None:
+        nonlocal absent
+        async with findings.limiter.reserve(_held(reader, group, block)):
+            found = await asyncio.to_thread(reader.check, group, max_bytes=block, is_known=is_known)
+        for error in found.errors:
+            findings.note(checkpoint, error)
+        findings.count(found.nbytes)
+        findings.chunks += len(group)
+        absent += found.absent
+
+    await run_all(check(group) for group in _groups(reads))
+    if directory.manifest is None:
+        unsigned = sum(not read.layout.checksum for read in reads)
+        findings.skip(directory.path, "arrays without checksums: decoded only", unsigned)
+    findings.skip(
+        directory.path, "chunks that are not there: they stand for zeros, or are lost", absent
+    )
+
+
+def _knows(directory: CheckedDirectory) -> Callable[[Value], bool]:
+    """Return what tells of a value whether the manifest has a record of its file."""
+    known: dict[str, bool] = {}
+
+    def is_known(value: Value) -> bool:
+        if isinstance(value, bytes):
+            return False
+        if value.file not in known:
+            name = os.path.relpath(value.file, directory.path)
+            known[value.file] = directory.has_record(name)
+        return known[value.file]
+
+    return is_known
+
+
+def _groups(reads: Sequence[ArrayRead]) -> Iterator[list[tuple[ArrayRead, Shape]]]:
+    group: list[tuple[ArrayRead, Shape]] = []
+    held = 0
+    for read in reads:
+        layout = read.layout
+        for index in chunk_indices(whole(layout.shape), layout.chunk_shape):
+            if group and (held + layout.chunk_nbytes > _GROUP_BYTES or len(group) >= _GROUP_CHUNKS):
+                yield group
+                group, held = [], 0
+            group.append((read, index))
+            held += layout.chunk_nbytes
+    if group:
+        yield group
+
+
+def _held(reader: BatchReader, group: Sequence[tuple[ArrayRead, Shape]], block: int) -> int:
+    """Return how many bytes are held while chunks are checked one after the other, at most."""
+    layouts = [read.layout for read, _ in group]
+    return 2 * max(
+        min(layout.chunk_nbytes, block) if reader.can_stream(layout) else layout.chunk_nbytes
+        for layout in layouts
+    )
