@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -202,9 +203,10 @@ class PyTreeHandler:
         request: RestoreRequest,
         *,
         resolver: ShardingResolver | None = None,
+        on_host: bool = False,
     ) -> RestorePlan:
-        """Return what `run_request` would do."""
-        return self._run(directory, request, resolver, explain)
+        """Return what `run_request` would do; see `explain`."""
+        return self._run(directory, request, resolver, partial(explain, on_host=on_host))
 
     def run_and_explain(
         self,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
+import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
@@ -115,16 +116,23 @@ def _bytes(count: int) -> str:
     return f"{size:.1f} GB"
 
 
-async def explain(plan: TreePlan) -> RestorePlan:
-    """Return how a tree is restored; reads metadata only."""
-    return await _Explanation(plan).make()
+async def explain(plan: TreePlan, *, on_host: bool = False) -> RestorePlan:
+    """Return how a tree is restored; reads metadata only.
+
+    Args:
+        plan: The plan.
+        on_host: Whether to reckon as if all of it stayed in host memory, which asks JAX for no
+            devices.
+    """
+    return await _Explanation(plan, on_host=on_host).make()
 
 
 class _Explanation:
     """Collects what is known of every leaf."""
 
-    def __init__(self, plan: TreePlan) -> None:
+    def __init__(self, plan: TreePlan, *, on_host: bool) -> None:
         self._plan = plan
+        self._on_host = on_host
         self._found: Mapping[NamePath, object] = {}
         self._costs: dict[NamePath, ReadCost] = {}
         self._source_costs: dict[NamePath, ReadCost] = {}
@@ -156,6 +164,9 @@ class _Explanation:
         self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
     ) -> dict[NamePath, ReadCost]:
         stored = self._plan.stored
+        if self._on_host:
+            host = RestoreArgs(restore_type=np.ndarray)
+            args = {**args, **{r.names: host for r in records if r.typestr == JAX_ARRAY}}
         costs: dict[NamePath, ReadCost] = {}
         for handler, group in stored.split(records, args)[1]:
             if isinstance(handler, ReadPlanner):
@@ -255,6 +266,8 @@ class _Explanation:
 
     def _is_moved(self, record: LeafRecord) -> bool:
         """Whether a leaf leaves host memory for a device."""
+        if self._on_host:
+            return False
         arg = self._plan.args.get(record.names)
         sharding = requested_sharding(arg) if isinstance(arg, ArrayRestoreArgs) else None
         is_host = arg is not None and arg.restore_type is not None

@@ -1,0 +1,71 @@
+"""The commands, and what all have in common: options, exit codes, errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+import orbit_ckpt
+from orbit_ckpt.cli.check import diff, plan, verify
+from orbit_ckpt.cli.inspect import ls, tree
+from orbit_ckpt.cli.manage import cp, plugins, prune, rm
+from orbit_ckpt.cli.values import show, stats
+from orbit_ckpt.errors import CheckpointError
+
+# A new command is a function with Typer's annotations in one of the modules of this package.
+_COMMANDS = (ls, tree, show, stats, diff, verify, plan, cp, rm, prune, plugins)
+
+app = typer.Typer(
+    name="orbit-ckpt",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in _COMMANDS:
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"orbit-ckpt {orbit_ckpt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Look at checkpoints, check them, copy and delete them. No command touches a device.
+
+    Exit codes: 0, 1 if a command found something (damage, a difference), 2 if it cannot be done.
+    """
+    del version
+
+
+def run() -> int:
+    """Run the command that the arguments name; return its exit code."""
+    try:
+        app()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+    except BrokenPipeError:
+        raise
+    except (CheckpointError, OSError, ValueError) as error:
+        if os.environ.get("ORBIT_CKPT_DEBUG"):
+            raise
+        sys.stderr.write("".join([f"error: {error}\n", *map(_line, _notes(error))]))
+        return 2
+    return 0
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def _line(text: str) -> str:
+    return f"  {text}\n"

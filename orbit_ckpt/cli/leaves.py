@@ -1,0 +1,167 @@
+"""Leaves of a checkpoint as commands see them: described without reading, or block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+from msgspec import Struct
+
+import orbit_ckpt
+from orbit_ckpt.arrays.dtypes import HostArray, storable
+from orbit_ckpt.arrays.slices import chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt.arrays.statistics import ArrayStatistics, measure
+from orbit_ckpt.handlers.base import load_batch_of
+from orbit_ckpt.handlers.lazy import LazyArray
+from orbit_ckpt.handlers.lazy_leaf import LazyLeaf
+from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt.storage.region_stream import RegionStream
+from orbit_ckpt.transform.patterns import compile_pattern, join_name
+from orbit_ckpt.tree.flatten import flatten, is_empty_node
+
+
+class Leaf(Struct, frozen=True):
+    """What is known of a leaf.
+
+    Attributes:
+        name: Its keys, joined by slashes.
+        kind: `array`, `scalar`, `string`, `empty`, or a class of metadata of others.
+        dtype: Its dtype, None if it has none.
+        shape: Its shape, None if it has none.
+        nbytes: Size of its values in memory.
+        sharding: How it was laid out when it was saved, as text.
+        chunk_shape: Shape of the chunks it is stored in.
+        compression: How they are compressed.
+    """
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    nbytes: int = 0
+    sharding: str | None = None
+    chunk_shape: tuple[int, ...] | None = None
+    compression: str | None = None
+
+    @property
+    def description(self) -> str:
+        """Dtype and shape, or what else it is."""
+        if self.shape is None or self.dtype is None:
+            return self.kind
+        return self.dtype if self.kind == "scalar" else f"{self.dtype}{list(self.shape)}"
+
+
+def list_leaves(path: str, patterns: Sequence[str] = ()) -> list[Leaf]:
+    """Return the leaves of a checkpoint in their order; no array is read.
+
+    Args:
+        path: The checkpoint.
+        patterns: Only leaves that match one of them, if there are any.
+
+    Raises:
+        ValueError: No leaf matches.
+    """
+    flat = flatten(orbit_ckpt.metadata(path).tree)
+    names = [join_name(names) for names in flat.names]
+    chosen = set(choose(names, patterns))
+    return [
+        _describe(name, value)
+        for name, value in zip(names, flat.values, strict=True)
+        if name in chosen
+    ]
+
+
+def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of some patterns; all if there are none.
+
+    Raises:
+        ValueError: None matches.
+    """
+    if not patterns:
+        return list(names)
+    compiled = [compile_pattern(pattern) for pattern in patterns]
+    found = [name for name in names if any(p.fullmatch(name) for p in compiled)]
+    if not found:
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(
+            f"No leaf matches {' or '.join(map(repr, patterns))}; there are {some}. '*' is one "
+            "key, '**' any number of them."
+        )
+    return found
+
+
+def _describe(name: str, value: object) -> Leaf:
+    if is_empty_node(value):
+        return Leaf(name, "None" if value is None else f"empty {type(value).__name__}")
+    if isinstance(value, StringMetadata):
+        return Leaf(name, "string")
+    if not isinstance(value, ArrayMetadata):
+        return Leaf(name, type(value).__name__.removesuffix("Metadata").lower() or "unknown")
+    storage = value.storage
+    return Leaf(
+        name,
+        "scalar" if isinstance(value, ScalarMetadata) else "array",
+        str(value.dtype),
+        tuple(value.shape),
+        value.nbytes,
+        None if value.sharding is None else str(value.sharding),
+        storage.chunk_shape if storage else None,
+        storage.compression if storage else None,
+    )
+
+
+def open_leaves(path: str, only: Sequence[str]) -> dict[str, object]:
+    """Return leaves by name: arrays as `LazyArray`, which touch no device until `get` is called."""
+    loaded = orbit_ckpt.load(path, lazy=True)
+    flat = flatten(loaded)
+    found = {join_name(n): value for n, value in zip(flat.names, flat.values, strict=True)}
+    return {name: found[name] for name in only}
+
+
+def statistics_of(value: object, max_bytes: int) -> ArrayStatistics | None:
+    """Return the statistics of a leaf, None if it has no numbers.
+
+    Args:
+        value: What `open_leaves` returned.
+        max_bytes: About how many bytes to hold at once.
+    """
+    if isinstance(value, LazyArray):
+        if value.leaf.key_impl is not None:
+            return None
+        found = ArrayStatistics()
+        for block in _blocks(value.leaf, max_bytes):
+            found = found.merge(measure(block))
+        return found
+    host = as_host(value)
+    return None if host is None else measure(host)
+
+
+def as_host(value: object) -> HostArray | None:
+    """Return a value that is a number, or several, as an array; None for all others."""
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        host = np.asarray(cast(object, value))
+        return host if storable(host.dtype) else None
+    return None
+
+
+def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
+    """Yield all values of an array in blocks, each chunk read once."""
+    layout = leaf.read.layout
+    reader = load_batch_of(leaf.info).reader
+    everything = whole(leaf.shape)
+    for index in chunk_indices(everything, layout.chunk_shape):
+        box = chunk_region(index, layout.chunk_shape)
+        region = everything.intersect(box)
+        if region is None:
+            continue
+        is_small = layout.chunk_nbytes <= max_bytes
+        if region == box or is_small or not reader.can_stream(layout):
+            yield from leaf.blocks(region, max_bytes)
+            continue
+        # a chunk that reaches beyond the array: read through it once
+        elements = max(1, max_bytes // layout.dtype.itemsize)
+        with leaf.directory.reading(leaf.info.label):
+            stream = RegionStream(reader, leaf.read)
+            for part in split_by_rows(region, (1,) * len(region.shape), elements):
+                yield stream.next(part).view(leaf.logical)

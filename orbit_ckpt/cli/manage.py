@@ -1,0 +1,208 @@
+"""What changes the disk: copies and deletions; and what is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from orbit_ckpt.checkpointer.copying import copy_checkpoint
+from orbit_ckpt.cli.output import (
+    JSON_OPTION,
+    confirm,
+    directory_bytes,
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from orbit_ckpt.cli.runs import (
+    KEEP_BEST,
+    KEEP_EVERY,
+    KEEP_LAST,
+    LOWEST,
+    METRIC,
+    AnyStepName,
+    Keeping,
+    find_run,
+)
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.orbax import holds_tree
+from orbit_ckpt.manager.deletion import StepDeleter
+from orbit_ckpt.manager.index import StepIndex
+from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
+from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt.storage.layout import PINNED, is_temporary_name
+from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
+
+_GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
+_ADVICE = "Check the permissions there."
+
+_YES = typer.Option("--yes", "-y", help="Do not ask.")
+
+
+def cp(
+    source: str,
+    destination: str,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Whether to verify the copy.")
+    ] = True,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Copy a checkpoint.
+
+    The copy is compared with what was read and verified before it appears under its name; if it
+    cannot be completed nothing is left.
+    """
+    start, end = resolve_path(source), resolve_path(destination)
+    with progress_bar("Copying") as told:
+        nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)
+    if as_json:
+        print_json("cp", source=start, destination=end, bytes=nbytes, verified=check)
+    else:
+        echo(f"{start} -> {end}: {human_bytes(nbytes)}{', verified' if check else ''}")
+
+
+def rm(
+    path: str,
+    yes: Annotated[bool, _YES] = False,
+    force: Annotated[bool, typer.Option("--force", help="Pinned checkpoints too.")] = False,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Delete one checkpoint, or what a save that died has left.
+
+    It is renamed first, so that nobody finds half of it.
+    """
+    directory = resolve_path(path)
+    if not directory.is_dir():
+        raise CheckpointNotFoundError(f"No checkpoint at {directory}: nothing is there.")
+    is_left = is_temporary_name(directory.name) or is_in_progress(directory)
+    if not (is_left or looks_like_checkpoint(directory) or holds_tree(directory)):
+        raise CheckpointNotFoundError(
+            f"No checkpoint at {directory}: {describe_directory(directory)}. Only checkpoints are "
+            "deleted; `prune` deletes steps of a run."
+        )
+    if (directory / PINNED).exists() and not force:
+        raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
+    nbytes = directory_bytes(directory)
+    confirm(f"Delete {directory} ({human_bytes(nbytes)})?", yes=yes)
+    deleter = StepDeleter(directory.parent, AnyStepName())
+    with storage_errors(directory, "deleting", _ADVICE):
+        aside = deleter.put_aside(directory)
+        if aside is not None:
+            deleter.remove(aside, directory)
+    if as_json:
+        print_json("rm", path=directory, bytes=nbytes)
+    else:
+        echo(f"deleted {directory}, {human_bytes(nbytes)}")
+
+
+def prune(  # noqa: PLR0913, PLR0917 - options of a command
+    path: str,
+    keep_last: Annotated[int | None, KEEP_LAST] = None,
+    keep_every: Annotated[int | None, KEEP_EVERY] = None,
+    keep_best: Annotated[int | None, KEEP_BEST] = None,
+    metric: Annotated[str | None, METRIC] = None,
+    lowest: Annotated[bool, LOWEST] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only say what would be deleted.")
+    ] = False,
+    yes: Annotated[bool, _YES] = False,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Delete the steps of a run that no rule keeps.
+
+    A step stays if one of the options wants it. Pinned steps and the newest one always stay.
+    """
+    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+    if not keeping.is_given:
+        raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
+    root = find_run(path)
+    index = StepIndex(root, AnyStepName())
+    kept = keeping.rules(index.infos())
+    sizes = {step: directory_bytes(index.path(step)) for step in kept}
+    going = [step for step, rules in kept.items() if not rules]
+    freed = sum(sizes[step] for step in going)
+    if going and not dry_run:
+        confirm(f"Delete {len(going)} steps of {root} ({human_bytes(freed)})?", yes=yes)
+        going = _delete(index, StepDeleter(root, AnyStepName()), going)
+        freed = sum(sizes[step] for step in going)
+    if as_json:
+        steps = [
+            {"step": step, "bytes": sizes[step], "kept_by": rules, "deleted": step in going}
+            for step, rules in kept.items()
+        ]
+        print_json("prune", path=root, dry_run=dry_run, steps=steps, bytes_freed=freed)
+        return
+    verb = "would be deleted" if dry_run else "deleted"
+    rows = [
+        [str(step), human_bytes(sizes[step]), verb if step in going else ", ".join(rules)]
+        for step, rules in kept.items()
+    ]
+    print_table(["step", "size", "kept by"], rows, right={"step", "size"})
+    echo(f"{len(going)} of {len(kept)} steps {verb}, {human_bytes(freed)}")
+
+
+def _delete(index: StepIndex, deleter: StepDeleter, steps: list[int]) -> list[int]:
+    """Delete steps; return those that were, because some may have been pinned meanwhile."""
+    deleted: list[int] = []
+    for step in steps:
+        directory = index.path(step)
+        if index.is_pinned(step):
+            continue
+        with storage_errors(directory, "deleting", _ADVICE):
+            aside = deleter.put_aside(directory)
+            if aside is not None:
+                deleter.remove(aside, directory)
+        deleted.append(step)
+    return deleted
+
+
+def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+    """List the plug-ins of installed packages; exits with 1 if one cannot be used."""
+    found: list[dict[str, object]] = []
+    for group in _GROUPS:
+        for entry in importlib.metadata.entry_points(group=group):
+            package = entry.dist
+            found.append(
+                {
+                    "group": group,
+                    "name": entry.name,
+                    "package": f"{package.name} {package.version}" if package else None,
+                    "object": entry.value,
+                    "error": _failure(entry),
+                }
+            )
+    failed = any(plugin["error"] is not None for plugin in found)
+    if as_json:
+        print_json("plugins", plugins=found)
+    elif not found:
+        echo("no plug-ins are installed")
+    else:
+        header = ["kind", "name", "package", "object", "state"]
+        rows = [
+            [
+                str(plugin["group"]).removeprefix("orbit_ckpt."),
+                str(plugin["name"]),
+                str(plugin["package"] or ""),
+                str(plugin["object"]),
+                "ok" if plugin["error"] is None else str(plugin["error"]),
+            ]
+            for plugin in found
+        ]
+        print_table(header, rows)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _failure(entry: importlib.metadata.EntryPoint) -> str | None:
+    try:
+        entry.load()
+    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+        return f"{type(error).__name__}: {error}"
+    return None

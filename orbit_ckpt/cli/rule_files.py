@@ -1,0 +1,31 @@
+"""Rule files: TOML or JSON."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+from orbit_ckpt.errors import TransformError
+from orbit_ckpt.transform.rule_file import parse_rules
+from orbit_ckpt.transform.rules import Rule
+
+
+def read_rules(file: Path) -> list[Rule]:
+    """Return the rules in a file; its name says whether it is TOML or JSON.
+
+    Raises:
+        TransformError: It is neither, or describes no rules.
+        OSError: It cannot be read.
+    """
+    text = file.read_text(encoding="utf-8")
+    try:
+        if file.suffix == ".toml":
+            document: object = tomllib.loads(text)
+        elif file.suffix == ".json":
+            document = json.loads(text)
+        else:
+            raise TransformError(f"{file}: rules are in a file that ends in .toml or .json.")
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise TransformError(f"{file}: not {file.suffix[1:].upper()}: {error}") from error
+    return parse_rules(document, str(file))

@@ -1,0 +1,172 @@
+"""Runs as commands see them: steps of any naming, and which rules keep them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+from msgspec import Struct
+
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.manager.preservation import (
+    AnyPreservationPolicy,
+    BestN,
+    EveryNSteps,
+    LatestN,
+    LatestTemporary,
+    Pinned,
+    PreservationContext,
+    PreservationPolicy,
+)
+from orbit_ckpt.manager.retention import RetentionRules
+from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt.storage.layout import COMMIT_MARKER, STEP_METADATA, TREE_METADATA, is_temporary_name
+from orbit_ckpt.storage.path import describe_directory, resolve_path
+
+_STEP = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
+_OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
+
+KEEP_LAST = typer.Option("--keep-last", min=0, help="Keep the newest N steps.")
+KEEP_EVERY = typer.Option("--keep-every", min=1, help="Keep the multiples of K.")
+KEEP_BEST = typer.Option("--keep-best", min=0, help="Keep the N steps of the best --metric.")
+METRIC = typer.Option("--metric", help="Name of the metric that --keep-best ranks by.")
+LOWEST = typer.Option("--lowest", help="The lowest metric is the best, not the highest.")
+
+
+class AnyStepName:
+    """Every name that ends in digits is a step: `7`, `step_0007`, `checkpoint_7`, `run-7`."""
+
+    def build_name(self, step: int) -> str:
+        """Return the plainest name."""
+        return str(step)
+
+    def parse(self, name: str) -> int | None:
+        """Return the number at the end of a name."""
+        found = _STEP.fullmatch(name)
+        return int(found[1]) if found else None
+
+
+class Keeping(Struct, frozen=True):
+    """Which steps to keep, as options say it.
+
+    Attributes:
+        last: How many of the newest.
+        every: Multiples of what.
+        best: How many of the best.
+        metric: By which metric.
+        lowest: Whether the lowest is the best.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: int | None = None
+    metric: str | None = None
+    lowest: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.best is None) != (self.metric is None):
+            raise ValueError("--keep-best and --metric are given together or not at all.")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any rule is given."""
+        return any(n is not None for n in (self.last, self.every, self.best))
+
+    def rules(self, steps: Sequence[StepInfo]) -> dict[int, list[str]]:
+        """Return of every step the rules that keep it, as text; none if it goes.
+
+        Raises:
+            ValueError: No step has the metric.
+        """
+        labels = self._policies(steps)
+        plan = RetentionRules(AnyPreservationPolicy([policy for policy, _ in labels])).plan(
+            steps, PreservationContext()
+        )
+        texts = {id(policy): text for policy, text in labels}
+        return {
+            step.step: list(
+                dict.fromkeys(texts.get(id(rule)) or _describe(rule) for rule in step.rules)
+            )
+            for step in plan.steps
+        }
+
+    def _policies(self, steps: Sequence[StepInfo]) -> list[tuple[PreservationPolicy, str]]:
+        found: list[tuple[PreservationPolicy, str]] = []
+        if self.last is not None:
+            found.append((LatestN(self.last), f"last {self.last}"))
+        if self.every is not None:
+            found.append((EveryNSteps(self.every), f"every {self.every}"))
+        if self.best is not None and self.metric is not None:
+            found.append((self._best(steps, self.metric), f"best {self.best} by {self.metric}"))
+        return found
+
+    def _best(self, steps: Sequence[StepInfo], metric: str) -> PreservationPolicy:
+        known = {name for info in steps for name in info.metrics or ()}
+        if steps and metric not in known:
+            raise ValueError(
+                f"No step has a metric {metric!r}; there are {', '.join(sorted(known)) or 'none'}."
+            )
+
+        def value(metrics: Mapping[str, object]) -> float:
+            found = metrics.get(metric)
+            return float(found) if isinstance(found, int | float) else float("nan")
+
+        return BestN(get_metric_fn=value, reverse=self.lowest, n=self.best)
+
+
+def _describe(rule: PreservationPolicy) -> str:
+    match rule:
+        case Pinned():
+            return "pinned"
+        case LatestTemporary():
+            return "temporary"
+        case _:
+            return "newest"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory has steps rather than being a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: It is neither.
+        IncompleteCheckpointError: It is a save that did not finish.
+    """
+    check_complete(path)
+    if any((path / name).exists() for name in _OWN_FILES) or holds_tree(path):
+        return False
+    names = AnyStepName()
+    children = [child for child in path.iterdir() if child.is_dir()]
+    if any(names.parse(c.name) is not None and looks_like_checkpoint(c) for c in children):
+        return True
+    if looks_like_checkpoint(path):
+        return False
+    raise CheckpointNotFoundError(
+        f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was saved "
+        "to, or the one with the steps of a run."
+    )
+
+
+def find_run(path: str) -> Path:
+    """Return the directory of a run.
+
+    Raises:
+        ValueError: It is a checkpoint.
+        CheckpointNotFoundError: It is neither.
+    """
+    root = resolve_path(path)
+    if not is_run(root):
+        raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
+    return root
+
+
+def unfinished_saves(root: Path) -> list[str]:
+    """Return the names of directories with saves that go on or have died."""
+    return sorted(
+        child.name
+        for child in root.iterdir()
+        if child.is_dir() and (is_temporary_name(child.name) or is_in_progress(child))
+    )

@@ -1,0 +1,193 @@
+"""What the leaves hold: statistics and values, read block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.statistics import ArrayStatistics
+from orbit_ckpt.cli.leaves import Leaf, as_host, choose, list_leaves, open_leaves, statistics_of
+from orbit_ckpt.cli.output import (
+    FILTER_OPTION,
+    JSON_OPTION,
+    echo,
+    human_bytes,
+    human_number,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from orbit_ckpt.handlers.lazy import LazyArray
+from orbit_ckpt.storage.path import resolve_path
+
+_THREADS = 4
+_COPIES = 4
+"""What is held of a block: as stored, as its dtype, as float64 and a mask."""
+
+_SHOWN = 200
+_MEMORY_OPTION = typer.Option(
+    "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
+)
+
+
+def stats(
+    path: str,
+    patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
+    fail_on_nan: Annotated[
+        bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
+    ] = False,
+    memory: Annotated[int, _MEMORY_OPTION] = 256,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf.
+
+    NaN and infinite values are left out of all but their counts.
+    """
+    leaves = list_leaves(path, patterns)
+    with progress_bar("Reading") as told:
+        found = _measure_all(path, leaves, memory * 10**6, told)
+    bad = [leaf.name for leaf in leaves if (s := found[leaf.name]) and s.nans + s.infs]
+    if as_json:
+        rows = [{"name": leaf.name, **statistics_fields(found[leaf.name])} for leaf in leaves]
+        print_json("stats", path=resolve_path(path), leaves=rows, not_finite=bad)
+    else:
+        header = ["leaf", "type", "min", "max", "mean", "l2", "nan", "inf"]
+        cells = [[leaf.name, leaf.description, *_cells(found[leaf.name])] for leaf in leaves]
+        print_table(header, cells, right=set(header[2:]))
+        if bad:
+            more = ", ..." if len(bad) > 8 else ""
+            echo(f"not finite: {', '.join(bad[:8])}{more}", style="red")
+    if fail_on_nan and bad:
+        raise typer.Exit(1)
+
+
+def _measure_all(
+    path: str, leaves: Sequence[Leaf], max_bytes: int, told: Callable[[int, int], None]
+) -> dict[str, ArrayStatistics | None]:
+    values = open_leaves(path, [leaf.name for leaf in leaves])
+    block = max(1, max_bytes // (_THREADS * _COPIES))
+    total = sum(leaf.nbytes for leaf in leaves)
+    done = 0
+    found: dict[str, ArrayStatistics | None] = {}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        futures = [pool.submit(statistics_of, values[leaf.name], block) for leaf in leaves]
+        try:
+            for leaf, future in zip(leaves, futures, strict=True):
+                found[leaf.name] = future.result()
+                done += leaf.nbytes
+                told(done, total)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
+
+
+def statistics_fields(found: ArrayStatistics | None) -> dict[str, object]:
+    """Return statistics as fields of JSON; all null for what has no numbers."""
+    names = ("size", "min", "max", "mean", "l2", "nans", "infs")
+    return {name: None if found is None else getattr(found, name) for name in names}
+
+
+def _cells(found: ArrayStatistics | None) -> list[str]:
+    if found is None:
+        return [""] * 6
+    numbers = [human_number(n) for n in (found.min, found.max, found.mean, found.l2)]
+    return [*numbers, str(found.nans), str(found.infs)]
+
+
+def show(
+    path: str,
+    leaf: str,
+    memory: Annotated[int, _MEMORY_OPTION] = 256,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Print one leaf: what it is, its statistics, and the values in its corners.
+
+    LEAF is its keys joined by slashes, as `tree` prints it.
+    """
+    leaves = {found.name: found for found in list_leaves(path)}
+    known = leaves.get(leaf)
+    if known is None:
+        choose(list(leaves), [leaf])  # says what there is
+        raise ValueError(f"{leaf!r} is a pattern; give the name of one leaf.")
+    value = open_leaves(path, [leaf])[leaf]
+    with progress_bar("Reading") as told:
+        found = statistics_of(value, memory * 10**6 // _COPIES)
+        told(known.nbytes, known.nbytes)
+    corners = _corners(value)
+    if as_json:
+        print_json(
+            "show",
+            path=resolve_path(path),
+            leaf={
+                "name": known.name,
+                "kind": known.kind,
+                "dtype": known.dtype,
+                "shape": known.shape,
+                "nbytes": known.nbytes,
+                "sharding": known.sharding,
+                "chunk_shape": known.chunk_shape,
+                "compression": known.compression,
+            },
+            statistics=statistics_fields(found),
+            corners=None if corners is None else corners[1],
+            indices=None if corners is None else corners[0],
+            value=value if isinstance(value, str) else None,
+        )
+        return
+    _print_leaf(known, value, found)
+    if corners is not None:
+        echo()
+        edge = _edge(corners[1].ndim)
+        echo(np.array2string(corners[1], threshold=0, edgeitems=edge, precision=6))
+
+
+def _print_leaf(leaf: Leaf, value: object, found: ArrayStatistics | None) -> None:
+    echo(leaf.name, style="bold")
+    rows = [("type", leaf.description)]
+    if leaf.shape is not None:
+        rows.append(("size", human_bytes(leaf.nbytes)))
+    rows += [("sharding", leaf.sharding or ""), ("compression", leaf.compression or "")]
+    if leaf.chunk_shape is not None:
+        rows.append(("chunks", str(list(leaf.chunk_shape))))
+    if found is not None:
+        numbers = (("min", found.min), ("max", found.max), ("mean", found.mean), ("l2", found.l2))
+        rows += [(name, human_number(number)) for name, number in numbers]
+        rows += [("nan", str(found.nans)), ("inf", str(found.infs))]
+    if isinstance(value, str | bytes):
+        rows.append(("value", f"{value[:_SHOWN]!r}{' ...' if len(value) > _SHOWN else ''}"))
+    for name, text in rows:
+        if text:
+            echo(f"  {name:12}{text}")
+
+
+def _edge(rank: int) -> int:
+    """Return how many values are shown at each end of a dimension."""
+    return 3 if rank < 3 else 2 if rank == 3 else 1
+
+
+def _corners(value: object) -> tuple[list[list[int]], HostArray] | None:
+    """Return the values in the corners of an array, and their indices along every dimension.
+
+    One more than is shown is taken along a dimension that is longer, so that a gap is seen.
+    """
+    if isinstance(value, LazyArray):
+        if value.leaf.key_impl is not None:
+            return None
+        shape = value.shape
+    else:
+        host = as_host(value)
+        if host is None:
+            return None
+        value, shape = host, host.shape
+    edge = _edge(len(shape))
+    indices = [
+        list(range(n)) if n <= 2 * edge + 1 else [*range(edge + 1), *range(n - edge, n)]
+        for n in shape
+    ]
+    return indices, np.asarray(value[np.ix_(*indices)] if shape else value[...])
