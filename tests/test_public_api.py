@@ -55,7 +55,7 @@ PUBLIC = {
     "orbit_ckpt.transform": {
         *("AssignmentMap", "Cast", "Combine", "Copy", "Drop", "Fallback", "KeyData", "Map"),
         *("Rename", "Rule", "Split", "Stack", "Transpose", "Unstack", "WrapKeys"),
-        *("StateTransform", "partition"),
+        *("StateTransform", "parse_rules", "partition"),
     },
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
     "orbit_ckpt.args": {

@@ -27,15 +27,15 @@ from orbit_ckpt.cli.runs import (
     AnyStepName,
     Keeping,
     find_run,
+    is_run,
 )
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.formats.orbax import holds_tree
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
-from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.layout import PINNED, is_temporary_name
-from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
+from orbit_ckpt.storage.path import resolve_path, storage_errors
 
 _GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
 _ADVICE = "Check the permissions there."
@@ -60,6 +60,8 @@ def cp(
     cannot be completed nothing is left.
     """
     start, end = resolve_path(source), resolve_path(destination)
+    if is_run(start):
+        raise ValueError(f"{start} is a run; give one of its steps.")
     with progress_bar("Copying") as told:
         nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)
     if as_json:
@@ -82,11 +84,8 @@ def rm(
     if not directory.is_dir():
         raise CheckpointNotFoundError(f"No checkpoint at {directory}: nothing is there.")
     is_left = is_temporary_name(directory.name) or is_in_progress(directory)
-    if not (is_left or looks_like_checkpoint(directory) or holds_tree(directory)):
-        raise CheckpointNotFoundError(
-            f"No checkpoint at {directory}: {describe_directory(directory)}. Only checkpoints are "
-            "deleted; `prune` deletes steps of a run."
-        )
+    if not is_left and is_run(directory):
+        raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
     if (directory / PINNED).exists() and not force:
         raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
     nbytes = directory_bytes(directory)

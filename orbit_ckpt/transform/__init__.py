@@ -1,6 +1,7 @@
 """Rules that rename, merge, split and compute leaves on their way out of a checkpoint."""
 
 from orbit_ckpt.transform.partition import partition
+from orbit_ckpt.transform.rule_file import parse_rules
 from orbit_ckpt.transform.rules import (
     AssignmentMap,
     Cast,
@@ -37,5 +38,6 @@ __all__ = [
     "Transpose",
     "Unstack",
     "WrapKeys",
+    "parse_rules",
     "partition",
 ]

@@ -1,0 +1,114 @@
+"""The command line as a user runs it: another process, real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from tests.support import put
+
+COMMAND = [sys.executable, "-m", "orbit_ckpt.cli"]
+
+ENVIRONMENT = {
+    **os.environ,
+    "JAX_PLATFORMS": "no-such-platform",  # an error as soon as a command asks for a device
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Run:
+    """Return what runs a command in a directory."""
+
+    def run(
+        *args: object, cwd: Path = tmp_path, env: Mapping[str, str] = ENVIRONMENT, status: int = 0
+    ) -> Result:
+        done = subprocess.run(
+            [*COMMAND, *map(str, args)],
+            check=False,
+            cwd=cwd,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == status, done.stdout + done.stderr
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def make_state(step: int) -> dict[str, Any]:
+    """Return a tree of every kind of leaf; the steps differ in their values."""
+    rng = np.random.default_rng(step)
+    kernel = rng.standard_normal((16, 8)).astype(np.float32)
+    return {
+        "params": {
+            "dense": {"kernel": put(kernel, "x", None, x=8), "bias": jnp.zeros(8, jnp.bfloat16)},
+            "layer_0": {"kernel": jnp.ones((4, 4))},
+            "layer_1": {"kernel": jnp.ones((4, 4))},
+        },
+        "opt_state": [np.full((100, 30), step, np.float64), None],
+        "odd": np.array([1.0, np.nan, np.inf, -np.inf, 3.0]),
+        "complex": np.array([3 + 4j]),
+        "key": jax.random.key(1),
+        "when": np.array(["2020-01-01"], "datetime64[D]"),
+        "name": "a [bold]name[/bold] with </script>",
+        "step": step,
+        "blob": b"\x00\x01",
+    }
+
+
+@pytest.fixture(scope="session")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of three steps, of which nothing may be changed."""
+    root = tmp_path_factory.mktemp("cli") / "run"
+    with ocp.CheckpointManager(root) as run:
+        for step, loss in ((10, 0.5), (20, 0.25), (30, 0.4)):
+            run.save(step, make_state(step), metrics={"loss": loss})
+        run.pin(10)
+    return root
+
+
+@pytest.fixture
+def own_run(run_directory: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run to change."""
+    return Path(shutil.copytree(run_directory, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that Orbax wrote."""
+    directory = tmp_path_factory.mktemp("golden")
+    with tarfile.open(Path(__file__).parent.parent / "golden" / "orbax-0.12.8.tar.gz") as tar:
+        tar.extractall(directory, filter="data")
+    return directory / "pytree-ocdbt-zarr2"

@@ -1,0 +1,108 @@
+"""What only people see: colours and progress, on a terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pexpect
+import pytest
+
+import orbit_ckpt as ocp
+from tests.cli.conftest import COMMAND, ENVIRONMENT, Run
+
+pytestmark = [
+    pytest.mark.slow,
+    # a terminal needs a fork, which JAX warns of; the child becomes another program at once
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+]
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def on_terminal(*args: object) -> pexpect.spawn:
+    env = {**ENVIRONMENT, "TERM": "xterm-256color"}
+    return pexpect.spawn(
+        sys.executable,
+        [*COMMAND[1:], *map(str, args)],
+        env=env,
+        encoding="utf-8",
+        timeout=120,
+        dimensions=(40, 120),
+    )
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that takes long enough for a bar to be drawn."""
+    path = tmp_path_factory.mktemp("large") / "checkpoint"
+    rng = np.random.default_rng(0)
+    ocp.save(path, {f"w{i}": rng.standard_normal((1000, 1000)) for i in range(8)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "title"), [("verify", "Checking"), ("stats", "Reading"), ("cp", "Copying")]
+)
+def test_long_work_shows_bytes_rate_and_time_left(
+    command: str, title: str, large: Path, tmp_path: Path, cli: Run
+) -> None:
+    args = [command, large, *([tmp_path / "copy"] if command == "cp" else [])]
+    child = on_terminal(*args)
+    child.expect(title)
+    child.expect(pexpect.EOF)
+    child.close()
+    shown = _ESCAPE.sub("", child.before)
+    assert child.exitstatus == 0
+    assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? MB", shown), shown  # done of all
+    assert re.search(r"\d+:\d\d:\d\d", shown), shown  # time left
+    if command == "cp":
+        args[-1] = tmp_path / "other"
+    piped = cli(*args)
+    assert title not in piped.out + piped.err
+    assert "\x1b" not in piped.out + piped.err
+
+
+def test_tables_have_colours_on_a_terminal_only(run_directory: Path, cli: Run) -> None:
+    child = on_terminal("ls", run_directory)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert "\x1b[1m" in child.before
+    plain = [line.rstrip() for line in _ESCAPE.sub("", child.before).splitlines()]
+    assert plain == cli("ls", run_directory).out.splitlines()
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, cli: Run) -> None:
+    ocp.save(tmp_path / "checkpoint", {"[red]w[/red]": np.ones(2), ":smile:": 1})
+    child = on_terminal("tree", tmp_path / "checkpoint")
+    child.expect(pexpect.EOF)
+    assert "[red]w[/red]" in child.before
+    assert ":smile:" in child.before
+    assert "[red]w[/red]" in cli("tree", "checkpoint").out
+
+
+def test_deleting_asks_first(own_run: Path) -> None:
+    for answer, expected in (("n", True), ("y", False)):
+        child = on_terminal("rm", own_run / "20")
+        child.expect("Delete .*\\?")
+        child.sendline(answer)
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == (2 if expected else 0)
+        assert (own_run / "20").exists() is expected
+
+
+def test_an_interrupt_leaves_no_copy(large: Path, tmp_path: Path) -> None:
+    child = on_terminal("cp", large, tmp_path / "copies" / "a")
+    child.expect("Copying")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus != 0 or (tmp_path / "copies/a").is_dir()
+    if (tmp_path / "copies").exists():
+        left = [path.name for path in (tmp_path / "copies").iterdir()]
+        assert left in ([], ["a"])
+        assert "a" not in left or ocp.verify(tmp_path / "copies/a")
