@@ -19,6 +19,10 @@ from orbit_ckpt.handlers.registry import (
     supported_types,
 )
 from orbit_ckpt.handlers.scalar import ScalarHandler
+from orbit_ckpt.handlers.single_replica import (
+    SingleReplicaArrayHandler,
+    SingleReplicaArrayRestoreArgs,
+)
 from orbit_ckpt.handlers.string import StringHandler
 
 __all__ = [
@@ -30,6 +34,8 @@ __all__ = [
     "RestoreArgs",
     "SaveArgs",
     "ScalarHandler",
+    "SingleReplicaArrayHandler",
+    "SingleReplicaArrayRestoreArgs",
     "StringHandler",
     "TypeHandler",
     "TypeHandlerRegistry",

@@ -69,6 +69,7 @@ PUBLIC = {
     "orbit_ckpt.type_handlers": {
         *("TypeHandler", "ParamInfo", "SaveArgs", "RestoreArgs", "ArrayRestoreArgs"),
         *("ArrayHandler", "NumpyHandler", "ScalarHandler", "StringHandler"),
+        *("SingleReplicaArrayHandler", "SingleReplicaArrayRestoreArgs"),
         *("TypeHandlerRegistry", "GLOBAL_TYPE_HANDLER_REGISTRY", "create_type_handler_registry"),
         *("register_type_handler", "get_type_handler", "has_type_handler", "supported_types"),
     },

@@ -30,16 +30,45 @@ class DeferredData(NamedTuple):
     fetch: Callable[[Region, int], Iterator[HostArray]]
 
 
+class DeviceSlice(NamedTuple):
+    """A box of a JAX array on one device, which is cut when it is needed.
+
+    Attributes:
+        array: The array.
+        region: The box.
+    """
+
+    array: jax.Array
+    region: Region
+
+    @property
+    def dtype(self) -> DType:
+        """The array's."""
+        return self.array.dtype
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[jax.Array]:
+        """Yield a box of it, of at most about `max_bytes` at a time."""
+        start = tuple(map(sum, zip(self.region.start, region.start, strict=True)))
+        inside = Region(start, region.shape)
+        elements = max_bytes // self.dtype.itemsize
+        for block in split_by_rows(inside, (1,) * len(start), elements):
+            yield _slice(self.array, block)
+
+
+Data = np.ndarray | jax.Array | DeviceSlice | DeferredData
+"""Where values are: in a numpy array, on one device, or to be fetched."""
+
+
 class Shard(NamedTuple):
     """A part of an array and where its data is; a tuple, because every leaf has some.
 
     Attributes:
         region: The part.
-        data: Its values: a numpy array, a JAX array on one device, or what fetches them.
+        data: Its values.
     """
 
     region: Region
-    data: np.ndarray | jax.Array | DeferredData
+    data: Data
 
     @property
     def nbytes(self) -> int:
@@ -56,6 +85,7 @@ class TakenArray(NamedTuple):
         shards: The parts that this process writes; they are exchanged for copies.
         sharding: How it is laid out over devices, or was when it was saved; None in host memory.
         key_impl: PRNG implementation if it holds the data of typed keys.
+        write_shape: Shape of the pieces in which all processes write it; None for that of `shards`.
     """
 
     shape: Shape
@@ -63,14 +93,11 @@ class TakenArray(NamedTuple):
     shards: list[Shard]
     sharding: jax.sharding.Sharding | ShardingMetadata | None = None
     key_impl: str | None = None
+    write_shape: Shape | None = None
 
 
 def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
-    """Return the distinct parts of an array that this process owns, each exactly once.
-
-    Replicas other than the first are left out, so that the parts of all processes cover the
-    array without overlap.
-    """
+    """Return the distinct parts of an array that this process has all of, each exactly once."""
     if isinstance(value, np.ndarray):
         return [Shard(whole(value.shape), value)]
     sharding = value.sharding
@@ -83,8 +110,15 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
     ]
 
 
-def is_on_host(data: np.ndarray | jax.Array | DeferredData) -> bool:
+def slice_of(data: jax.Array, region: Region) -> np.ndarray | DeviceSlice:
+    """Return a box of what is on one device; it is copied when it is needed."""
+    return np.asarray(data)[region.slices] if is_on_host(data) else DeviceSlice(data, region)
+
+
+def is_on_host(data: Data) -> bool:
     """Whether data can be read where it is, without copying it from a device."""
+    if isinstance(data, DeviceSlice):
+        return False
     return isinstance(data, (np.ndarray, DeferredData)) or _is_cpu(data.sharding)
 
 
@@ -92,9 +126,7 @@ def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def begin_transfer(
-    data: np.ndarray | jax.Array | DeferredData,
-) -> np.ndarray | jax.Array | DeferredData:
+def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
     """Begin to copy data to the host, so that a later `np.asarray` of the result need not wait.
 
     What is on no device is returned as it is.
@@ -102,10 +134,13 @@ def begin_transfer(
     What is returned must be dropped to free the copy: JAX keeps the host copy of an array as long
     as the array, therefore this is another array of the same device memory.
     """
-    if is_on_host(data):
+    if isinstance(data, DeviceSlice):
+        handle = _slice(data.array, data.region)
+    elif is_on_host(data):
         return data
-    array = cast(jax.Array, data)
-    handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    else:
+        array = cast(jax.Array, data)
+        handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
     handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - jax's own types
     return handle
 
@@ -146,9 +181,7 @@ _SMALL = 1 << 13
 """Elements of arrays that are copied one by one."""
 
 
-def host_blocks(
-    data: np.ndarray | jax.Array | DeferredData, region: Region, max_bytes: int
-) -> Iterator[HostArray]:
+def host_blocks(data: Data, region: Region, max_bytes: int) -> Iterator[HostArray]:
     """Yield a box of an array in host memory, in blocks that follow one another in C order.
 
     Of data on a device no more than about `max_bytes` are copied at a time, as of what is fetched.
@@ -160,9 +193,9 @@ def host_blocks(
         host = np.asarray(data)
         yield host if region.shape == host.shape else host[region.slices]
         return
-    elements = max_bytes // data.dtype.itemsize
-    for block in split_by_rows(region, (1,) * data.ndim, elements):
-        yield np.asarray(_slice(data, block))
+    if not isinstance(data, DeviceSlice):
+        data = DeviceSlice(data, whole(data.shape))
+    yield from map(np.asarray, data.blocks(region, max_bytes))
 
 
 def byte_view(array: HostArray) -> memoryview:

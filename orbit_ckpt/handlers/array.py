@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import cast
@@ -13,9 +13,10 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
+from orbit_ckpt.arrays.replicas import ReplicaOptions, written_shards
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
-from orbit_ckpt.arrays.transfer import TakenArray, local_regions, shards_of
+from orbit_ckpt.arrays.transfer import TakenArray, local_regions
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -49,6 +50,31 @@ from orbit_ckpt.tree.keypath import KeyPath, format_path
 class ArrayHandler:
     """Handles `jax.Array`."""
 
+    def __init__(
+        self,
+        *,
+        use_replica_parallel: bool | None = None,
+        min_slice_bytes_for_replica_parallel: int | None = None,
+        max_replicas_for_replica_parallel: int | None = None,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            use_replica_parallel: Whether processes that have the same part of an array each write
+                a piece of it, else one of them writes it. None does so unless it is on GPUs.
+            min_slice_bytes_for_replica_parallel: Least bytes of such a piece, None for 4096.
+            max_replicas_for_replica_parallel: Most processes that write pieces of the same part,
+                None for all that have it.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        self._replicas = ReplicaOptions(
+            use_replica_parallel,
+            min_slice_bytes_for_replica_parallel,
+            max_replicas_for_replica_parallel,
+        )
+
     def typestr(self) -> str:
         """See `TypeHandler`."""
         return JAX_ARRAY
@@ -71,7 +97,7 @@ class ArrayHandler:
 
     def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
         """See `ValueTaker`."""
-        return [_taken(cast(jax.Array, value)) for value in values]
+        return [self._taken(cast(jax.Array, value)) for value in values]
 
     async def serialize(
         self,
@@ -84,27 +110,38 @@ class ArrayHandler:
         Raises:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
-        taken = [v if isinstance(v, TakenArray) else _taken(cast(jax.Array, v)) for v in values]
+        taken = [
+            value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value))
+            for value in values
+        ]
         _check_global(taken, infos)
         for array, info, arg in zip(taken, infos, default_save_args(infos, args), strict=True):
             self._add(array, info, arg)
         return []
+
+    def _taken(self, array: jax.Array) -> TakenArray:
+        impl = None
+        if is_prng_dtype(array.dtype):
+            impl, array = key_impl(array), key_data(array)
+        write_shape, shards = written_shards(array, self._replicas)
+        return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
     def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
         batch = save_batch_of(info)
         impl, shards = array.key_impl, array.shards
         if impl is not None:
             arg = SaveArgs()  # keys are not cast
-        if not batch.process.is_alone and isinstance(array.sharding, jax.sharding.Sharding):
-            # this process may have no part of it
-            info.write_shape = array.sharding.shard_shape(array.shape)
-        else:
+        info.write_shape = array.write_shape
+        if info.write_shape is None:
             info.write_shape = shards[0].region.shape if shards else array.shape
         layout = add_array(
             array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
         )
-        if impl is not None:  # of other arrays the record says nothing that is not elsewhere
-            batch.arrays.append(ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl))
+        record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
+        if not batch.process.is_alone:
+            batch.arrays.append(record._replace(shape=layout.shape, dtype=layout.dtype.name))
+        elif impl is not None:  # of other arrays it says nothing that is not elsewhere
+            batch.arrays.append(record)
         sharding = None if array.sharding is None else describe_sharding(array.sharding)
         if sharding is not None:
             batch.shardings[info.name] = sharding
@@ -123,25 +160,25 @@ class ArrayHandler:
         """
         if not infos:
             return []
-        targets = _plan(infos, args)
+        targets = plan_targets(infos, args)
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
         reads = [target.read for target in targets]
         async with aclosing(reader.read_in_windows(reads)) as windows:
             async for window in windows:
                 part = targets[len(arrays) : len(arrays) + len(window)]
-                arrays += map(_Target.place, part, window)
+                arrays += map(ArrayTarget.place, part, window)
         return arrays
 
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
         """See `ReadPlanner`."""
-        return [target.read for target in _plan(infos, args)] if infos else []
+        return [target.read for target in plan_targets(infos, args)] if infos else []
 
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
         """Return one array as `deserialize` does, read by the calling thread."""
-        (target,) = _plan([info], [arg])
+        (target,) = plan_targets([info], [arg])
         reader = load_batch_of(info).reader
         return target.place([reader.read_part(target.read, r) for r in target.read.regions])
 
@@ -175,15 +212,8 @@ def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> N
         )
 
 
-def _taken(array: jax.Array) -> TakenArray:
-    impl = None
-    if is_prng_dtype(array.dtype):
-        impl, array = key_impl(array), key_data(array)
-    return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
-
-
-class _Placement(Struct, frozen=True):
-    """Which parts of an array the devices of this process hold.
+class Placement(Struct, frozen=True):
+    """Which parts of an array this process reads: those that its devices hold, or some of them.
 
     Attributes:
         regions: The distinct parts; of a padded array they may reach beyond what is stored.
@@ -194,8 +224,8 @@ class _Placement(Struct, frozen=True):
     stored: Sequence[Region | None]
 
 
-class _Target(Struct, frozen=True, gc=False):
-    """What one array is to become; a struct, because there are as many as leaves.
+class ArrayTarget(Struct, frozen=True, gc=False):
+    """What one stored array is to become; a struct, because there are as many as leaves.
 
     Attributes:
         path: Where the leaf sits.
@@ -213,7 +243,7 @@ class _Target(Struct, frozen=True, gc=False):
     logical: DType
     dtype: object
     sharding: jax.sharding.Sharding
-    placement: _Placement
+    placement: Placement
     read: ArrayRead
     key_impl: str | None
 
@@ -222,21 +252,28 @@ class _Target(Struct, frozen=True, gc=False):
 
         Nobody else has these values, so the CPU backend keeps them instead of copying.
         """
-        parts = self._parts(values)
+        parts = self.parts(values)
         if len(parts) == 1:
             (part,) = parts.values()
             array = jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
-        else:
-            dtype = self.logical if self.dtype is None else as_dtype(self.dtype)
+        elif parts:
             array = jax.make_array_from_callback(
                 self.shape,
                 self.sharding,
                 lambda index: parts[from_index(index or (), self.shape)],
-                dtype,  # which no part tells if all are with other processes
+            )
+        else:  # all are with other processes, and no part tells the dtype
+            array = jax.make_array_from_single_device_arrays(
+                self.shape, self.sharding, [], dtype=self.final_dtype
             )
         return wrap_keys(array, self.key_impl)
 
-    def _parts(self, values: Sequence[HostArray]) -> dict[Region, HostArray]:
+    @property
+    def final_dtype(self) -> DType:
+        """The dtype of the array, of its data if it is one of keys."""
+        return self.logical if self.dtype is None else as_dtype(self.dtype)
+
+    def parts(self, values: Sequence[HostArray]) -> dict[Region, HostArray]:
         """Return the values of every region, from those that were read."""
         remaining = iter(values)
         parts: dict[Region, HostArray] = {}
@@ -253,19 +290,41 @@ class _Target(Struct, frozen=True, gc=False):
         return parts
 
 
-def _plan(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None) -> list[_Target]:
-    plan = _Planner(load_batch_of(infos[0]))
+def plan_targets(
+    infos: Sequence[ParamInfo],
+    args: Sequence[RestoreArgs] | None,
+    readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None] | None = None,
+) -> list[ArrayTarget]:
+    """Return what arrays are to become.
+
+    Args:
+        infos: The leaves.
+        args: How each is restored, None for as saved.
+        readers: Returns for the sharding and dtype of an array the devices whose parts are read,
+            None for all; by default it is all.
+
+    Raises:
+        TreeMismatchError: One has another shape than the one asked for.
+        UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
+        ValueError: A sharding does not divide a shape.
+    """
+    plan = _Planner(load_batch_of(infos[0]), readers or (lambda _sharding, _dtype: None))
     return list(map(plan.target, infos, default_restore_args(infos, args), layouts_of(infos)))
 
 
 class _Planner:
     """Plans how arrays are restored."""
 
-    def __init__(self, batch: LoadBatch) -> None:
+    def __init__(
+        self,
+        batch: LoadBatch,
+        readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None],
+    ) -> None:
         self._batch = batch
-        self._placements: dict[object, _Placement] = {}
+        self._readers = readers
+        self._placements: dict[object, Placement] = {}
 
-    def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> _Target:
+    def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> ArrayTarget:
         """Return what one array is to become.
 
         Raises:
@@ -284,12 +343,14 @@ class _Planner:
         check_width(info.location, logical if dtype is None else dtype)
         sharding = self._sharding(info, wanted, shape)
         try:
-            placement = self._placement(sharding, shape, layout.shape)
+            placement = self._placement(
+                sharding, shape, layout.shape, logical if dtype is None else as_dtype(dtype)
+            )
         except ValueError as error:
             raise ValueError(f"{info.label}: {error}") from error
         regions = [region for region in placement.stored if region is not None]
         read = ArrayRead(info.location, info.name, layout, regions)
-        return _Target(info.location, shape, logical, dtype, sharding, placement, read, impl)
+        return ArrayTarget(info.location, shape, logical, dtype, sharding, placement, read, impl)
 
     def _sharding(
         self, info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape
@@ -301,13 +362,17 @@ class _Planner:
         return self._batch.resolver.resolve(recorded, shape)
 
     def _placement(
-        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape
-    ) -> _Placement:
-        key = sharding, shape, stored
+        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, dtype: DType
+    ) -> Placement:
+        readers = self._readers(sharding, dtype)
+        key = sharding, shape, stored, readers
         if key not in self._placements:
-            regions = list(dict.fromkeys(local_regions(sharding, shape).values()))
+            held = local_regions(sharding, shape)
+            regions = list(
+                dict.fromkeys(r for d, r in held.items() if readers is None or d in readers)
+            )
             parts = [region.intersect(whole(stored)) for region in regions]
-            self._placements[key] = _Placement(regions, parts)
+            self._placements[key] = Placement(regions, parts)
         return self._placements[key]
 
 

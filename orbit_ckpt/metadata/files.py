@@ -47,12 +47,16 @@ def write_arrays(
     """Write what is known of JAX arrays; no file that would be empty."""
     if records:
         (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
-        file = directory / ARRAY_METADATAS / f"process_{process}"
-        write_file(file, encode_arrays(records))
+        write_file(directory / arrays_file(process), encode_arrays(records))
     if shardings:
         texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
         document = {_encode_name(name): texts[sharding] for name, sharding in shardings.items()}
         write_file(directory / SHARDINGS, encode_json(document))
+
+
+def arrays_file(process: int) -> str:
+    """Return the name of the file with what one process recorded of JAX arrays."""
+    return f"{ARRAY_METADATAS}/process_{process}"
 
 
 def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
@@ -114,7 +118,7 @@ def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    name = f"{ARRAY_METADATAS}/process_0"
+    name = arrays_file(0)
     data = directory.read_bytes(name)
     if data is None or (keys_only and _is_without_keys(data)):
         return {}

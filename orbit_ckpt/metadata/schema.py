@@ -200,20 +200,32 @@ class ArrayRecord(NamedTuple):
         write_shape: Shape of the part that one device wrote.
         chunk_shape: Shape of its chunks.
         random_key_impl: PRNG implementation if the array holds the data of typed keys.
+        shape: Its shape; recorded when several processes save, which compare their records.
+        dtype: Name of its stored dtype; as above.
     """
 
     name: str
     write_shape: Shape
     chunk_shape: Shape
     random_key_impl: str | None = None
+    shape: Shape | None = None
+    dtype: str | None = None
 
 
 def encode_arrays(records: Sequence[ArrayRecord]) -> bytes:
     """Return the document that lists arrays."""
     rows = [
-        _ArrayRow(_Array(r.name, r.write_shape, r.chunk_shape, _Extra(impl) if impl else None))
+        _ArrayRow(
+            _Array(
+                r.name,
+                r.write_shape,
+                r.chunk_shape,
+                _Extra(r.random_key_impl) if r.random_key_impl else None,
+                UNSET if r.shape is None else r.shape,
+                UNSET if r.dtype is None else r.dtype,
+            )
+        )
         for r in records
-        for impl in (r.random_key_impl,)
     ]
     return encode_json(_Arrays(rows))
 
@@ -231,6 +243,8 @@ def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
             array.write_shape,
             array.chunk_shape,
             array.ext_metadata.random_key_impl if array.ext_metadata else None,
+            None if array.shape is UNSET else array.shape,
+            None if array.dtype is UNSET else array.dtype,
         )
         for array in arrays
     ]
@@ -324,6 +338,8 @@ class _Array(Struct):
     write_shape: Shape
     chunk_shape: Shape
     ext_metadata: _Extra | None = None
+    shape: Shape | UnsetType | None = UNSET
+    dtype: str | UnsetType | None = UNSET
 
 
 class _ArrayRow(Struct):

@@ -13,6 +13,7 @@ from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.codec import copy_json
 from orbit_ckpt.metadata.rich_types import encode_rich_types
 from orbit_ckpt.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
+from orbit_ckpt.pytree.agree import check_agreement
 from orbit_ckpt.pytree.plan import SavePlan
 from orbit_ckpt.pytree.take import take_leaves
 from orbit_ckpt.runtime.commit import Commit
@@ -22,7 +23,7 @@ from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
 from orbit_ckpt.storage.layout import process_directory
-from orbit_ckpt.storage.ocdbt_merge import merge_databases
+from orbit_ckpt.storage.ocdbt_merge import check_files, merge_databases
 from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.storage.zarr import ZarrArray
 
@@ -94,7 +95,7 @@ async def stage_tree(
     handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
 
     def finalize() -> None:
-        save.merge()
+        save.join()
         _finalize(handlers, directory, options)
 
     return Commit(write, finalize, save.writer.progress.now)
@@ -140,16 +141,27 @@ class _TreeSave:
 
     async def write(self) -> None:
         """Write what handlers have left, and the documents about it."""
-        if self._options.has_parts:
+        if not self._options.process.is_alone:
             self._arrays = self.writer.arrays
+        if self._options.has_parts:
             await asyncio.to_thread(self._database.mkdir)
         await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
         await asyncio.to_thread(self._write_documents)
 
-    def merge(self) -> None:
-        """Make one database of those of all processes, if each has one."""
+    def join(self) -> None:
+        """Check that what all processes have written is one tree, and make one database of it.
+
+        Raises:
+            StorageError: They have not written the same arrays, or not every part once.
+        """
+        process = self._options.process
+        if process.is_alone:
+            return
+        check_agreement(self._directory, process.count)
         if self._options.has_parts:
             merge_databases(self._directory, self._options.parts, self._arrays)
+        else:
+            check_files(self._directory, self._arrays)
 
     def _write_documents(self) -> None:
         process = self._options.process

@@ -131,6 +131,11 @@ class BatchWriter:
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
+            if isinstance(error, FileExistsError):
+                raise StorageError(
+                    f"{error.filename}: written twice. The processes do not save the same tree, "
+                    "or not in the same shardings; give all of them the same arrays."
+                ) from error
             raise StorageError(
                 f"{options.directory}: writing failed: {error}. Nothing was committed; check the "
                 "free space and permissions there and save again."

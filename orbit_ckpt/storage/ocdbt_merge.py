@@ -1,4 +1,7 @@
-"""Make one OCDBT database of those that several processes have written below its root."""
+"""Make one checkpoint of what several processes have written.
+
+Databases below its root become one; files of arrays only have to be there.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,23 @@ def merge_databases(
     except BaseException:
         writer.abort()
         raise
+
+
+def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> None:
+    """Check that arrays that are stored as files are complete.
+
+    No file is written by two processes: the second one fails when it comes to it.
+
+    Args:
+        directory: Where they are.
+        arrays: Names and layouts of the arrays.
+
+    Raises:
+        StorageError: A file has been written by no process.
+    """
+    missing = [key for key in _keys(arrays) if not (directory / key).is_file()]
+    if missing:
+        raise _disagree(directory, "written by no process", missing)
 
 
 def _below(value: Value, directory: Path) -> Value:

@@ -1,0 +1,201 @@
+"""Which process writes what of an array that several of them have.
+
+What several processes have of an array, a shard and its replicas, is divided among them into equal
+pieces, so that each writes some and every byte is written once. All processes work this out by
+themselves, from the array's sharding, and come to the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+from msgspec import Struct
+
+from orbit_ckpt.arrays.slices import Region, Shape, from_index
+from orbit_ckpt.arrays.transfer import Shard, shards_of, slice_of
+
+DEFAULT_MIN_SLICE_BYTES = 4096
+"""What is less costs more in the index of a checkpoint than it saves."""
+
+
+class ReplicaOptions(Struct, frozen=True):
+    """How the writing of replicas is divided.
+
+    Attributes:
+        enabled: Whether it is; None where devices are not GPUs.
+        min_slice_bytes: Least bytes of a piece; None for the default.
+        max_replicas: Most processes that write pieces of one shard; None for no limit.
+    """
+
+    enabled: bool | None = None
+    min_slice_bytes: int | None = None
+    max_replicas: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_slice_bytes is not None and self.min_slice_bytes < 0:
+            raise ValueError(
+                f"min_slice_bytes_for_replica_parallel must be >= 0, got {self.min_slice_bytes}"
+            )
+        if self.max_replicas is not None and self.max_replicas < 1:
+            raise ValueError(
+                f"max_replicas_for_replica_parallel must be >= 1, got {self.max_replicas}"
+            )
+
+    def limit(self, processes: int) -> int:
+        """Return how many of the processes that have a shard may write pieces of it."""
+        if self.enabled is False:
+            return 1
+        return processes if self.max_replicas is None else min(processes, self.max_replicas)
+
+
+class Division(NamedTuple):
+    """How each shard of an array is cut.
+
+    Attributes:
+        shape: Shape of a piece.
+        axis: The axis that is cut.
+        pieces: The number of pieces.
+    """
+
+    shape: Shape
+    axis: int
+    pieces: int
+
+    def share(self, shard: Region, position: int, processes: int) -> Region | None:
+        """Return the pieces of a shard that one of the processes that have it writes.
+
+        Args:
+            shard: The shard.
+            position: Which of the processes it is.
+            processes: How many there are. If there are fewer than pieces, some write several.
+        """
+        first = -(-position * self.pieces // processes)
+        end = -(-(position + 1) * self.pieces // processes)
+        if first == end:
+            return None
+        if self.pieces == 1:
+            return shard
+        extent = self.shape[self.axis]
+        start, shape = list(shard.start), list(shard.shape)
+        start[self.axis] += first * extent
+        shape[self.axis] = (end - first) * extent
+        return Region(tuple(start), tuple(shape))
+
+
+def divide(shard: Shape, itemsize: int, *, processes: int, min_bytes: int) -> Division:
+    """Return how shards are cut: into as many equal pieces as can be, along the first such axis.
+
+    Args:
+        shard: Their shape.
+        itemsize: Bytes of an element.
+        processes: Most pieces.
+        min_bytes: Least bytes of a piece.
+    """
+    size = math.prod(shard) * itemsize
+    for count in range(min(processes, size // max(1, min_bytes)), 1, -1):
+        for axis, extent in enumerate(shard):
+            if extent % count == 0:
+                piece = (*shard[:axis], extent // count, *shard[axis + 1 :])
+                return Division(piece, axis, count)
+    return Division(shard, 0, 1)
+
+
+def owners_of(places: Iterable[tuple[Region, int]]) -> dict[Region, Sequence[int]]:
+    """Return the processes that have each region, in the order of their first replica of it.
+
+    Args:
+        places: What each device has, and the process whose device it is.
+    """
+    found: dict[Region, dict[int, None]] = {}
+    for region, process in places:
+        found.setdefault(region, {})[process] = None
+    return {region: tuple(processes) for region, processes in found.items()}
+
+
+def divide_among(
+    owners: Mapping[Region, Sequence[int]], itemsize: int, options: ReplicaOptions
+) -> Division:
+    """Return how the shards of an array are cut, of which each has the same shape."""
+    processes = max(map(len, owners.values()))
+    least = options.min_slice_bytes
+    return divide(
+        next(iter(owners)).shape,
+        itemsize,
+        processes=options.limit(processes),
+        min_bytes=DEFAULT_MIN_SLICE_BYTES if least is None else least,
+    )
+
+
+class Shares(NamedTuple):
+    """What one process writes of an array.
+
+    Attributes:
+        write_shape: Shape of a piece, the same on all processes.
+        regions: What it writes of each shard that it has, by the region of the shard.
+    """
+
+    write_shape: Shape
+    regions: Mapping[Region, Region]
+
+
+@functools.lru_cache(maxsize=4096)
+def shares_of(
+    sharding: jax.sharding.Sharding,
+    shape: Shape,
+    itemsize: int,
+    options: ReplicaOptions,
+    process: int,
+) -> Shares:
+    """Return what a process writes of an array.
+
+    Args:
+        sharding: How the array is laid out.
+        shape: Its shape.
+        itemsize: Bytes of an element.
+        options: How replicas are divided.
+        process: Which process it is.
+    """
+    if options.enabled is None and any(d.platform == "gpu" for d in sharding.device_set):
+        options = _UNDIVIDED
+    owners = owners_of(
+        (from_index(index or (), shape), device.process_index)
+        for device, index in sharding.devices_indices_map(shape).items()
+    )
+    division = divide_among(owners, itemsize, options)
+    regions: dict[Region, Region] = {}
+    for shard, processes in owners.items():
+        if process in processes:
+            share = division.share(shard, processes.index(process), len(processes))
+            if share is not None:
+                regions[shard] = share
+    return Shares(division.shape, regions)
+
+
+_UNDIVIDED = ReplicaOptions(enabled=False)
+
+
+def written_shards(array: jax.Array, options: ReplicaOptions) -> tuple[Shape | None, list[Shard]]:
+    """Return the shape of the pieces in which an array is written, and what this process writes.
+
+    The shape is None if no other process has any of it; then it is that of what is written.
+    """
+    if array.is_fully_addressable:
+        return None, shards_of(array)
+    itemsize = array.dtype.itemsize
+    process = jax.process_index()
+    shares = shares_of(array.sharding, array.shape, itemsize, options, process)
+    pending = dict(shares.regions)
+    shards: list[Shard] = []
+    for shard in array.addressable_shards:
+        region = from_index(shard.index, array.shape)
+        share = pending.pop(region, None)  # other devices of this process may have it too
+        if share is not None:
+            data = shard.data
+            shards.append(
+                Shard(share, data if share == region else slice_of(data, share.within(region)))
+            )
+    return shares.write_shape, shards

@@ -1,0 +1,223 @@
+"""JAX arrays that one replica reads from storage and sends to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from orbit_ckpt.arrays.broadcast import (
+    broadcast,
+    can_broadcast,
+    first_failure,
+    replica_devices,
+    sent_bytes,
+)
+from orbit_ckpt.arrays.dtypes import DType, HostArray
+from orbit_ckpt.arrays.slices import Region
+from orbit_ckpt.errors import ProcessFailedError
+from orbit_ckpt.handlers.array import ArrayHandler, ArrayTarget, plan_targets
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, load_batch_of
+from orbit_ckpt.handlers.prng import wrap_keys
+from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.chunk_read import ArrayRead
+
+_COPIES = 3
+"""What is sent is in memory as what is sent, as the result, and while it is added up."""
+
+_DEFAULT_BYTES = 1 << 30
+"""Most bytes being sent to one device where its memory is not known."""
+
+
+@dataclass
+class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
+    """How `SingleReplicaArrayHandler` restores one leaf; as `ArrayRestoreArgs` say.
+
+    Attributes:
+        single_replica_sharding: Not used; kept because Orbax has it.
+    """
+
+    single_replica_sharding: NamedSharding | None = None
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """Handles `jax.Array`; what replicas share is read by one of them only, and sent to the others.
+
+    The replicas lie along one axis of the mesh. An array that is not partitioned over that axis is
+    read by the processes that have devices of the primary replica, and brought to the others over
+    the network of the devices. All others are read as `ArrayHandler` does: those that are
+    partitioned over the axis or have no mesh, and those whose dtype has less than a byte.
+
+        register_type_handler(jax.Array, SingleReplicaArrayHandler(), override=True)
+
+    All processes must restore the same leaves in the same way. If one cannot read what it should,
+    it raises its error and all others `ProcessFailedError`.
+    """
+
+    def __init__(
+        self,
+        replica_axis_index: int | None = 0,
+        primary_replica_id: int | None = 0,
+        broadcast_memory_limit_bytes: int | None = None,
+        broadcast_memory_scaling_factor: float | None = 0.75,
+        *,
+        use_replica_parallel: bool | None = None,
+        min_slice_bytes_for_replica_parallel: int | None = None,
+        max_replicas_for_replica_parallel: int | None = None,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            replica_axis_index: Position of the replicas' axis in the shape of the mesh.
+            primary_replica_id: The replica that reads.
+            broadcast_memory_limit_bytes: Most bytes being sent to one device at once; a larger
+                array goes alone. None for a share of the device's memory.
+            broadcast_memory_scaling_factor: That share, of what an estimate says can be used.
+            use_replica_parallel: See `ArrayHandler`, as for the rest.
+            min_slice_bytes_for_replica_parallel: See there.
+            max_replicas_for_replica_parallel: See there.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        super().__init__(
+            use_replica_parallel=use_replica_parallel,
+            min_slice_bytes_for_replica_parallel=min_slice_bytes_for_replica_parallel,
+            max_replicas_for_replica_parallel=max_replicas_for_replica_parallel,
+        )
+        self._axis = replica_axis_index or 0
+        self._replica = primary_replica_id or 0
+        self._max_bytes = broadcast_memory_limit_bytes
+        self._factor = (
+            0.75 if broadcast_memory_scaling_factor is None else (broadcast_memory_scaling_factor)
+        )
+        if self._axis < 0:
+            raise ValueError(f"replica_axis_index must be >= 0, got {self._axis}")
+        if not 0 < self._factor <= 1:
+            raise ValueError(
+                f"broadcast_memory_scaling_factor must be in (0, 1], got {self._factor}"
+            )
+        if self._max_bytes is not None and self._max_bytes < 1:
+            raise ValueError(f"broadcast_memory_limit_bytes must be >= 1, got {self._max_bytes}")
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[jax.Array]:
+        """See `ArrayHandler`.
+
+        Raises:
+            ProcessFailedError: Another process could not read what it should have sent.
+        """
+        if not infos:
+            return []
+        targets = plan_targets(infos, args, self._readers)
+        is_sent = [self._is_sent(target) for target in targets]
+        sent = [target for target, yes in zip(targets, is_sent, strict=True) if yes]
+        received = iter(await self._receive(sent, load_batch_of(infos[0]).reader))
+        others = [i for i, yes in enumerate(is_sent) if not yes]
+        read = iter(
+            await super().deserialize(
+                [infos[i] for i in others], None if args is None else [args[i] for i in others]
+            )
+        )
+        return [next(received if yes else read) for yes in is_sent]
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        return [t.read for t in plan_targets(infos, args, self._readers)] if infos else []
+
+    def _readers(
+        self, sharding: jax.sharding.Sharding, dtype: DType
+    ) -> frozenset[jax.Device] | None:
+        """Return the devices whose parts of an array are read, None for all."""
+        if not can_broadcast(sharding, dtype, self._axis):
+            return None
+        mesh = cast(Mesh, cast(NamedSharding, sharding).mesh)
+        return replica_devices(mesh, self._axis, self._replica)
+
+    def _is_sent(self, target: ArrayTarget) -> bool:
+        return can_broadcast(target.sharding, target.final_dtype, self._axis)
+
+    async def _receive(
+        self, targets: Sequence[ArrayTarget], reader: BatchReader
+    ) -> list[jax.Array]:
+        """Read what this process sends, and return the arrays."""
+        sender = _Sender(self._axis, self._replica, self._limit())
+        failure: Exception | None = None
+        reads = [target.read for target in targets]
+        try:
+            async with aclosing(reader.read_in_windows(reads)) as windows:
+                async for window in windows:
+                    part = targets[len(sender.arrays) : len(sender.arrays) + len(window)]
+                    for target, values in zip(part, window, strict=True):
+                        await sender.send(target, target.parts(values))
+        except Exception as error:  # noqa: BLE001 - raised when the others need not wait any more
+            failure = error
+        for target in targets[len(sender.arrays) :]:
+            await sender.send(target, {})
+        culprits = [
+            first_failure(mesh, has_failed=failure is not None)
+            for mesh in dict.fromkeys(map(_mesh_of, targets))
+        ]
+        if failure is not None:
+            raise failure
+        for culprit in culprits:
+            if culprit is not None:
+                raise ProcessFailedError(
+                    f"process {culprit}, which reads arrays for all others, could not read them. "
+                    "Its own error says why.",
+                    process=culprit,
+                )
+        return sender.arrays
+
+    def _limit(self) -> int:
+        """Return the most bytes being sent to one device; need not be the same on all processes."""
+        if self._max_bytes is not None:
+            return self._max_bytes
+        device: Any = jax.local_devices()[0]
+        memory = cast(dict[str, int], device.memory_stats() or {})
+        if "bytes_limit" not in memory:
+            return _DEFAULT_BYTES
+        free = memory["bytes_limit"] - memory.get("bytes_in_use", 0)
+        return int(free * self._factor / _COPIES)
+
+
+class _Sender:
+    """Sends arrays one after the other; each must be sent by all processes, in the same order."""
+
+    def __init__(self, axis: int, replica: int, max_bytes: int) -> None:
+        self.arrays: list[jax.Array] = []
+        self._axis = axis
+        self._replica = replica
+        self._max_bytes = max_bytes
+        self._under_way: list[jax.Array] = []
+        self._held = 0
+
+    async def send(self, target: ArrayTarget, values: Mapping[Region, HostArray]) -> None:
+        """Send an array, or take part in it; wait for earlier ones if memory is short."""
+        abstract = jax.ShapeDtypeStruct(target.shape, target.final_dtype, sharding=target.sharding)
+        nbytes = sent_bytes(abstract)
+        if self._held + nbytes > self._max_bytes:
+            under_way, self._under_way, self._held = self._under_way, [], 0
+            await asyncio.to_thread(_wait, under_way)
+        senders = replica_devices(_mesh_of(target), self._axis, self._replica)
+        array = broadcast(values, abstract, axis=self._axis, senders=senders)
+        self._under_way.append(array)
+        self._held += nbytes
+        self.arrays.append(wrap_keys(array, target.key_impl))
+
+
+def _wait(arrays: Sequence[jax.Array]) -> None:
+    for array in arrays:
+        array.block_until_ready()
+
+
+def _mesh_of(target: ArrayTarget) -> Mesh:
+    return cast(Mesh, cast(NamedSharding, target.sharding).mesh)

@@ -1,0 +1,286 @@
+"""One, two and four processes save; one, two and four load what each of them has saved."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.kvstore import open_store
+from orbit_ckpt.storage.ocdbt import read_index
+from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240
+GROUPS = [("ours", count, DEVICES[count]) for count in COUNTS] + [("orbax", 2, [2, 2])]
+SEVERAL = tuple(count for count in COUNTS if count > 1)
+Reports = dict[tuple[int, int], dict[str, Any]]
+
+
+def start(directory: Path, scenario: str, devices: list[int]) -> list[subprocess.Popen[bytes]]:
+    """Start a group of processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes: list[subprocess.Popen[bytes]] = []
+    for index, count in enumerate(devices):
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        arguments = (index, len(devices), count, port, scenario, directory)
+        with open(directory / f"log_{scenario}_{len(devices)}_{index}", "wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, Path(__file__).with_name("matrix.py"), *map(str, arguments)],
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    return processes
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which all groups of processes have saved and loaded."""
+    directory = tmp_path_factory.mktemp("matrix")
+    groups = {(name, count): start(directory, name, devices) for name, count, devices in GROUPS}
+    processes = [process for group in groups.values() for process in group]
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() > deadline or any(process.poll() for process in processes):
+                break  # the others would wait for long
+            time.sleep(0.1)
+    finally:
+        codes = [process.poll() for process in processes]
+        for process in processes:
+            process.kill()
+            process.wait()
+    failed = [
+        f"{name}, process {index} of {count}: {code}\n"
+        + (directory / f"log_{name}_{count}_{index}").read_text()[-3000:]
+        for (name, count, index), code in zip(
+            [
+                (name, count, i)
+                for (name, count), group in groups.items()
+                for i in range(len(group))
+            ],
+            codes,
+            strict=True,
+        )
+        if code
+    ]
+    assert not failed, "\n".join(failed)
+    assert not any(codes), "the processes have not ended in time"
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reports(directory: Path) -> Reports:
+    return {
+        (count, index): json.loads((directory / f"report_ours_{count}_{index}.json").read_text())
+        for count in COUNTS
+        for index in range(count)
+    }
+
+
+def chunks(path: Path, name: str) -> list[list[tuple[int, ...]]]:
+    """Return the grid indices of the chunks of an array that each process has in its database."""
+    count = len([p for p in path.iterdir() if p.name.startswith("ocdbt.process_")])
+    prefix = f"arrays.{name}/c"
+    found: list[list[tuple[int, ...]]] = []
+    for index in range(count):
+        keys = read_index(path / f"ocdbt.process_{index}")
+        grid = [k[len(prefix) + 1 :] for k in keys if k == prefix or k.startswith(f"{prefix}/")]
+        found.append([tuple(map(int, filter(None, key.split("/")))) for key in grid])
+    return found
+
+
+def chunk_shape(path: Path, name: str) -> tuple[int, ...]:
+    metadata: Any = ocp.metadata(path)
+    return metadata["arrays"][name].storage.chunk_shape
+
+
+def bytes_of_each(path: Path, name: str) -> list[int]:
+    """Return how many bytes of an array each process has written, without what is added to them."""
+    size = math.prod(chunk_shape(path, name)) * host(name).itemsize
+    return [len(keys) * size for keys in chunks(path, name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("saved", COUNTS)
+@pytest.mark.parametrize("loaded", COUNTS)
+def test_arrays_come_back_bit_for_bit_on_any_number_of_processes(
+    reports: Reports, layout: str, saved: int, loaded: int
+) -> None:
+    for index in range(loaded):  # where the comparison has failed there is no report
+        assert f"{layout}_{saved}" in reports[loaded, index]["loaded"]
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+def test_processes_load_what_two_of_orbax_have_saved(reports: Reports) -> None:
+    for report in reports.values():
+        assert {f"orbax_{layout}" for layout in ORBAX_LAYOUTS} <= set(report["loaded"])
+
+
+@pytest.mark.slow
+@pytest.mark.interop
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_orbax_restores_what_several_processes_have_saved(
+    directory: Path, layout: str, count: int
+) -> None:
+    import orbax.checkpoint as orbax  # noqa: PLC0415 - takes seconds
+
+    path = directory / f"{layout}_{count}"
+    with orbax.PyTreeCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(path).item_metadata.tree
+        args = orbax.checkpoint_utils.construct_restore_args(metadata)
+        args["arrays"] = {
+            name: orbax.RestoreArgs(restore_type=np.ndarray) for name in LAYOUTS[layout]
+        }
+        restored = checkpointer.restore(path, restore_args=args)
+    for name in LAYOUTS[layout]:
+        assert restored["arrays"][name].tobytes() == host(name).tobytes(), name
+    for name, value in OTHERS.items():
+        np.testing.assert_equal(restored[name], value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_every_byte_is_written_by_one_process(directory: Path, layout: str, count: int) -> None:
+    path = directory / f"{layout}_{count}"
+    for name in LAYOUTS[layout]:
+        found = Counter(index for keys in chunks(path, name) for index in keys)
+        assert set(found.values()) == {1}, name
+        assert sum(bytes_of_each(path, name)) == host(name).nbytes, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+def test_replicas_are_written_in_equal_pieces(directory: Path, count: int) -> None:
+    path = directory / f"replicated_{count}"
+    for name in ("matrix", "tall"):
+        nbytes = host(name).nbytes
+        assert bytes_of_each(path, name) == [nbytes // min(count, nbytes // 4096)] * count
+    small = bytes_of_each(path, "bits")  # less than 4096 bytes
+    assert small == [host("bits").nbytes] + [0] * (count - 1)
+    mixed = directory / f"mixed_{count}"
+    assert bytes_of_each(mixed, "matrix") == [host("matrix").nbytes // count] * count
+    uneven = bytes_of_each(directory / f"uneven_{count}", "half")
+    assert uneven == [host("half").nbytes // (2 if count == 2 else 3)] * min(count, 3) + (
+        [0] if count == 4 else []
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+def test_options_say_who_writes_replicas(directory: Path, count: int) -> None:
+    nbytes = host("matrix").nbytes
+
+    def written(option: str) -> list[int]:
+        return bytes_of_each(directory / f"option_{option}_{count}", "matrix")
+
+    assert written("off") == [nbytes] + [0] * (count - 1)
+    assert written("large") == [nbytes] + [0] * (count - 1)
+    assert sorted(written("few"), reverse=True) == [nbytes // 2] * 2 + [0] * (count - 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+def test_one_replica_reads_and_sends_to_the_others(
+    directory: Path, reports: Reports, count: int
+) -> None:
+    store = open_store(CheckedDirectory(directory / f"replicated_{count}"))
+    stored = sum(
+        store.length(key) or 0
+        for name in LAYOUTS["replicated"]
+        for key in store.keys_below(f"arrays.{name}")
+        if "/c" in key
+    )
+    others = 100  # the numpy array and the number, which all processes read
+    for replica in (0, 1):
+        read = [reports[count, i]["broadcast"][f"replicated_0_{replica}"] for i in range(count)]
+        senders = [nbytes for nbytes in read if nbytes > others]
+        assert len(senders) == count // 2  # the devices of one of two replicas
+        assert all(stored <= nbytes < stored + others for nbytes in senders)
+    # partitioned over the axis: every process reads its own part
+    read = [reports[count, i]["broadcast"]["sharded_0_0"] for i in range(count)]
+    assert min(read) > others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+def test_failure_of_the_replica_that_reads_is_raised_on_all(reports: Reports, count: int) -> None:
+    assert reports[count, 0]["failure"] == ["StorageError", "the disk is on fire"]
+    for index in range(1, count):
+        kind, text = reports[count, index]["failure"]
+        assert kind == "ProcessFailedError"
+        assert text.startswith("process 0, which reads arrays for all others, could not read them")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", SEVERAL)
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("dtype", ["odd.dtype: ", "{most} with float32[8, 8]", "{last} with float16[8, 8]"]),
+        ("shape", ["odd.shape: ", "{most} with float32[8, 8]", "{last} with float32[16, 8]"]),
+        ("chunks", ["odd.chunks: ", "{most} with", "chunks of [4, 8]", "chunks of [8, 4]"]),
+        ("missing", ["odd.missing: ", "{most} without it; {last} with float32[8, 8]"]),
+    ],
+)
+def test_processes_that_save_different_arrays_are_named(
+    reports: Reports, count: int, use_ocdbt: bool, case: str, expected: list[str]
+) -> None:
+    most = "process 0" if count == 2 else f"processes 0-{count - 2}"
+    for index in range(count):
+        text = reports[count, index]["disagreed"][f"{case}_{use_ocdbt}"]
+        if use_ocdbt or "written twice" not in text:
+            for part in expected:
+                assert part.format(most=most, last=f"process {count - 1}") in text
+        assert "odd." in text
+        assert "do not save the same tree" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_shardings_that_leave_a_part_to_nobody_are_refused(
+    reports: Reports, use_ocdbt: bool
+) -> None:
+    for index in range(2):
+        text = reports[2, index]["disagreed"][f"order_{use_ocdbt}"]
+        assert "odd.order/" in text
+        assert "do not save the same tree, or not in the same shardings" in text
+
+
+@pytest.mark.slow
+def test_damaged_records_of_arrays_are_not_believed(directory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(directory / "sharded_2", path)
+    record = path / "array_metadatas" / "process_0"
+    record.write_bytes(record.read_bytes().replace(b"threefry2x32", b"threefry2x33"))
+    with pytest.raises(CorruptionError, match="process_0"):
+        ocp.load(path)
