@@ -51,14 +51,15 @@ class AsyncCheckpointer(Checkpointer):
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
         """
+        options = async_options or AsyncOptions()
+        timeout_s = options.timeout_secs if timeout_secs is None else timeout_secs
+        processes = multiprocessing_options or MultiprocessingOptions()
         super().__init__(
             handler,
             file_options=file_options,
             atomicity_options=atomicity_options,
-            multiprocessing_options=multiprocessing_options,
+            multiprocessing_options=processes.in_background(timeout_s),
         )
-        options = async_options or AsyncOptions()
-        timeout_s = options.timeout_secs if timeout_secs is None else timeout_secs
         self._when_done = options.post_finalization_callback
         self._last = LastSave(timeout_s)
 

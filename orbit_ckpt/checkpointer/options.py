@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.process import ProcessGroup
@@ -45,7 +45,8 @@ class AsyncOptions:
     """How saves go on in the background.
 
     Attributes:
-        timeout_secs: Most seconds to wait for a save.
+        timeout_secs: Most seconds to wait for a save; and, in one that goes on in the background,
+            for other processes wherever all meet.
         barrier_sync_fn: Not used; kept because Orbax has it.
         post_finalization_callback: Called, in the background, once a checkpoint is durable.
         create_directories_asynchronously: Not used; kept because Orbax has it.
@@ -57,27 +58,54 @@ class AsyncOptions:
     create_directories_asynchronously: bool = True
 
 
+_TIMEOUT_S = 600.0
+
+
 @dataclass(frozen=True)
 class MultiprocessingOptions:
     """How the processes of a program save together.
 
     Attributes:
+        primary_host: The process that makes directories, writes what only one may write, and
+            decides. With None each process is on its own: it saves what it has into a directory of
+            its own, on storage that the others need not see, and waits for nobody.
+        active_processes: The processes that save, None for all; only they may call what saves.
         barrier_sync_key_prefix: Tells programs apart that share a coordination service.
-        timeout_secs: Most seconds to wait for other processes wherever all meet.
-        group: The processes; None for those of `jax.distributed`, or this one alone without it.
+        timeout_secs: Most seconds to wait for other processes wherever all meet. None for 600, or
+            in the background for `AsyncOptions.timeout_secs`.
+        group: The processes, instead of those that the fields before say.
     """
 
+    primary_host: int | None = 0
+    active_processes: Collection[int] | None = None
     barrier_sync_key_prefix: str | None = None
-    timeout_secs: float = 600
+    timeout_secs: float | None = None
     group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_secs <= 0:
+        if self.timeout_secs is not None and self.timeout_secs <= 0:
             raise ValueError(f"timeout_secs must be positive, found {self.timeout_secs}")
 
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for other processes."""
+        return _TIMEOUT_S if self.timeout_secs is None else self.timeout_secs
+
+    def in_background(self, timeout_s: float) -> MultiprocessingOptions:
+        """Return these options for saves in the background, which may take so long."""
+        return self if self.timeout_secs is not None else replace(self, timeout_secs=timeout_s)
+
     def find_group(self) -> ProcessGroup:
-        """Return the processes that save."""
-        return self.group or default_group(self.barrier_sync_key_prefix or "")
+        """Return the processes that save.
+
+        Raises:
+            ValueError: This process, or `primary_host`, is none of `active_processes`.
+        """
+        return self.group or default_group(
+            self.barrier_sync_key_prefix or "",
+            primary=self.primary_host,
+            active=self.active_processes,
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, stage_item,
 from orbit_ckpt.metadata.step_details import StepDetails
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_in_background, run_sync
+from orbit_ckpt.runtime.process import acting_as
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.storage.path import storage_errors
 
@@ -138,8 +139,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
     """
-    _check_not_read(request, options)
-    session = request.open(options)
+    session = _open(request, options)
 
     async def both_phases() -> Commit:
         session.doing("staging")
@@ -147,7 +147,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
         await session.write(commit)
         return commit
 
-    with storage_errors(request.path, "saving", _ADVICE), session:
+    with storage_errors(request.path, "saving", _ADVICE), session, acting_as(session.process):
         commit = run_sync(both_phases())
         session.commit(commit.recorded_as or typestr_of(handler), commit.finalize)
     _report(request.path, request.when_done)
@@ -164,10 +164,9 @@ def begin_save(
     """
     # what goes on in the background must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
-    _check_not_read(request, options)
-    session = request.open(options)
+    session = _open(request, options)
     with contextlib.ExitStack() as stack:
-        with storage_errors(path, "saving", _ADVICE):
+        with storage_errors(path, "saving", _ADVICE), acting_as(session.process):
             stack.enter_context(session)
             session.doing("staging")
             commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
@@ -184,7 +183,32 @@ def begin_save(
             raise
         await asyncio.to_thread(_report, path, when_done)
 
-    return SaveHandle(path, step, run_in_background(finish()), commit)
+    with acting_as(session.process):
+        return SaveHandle(path, step, run_in_background(finish()), commit)
+
+
+def decline_save(path: Path, error: BaseException, options: SessionOptions) -> None:
+    """Let other processes know that this one does not come to a save, and why.
+
+    Raises:
+        ProcessTimeoutError: The primary process does not come either.
+    """
+    SaveSession(path, overwrite=False, options=options).decline(error)
+
+
+def _open(request: SaveRequest, options: SessionOptions) -> SaveSession:
+    """Return a session; what is wrong already is told to other processes.
+
+    Raises:
+        CheckpointExistsError: It would destroy what it is yet to read.
+        TypeError: The custom metadata are not JSON.
+    """
+    try:
+        _check_not_read(request, options)
+        return request.open(options)
+    except Exception as error:
+        decline_save(request.path, error, options)
+        raise
 
 
 def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:

@@ -18,7 +18,7 @@ from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_checked
-from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation
+from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, Process
 from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode
 from orbit_ckpt.storage.integrity import write_manifest
 from orbit_ckpt.storage.object_commit import ObjectDirectory
@@ -73,7 +73,7 @@ class SaveSession:
         self._details = details
         self._began_ns = time.time_ns()
         self._group = options.multiprocessing.find_group()
-        self._timeout_s = options.multiprocessing.timeout_secs
+        self._timeout_s = options.multiprocessing.timeout_s
         self._pending = list(Barrier)
         self._operation: Operation = NOBODY_ELSE
 
@@ -81,6 +81,23 @@ class SaveSession:
     def directory(self) -> Path:
         """Where items are written."""
         return self._directory
+
+    @property
+    def process(self) -> Process:
+        """Which process this is of those that save."""
+        return self._group.process
+
+    def decline(self, error: BaseException) -> None:
+        """Let the others know that this process has failed before it could begin.
+
+        Raises:
+            ProcessTimeoutError: The primary process has not begun in time.
+        """
+        operation = self._join()
+        try:
+            operation.fail(error, Barrier)
+        finally:
+            operation.leave()
 
     def __enter__(self) -> SaveSession:
         """Make the directory, or wait until the primary process has made it.
@@ -90,7 +107,7 @@ class SaveSession:
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: The primary process has not come in time.
         """
-        self._operation = self._group.join(f"save of {self._atomic.final}", self._timeout_s)
+        self._operation = self._join()
         try:
             self.doing("making the directory")
             if self._is_primary:
@@ -148,12 +165,16 @@ class SaveSession:
         self._broadcast(Barrier.COMMITTING)
         if self._is_primary:
             self.doing("committing")
+            self._operation.check(Barrier.COMMITTED)  # the others may have given up waiting
             self._atomic.commit()
         self._broadcast(Barrier.COMMITTED)
 
     @property
     def _is_primary(self) -> bool:
         return self._group.process.is_primary
+
+    def _join(self) -> Operation:
+        return self._group.join(f"save of {self._atomic.final}", self._timeout_s)
 
     def _broadcast(self, barrier: Barrier, value: bytes = b"") -> bytes:
         found = self._operation.broadcast(barrier, value)

@@ -86,7 +86,10 @@ class ArrayHandler:
             return "the array has been deleted or donated"
         single = isinstance(array.sharding, SingleDeviceSharding)
         if not single and not array.is_fully_addressable and this_process().is_alone:
-            return "the array spans several processes; call jax.distributed.initialize first"
+            return (
+                "the array spans several processes, and this one saves alone; call "
+                "jax.distributed.initialize first, and give no primary_host=None"
+            )
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)
         return None if storable(array.dtype) else f"dtype {array.dtype} cannot be stored"

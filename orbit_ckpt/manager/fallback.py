@@ -1,27 +1,104 @@
-"""Restore an older step if a newer one is damaged."""
+"""Restore a step on all processes, and an older one if it is damaged."""
 
 from __future__ import annotations
 
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
+
+import msgspec.msgpack
+from msgspec import Struct
 
 from orbit_ckpt.errors import (
     CheckpointNotFoundError,
     CorruptionError,
     FormatError,
     IncompleteCheckpointError,
+    ProcessFailedError,
     StepNotFoundError,
     VersionError,
 )
-from orbit_ckpt.manager.index import StepIndex
+from orbit_ckpt.manager.council import Council
 
 _logger = logging.getLogger(__name__)
 
+_MAX_TEXT = 10_000
+"""Characters of an error that others are told."""
+
+
+class _Fault(IntEnum):
+    """What a restore has failed with; the highest of all processes holds for all."""
+
+    ABSENT = 0  # it is not there
+    DAMAGED = 1
+    OTHER = 2  # an older step would not do either
+
+
+class _FailedElsewhereError(ProcessFailedError):
+    """Another process could not restore a step."""
+
+    def __init__(self, message: str, *, process: int, fault: _Fault) -> None:
+        super().__init__(message, process=process)
+        self.fault = fault
+
+
+class _Failure(Struct, frozen=True):
+    process: int
+    fault: _Fault
+    text: str
+
+
+def restore_on_all(
+    council: Council, step: int, restore: Callable[[], Any]
+) -> Any:  # what `restore` returns
+    """Restore a step; if that fails on one process, it fails on all.
+
+    Args:
+        council: The processes.
+        step: Which, for messages.
+        restore: Restores what this process has of it.
+
+    Raises:
+        ProcessFailedError: It has failed on another process only, or worse than here.
+        CheckpointError: What `restore` raises.
+    """
+    restored, error = None, None
+    with council.meeting(f"restore of step {step}") as meeting:
+        try:
+            restored = restore()
+        except Exception as mine:
+            if council.is_alone:
+                raise
+            error = mine
+        report = None if error is None else (int(_fault_of(error)), str(error)[:_MAX_TEXT])
+        reports = meeting.collect(msgspec.msgpack.encode(report))
+        worst = meeting.share(lambda: _worst(council.names, reports), _Failure | None)
+    if worst is None:
+        return restored
+    if error is not None and _fault_of(error) is worst.fault:
+        raise error
+    raise _FailedElsewhereError(
+        f"Restoring step {step} failed on process {worst.process}: {worst.text}",
+        process=worst.process,
+        fault=worst.fault,
+    ) from error
+
+
+def _worst(names: Sequence[int], reports: Sequence[bytes]) -> _Failure | None:
+    found: list[_Failure] = []
+    for name, data in zip(names, reports, strict=True):
+        report = msgspec.msgpack.decode(data, type=tuple[int, str] | None)
+        if report is not None:
+            found.append(_Failure(name, _Fault(report[0]), report[1]))
+    return max(found, key=lambda failure: failure.fault, default=None)
+
 
 def restore_newest_intact(
-    steps: Sequence[int], restore: Callable[[int], Any], index: StepIndex
+    steps: Sequence[int],
+    restore: Callable[[int], Any],
+    refuse: Callable[[int, Exception], object],
 ) -> Any:  # what `restore` returns
     """Restore the first of some steps that is intact and has what is asked for.
 
@@ -31,7 +108,7 @@ def restore_newest_intact(
     Args:
         steps: In the order in which to try them.
         restore: Restores one.
-        index: Where to refuse steps.
+        refuse: Told of steps that are damaged, and how.
 
     Raises:
         StepNotFoundError: There is none.
@@ -43,24 +120,31 @@ def restore_newest_intact(
         try:
             restored = restore(step)
         except Exception as error:  # raised again unless it is about this step
-            if not _is_of_step(error):
+            fault = _fault_of(error)
+            if fault is _Fault.OTHER:
                 raise
-            if not isinstance(error, CheckpointNotFoundError):
+            if fault is _Fault.DAMAGED:
                 damaged[step] = error
             reasons.append(f"Step {step}: {error}")
             last = error
         else:
             for number, reason in damaged.items():
-                index.refuse(number, reason)
+                refuse(number, reason)
             for reason in reasons:
                 _logger.warning("An older step, %d, is restored. %s", step, reason)
             return restored
     raise StepNotFoundError(" ".join(["No step can be restored.", *reasons])) from last
 
 
-def _is_of_step(error: Exception) -> bool:
-    """Whether an error is about one step, and another may be restored."""
+def _fault_of(error: Exception) -> _Fault:
+    """Return whether an error is about one step, so that another may be restored."""
+    if isinstance(error, _FailedElsewhereError):
+        return error.fault
     if isinstance(error, OSError) and error.errno == errno.EIO:
-        return True
-    about_step = CheckpointNotFoundError | CorruptionError | FormatError | IncompleteCheckpointError
-    return isinstance(error, about_step) and not isinstance(error, VersionError)
+        return _Fault.DAMAGED
+    if isinstance(error, VersionError):
+        return _Fault.OTHER
+    if isinstance(error, CheckpointNotFoundError):
+        return _Fault.ABSENT
+    about_step = CorruptionError | FormatError | IncompleteCheckpointError
+    return _Fault.DAMAGED if isinstance(error, about_step) else _Fault.OTHER

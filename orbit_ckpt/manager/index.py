@@ -38,7 +38,14 @@ class MetricsSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class StepEntry:
+    """A step of an index.
+
+    Attributes:
+        info: What policies know of it.
+        path: Its directory.
+    """
+
     info: StepInfo
     path: Path
 
@@ -58,6 +65,7 @@ class StepIndex:
         source: MetricsSource | None = None,
         needs_marker: bool = False,
         with_items: bool = False,
+        reads: bool = True,
     ) -> None:
         """Make an index and read the directory.
 
@@ -67,6 +75,7 @@ class StepIndex:
             source: Where else metrics come from.
             needs_marker: Whether a step without a commit marker is not committed.
             with_items: Whether to look which items steps have.
+            reads: Whether to read the directory, rather than be told what is in it.
         """
         self._root = root
         self._names = names
@@ -74,9 +83,43 @@ class StepIndex:
         self._needs_marker = needs_marker
         self._with_items = with_items
         self._lock = threading.Lock()
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, StepEntry] = {}
         self._refused: dict[int, Exception] = {}
-        self.reload()
+        self._version = 0
+        if reads:
+            self.reload()
+
+    @property
+    def version(self) -> int:
+        """Another number after every change."""
+        return self._version
+
+    def entries(self) -> dict[int, StepEntry]:
+        """Return all steps, with metrics of all sources; a source that fails has none."""
+        with self._lock:
+            entries = dict(self._entries)
+        try:
+            infos = self.infos(with_metrics=True)
+        except Exception:
+            _logger.warning("No metrics can be had from %r", self._source, exc_info=True)
+            return entries
+        told = {
+            info.step: replace(entries[info.step], info=info)
+            for info in infos
+            if info.step in entries
+        }
+        return {**entries, **told}
+
+    def change(self, changed: Mapping[int, StepEntry], gone: Collection[int]) -> None:
+        """Enter and forget steps, of which another process has told."""
+        with self._lock:
+            for step in gone:
+                self._entries.pop(step, None)
+                self._refused.pop(step, None)
+            self._entries.update(changed)
+            for step in changed:
+                self._refused.pop(step, None)
+            self._version += 1
 
     def reload(self) -> None:
         """Read the directory again."""
@@ -84,6 +127,7 @@ class StepIndex:
             known = {step: entry.info.metrics for step, entry in self._entries.items()}
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
             self._entries = {r.step: self._entry(r, known.get(r.step)) for r in records}
+            self._version += 1
 
     def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
         """Enter a step that has been committed.
@@ -98,11 +142,13 @@ class StepIndex:
             if record is not None:
                 self._entries[step] = self._entry(record, metrics)
                 self._refused.pop(step, None)
+                self._version += 1
 
     def remove(self, step: int) -> None:
         """Forget a step that has been deleted."""
         with self._lock:
             self._entries.pop(step, None)
+            self._version += 1
 
     def pin(self, step: int) -> None:
         """Pin a step; see `CheckpointManager.pin`."""
@@ -134,6 +180,7 @@ class StepIndex:
             if entry is not None:
                 info = replace(entry.info, pinned=pinned)
                 self._entries[step] = replace(entry, info=info)
+                self._version += 1
 
     def refuse(self, step: int, error: Exception) -> None:
         """List a step no more because it cannot be restored."""
@@ -188,7 +235,7 @@ class StepIndex:
             for info in infos
         ]
 
-    def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> _Entry:
+    def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> StepEntry:
         if metrics is None:
             try:
                 metrics = read_metrics(record.path)
@@ -202,7 +249,7 @@ class StepIndex:
             temporary=record.temporary,
             items=frozenset(find_items(record.path) if self._with_items else ()),
         )
-        return _Entry(info, record.path)
+        return StepEntry(info, record.path)
 
 
 def read_metrics(path: Path) -> Mapping[str, object] | None:

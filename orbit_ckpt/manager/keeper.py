@@ -16,7 +16,7 @@ from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRete
 class StepKeeper:
     """Applies retention rules to the steps of an index.
 
-    What goes wrong is told once by `error` or `finish`: a step that could not be deleted is no
+    What goes wrong is told once by `error` or `check`: a step that could not be deleted is no
     reason for a save to fail.
     """
 
@@ -112,11 +112,10 @@ class StepKeeper:
         if error is not None:
             raise error
 
-    def finish(self) -> None:
-        """Wait for the other thread, then as `check`."""
+    def wait(self) -> None:
+        """Wait for the other thread."""
         while self._running:
             self._running.pop().result()
-        self.check()
 
     def close(self) -> None:
         """Give up the thread; deletions are then done at once."""

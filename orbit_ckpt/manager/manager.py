@@ -6,15 +6,15 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt.checkpointer.options import AtomicityOptions, SessionOptions
+from orbit_ckpt.checkpointer.options import AtomicityOptions, MultiprocessingOptions
 from orbit_ckpt.checkpointer.saving import (
     told_beside,
 )
@@ -23,8 +23,9 @@ from orbit_ckpt.errors import (
     StepNotFoundError,
 )
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt.manager.council import Council
 from orbit_ckpt.manager.deletion import StepDeleter
-from orbit_ckpt.manager.fallback import restore_newest_intact
+from orbit_ckpt.manager.fallback import restore_newest_intact, restore_on_all
 from orbit_ckpt.manager.index import StepIndex, read_metrics
 from orbit_ckpt.manager.keeper import StepKeeper
 from orbit_ckpt.manager.options import CheckpointManagerOptions
@@ -32,6 +33,7 @@ from orbit_ckpt.manager.preservation import rank
 from orbit_ckpt.manager.retention import RetentionPlan
 from orbit_ckpt.manager.root_metadata import open_root, read_root_metadata
 from orbit_ckpt.manager.saver import StepRequest, StepSaver
+from orbit_ckpt.manager.shared_index import News, SharedIndex
 from orbit_ckpt.manager.step_items import (
     Handlers,
     StepItems,
@@ -44,6 +46,8 @@ from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.path import resolve_local
 
 PathLike = str | os.PathLike[str]
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -102,37 +106,76 @@ class CheckpointManager:
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
         self._directory = resolve_local(directory)
-        open_root(self._directory, metadata, self._options)
-        self._names = self._options.step_names()
+        self._logger = logger
+        processes = self._options.multiprocessing_options or MultiprocessingOptions()
+        name = f"run {self._directory}"
+        self._council = Council(processes.find_group(), name, processes.timeout_s)
+        try:
+            self._open(checkpointers, metadata, item_names, item_handlers, handler_registry)
+        except BaseException as error:
+            self._council.leave(error)
+            raise
+
+    def _open(
+        self,
+        checkpointers: Checkpointer | Mapping[str, Checkpointer] | None,
+        metadata: Mapping[str, object] | None,
+        item_names: Sequence[str] | None,
+        item_handlers: Handlers,
+        handler_registry: DefaultCheckpointHandlerRegistry | None,
+    ) -> None:
         if checkpointers is not None:
             item_handlers, is_async = handlers_of(checkpointers, item_handlers)
             self._options.enable_async_checkpointing &= is_async
         self._items = StepItems(item_handlers, item_names, handler_registry)
+        self._names = self._options.step_names()
         atomicity = self._options.atomicity_options or AtomicityOptions()
         deleter = StepDeleter(
             self._directory, self._names, todelete_subdir=self._options.todelete_subdir
         )
-        if not self._options.read_only and self._directory.is_dir():
-            deleter.sweep(everything=self._options.cleanup_tmp_directories)
         rules = self._options.retention()
-        self._index = StepIndex(
+        index = StepIndex(
             self._directory,
             self._names,
             source=self._options.metrics_source,
             needs_marker=atomicity.needs_marker,
             with_items=bool(rules.items),
+            reads=False,
         )
+        view = index if self._council.is_alone else self._view_of(self._directory)
+        self._shared = SharedIndex(self._council, index, view)
+
+        def read() -> News:
+            open_root(self._directory, metadata, self._options)
+            if not self._options.read_only and self._directory.is_dir():
+                deleter.sweep(everything=self._options.cleanup_tmp_directories)
+            index.reload()
+            return self._shared.news()
+
+        self._shared.follow(self._ask("CheckpointManager()", read, News))
         self._checkpointer = Checkpointer(self._items.handler, atomicity_options=atomicity)
         self._keeper = StepKeeper(
-            self._index,
+            index if self._council.is_primary else view,
             rules,
             deleter,
             in_background=self._options.enable_background_delete,
         )
-        session = SessionOptions(self._options.file_options, atomicity)
-        handler = self._items.handler
-        self._saver = StepSaver(handler, self._index, self._keeper, session, self._options)
-        self._logger = logger
+        self._saver = StepSaver(
+            self._council,
+            self._items.handler,
+            index if self._council.is_primary else view,
+            self._shared,
+            self._keeper,
+            self._options,
+        )
+
+    def _view_of(self, root: Path) -> StepIndex:
+        return StepIndex(root, self._names, reads=False)
+
+    def _ask(self, call: str, say: Callable[[], T], kind: Any) -> T:
+        """Return what the primary process says, without waiting for the others."""
+        with self._council.meeting(call) as meeting:
+            return meeting.share(say, kind)
 
     @property
     def directory(self) -> Path:
@@ -174,26 +217,24 @@ class CheckpointManager:
             CheckpointError: What handlers raise; nothing was left behind.
         """
         number = as_step(step)
-        decision = self._saver.decide(number)
-        if self._options.read_only or not (force or decision):
-            self.check_for_errors()
+        verdict = self._saver.decide(number, f"save({number})", force=force)
+        if not verdict.save:
+            self._saver.raise_failed(has_ended=verdict.news.has_ended)
             return False
-        if self._saver.has(number):
+        if verdict.exists:
             raise StepAlreadyExistsError(
                 f"Step {number} of {self._directory} exists. Save another step, or delete it first."
             )
-        composite = self._items.to_save(items, save_kwargs, args)
-        measured = None if metrics is None else plain_metrics(metrics)
-        if measured is not None and not self._options.prevent_write_metrics:
-            composite = with_metrics(composite, measured)
-        request = StepRequest(
-            number,
-            self._directory / self._names.build_name(number),
-            composite,
-            measured,
-            custom_metadata,
-            temporary=decision.temporary and not force,
-        )
+        path = self._directory / self._names.build_name(number)
+        try:
+            composite = self._items.to_save(items, save_kwargs, args)
+            measured = None if metrics is None else plain_metrics(metrics)
+            if measured is not None and not self._options.prevent_write_metrics:
+                composite = with_metrics(composite, measured)
+        except Exception as error:
+            self._saver.decline(path, error)
+            raise
+        request = StepRequest(number, path, composite, verdict, measured, custom_metadata)
         try:
             self._saver.save(request)
         finally:
@@ -230,10 +271,8 @@ class CheckpointManager:
             CorruptionError: Stored data is missing or damaged.
             CheckpointError: What handlers raise.
         """
-        self._saver.wait()
-        index = self._index
-        if directory is not None and resolve_local(directory) != self._directory:
-            index = StepIndex(resolve_local(directory), self._names)
+        shared = self._look_again(step, directory)
+        index = shared.view
         steps = index.steps()
         if step is None and not steps:
             raise StepNotFoundError(f"No steps found in {directory or self._directory}.")
@@ -241,6 +280,9 @@ class CheckpointManager:
         index.path(first)  # says which steps there are
 
         def restore_one(number: int) -> Any:  # as above
+            return restore_on_all(self._council, number, lambda: read(number))
+
+        def read(number: int) -> Any:  # as above
             began = time.monotonic()
             path = index.path(number)
             wanted = self._items.to_restore(path, items, restore_kwargs, args)
@@ -251,16 +293,38 @@ class CheckpointManager:
         if not fallback:
             return restore_one(first)
         older = [number for number in reversed(steps) if number <= first]
-        return restore_newest_intact(older, restore_one, index)
+        return restore_newest_intact(older, restore_one, shared.refuse)
+
+    def _look_again(self, step: int | None, directory: PathLike | None) -> SharedIndex:
+        """Wait until no save goes on; return the steps of this run, or of another one."""
+        other = None if directory is None else resolve_local(directory)
+        if other is None or other == self._directory:
+            shared, say = self._shared, self._saver.news
+        else:
+            index = StepIndex(other, self._names, reads=False)
+            view = index if self._council.is_alone else self._view_of(other)
+            shared = SharedIndex(self._council, index, view)
+
+            def say() -> News:
+                index.reload()
+                return shared.news()
+
+        with self._council.meeting(f"restore({step})") as meeting:
+            self._saver.wait()
+            meeting.collect()
+            news = meeting.share(say, News)
+        shared.follow(news)
+        return shared
 
     @property
     def refused(self) -> Mapping[int, Exception]:
         """Steps that `restore` with `fallback` could not restore, and why."""
-        return self._index.refused
+        return self._shared.view.refused
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step."""
-        return not self._options.read_only and bool(self._saver.decide(as_step(step)))
+        number = as_step(step)
+        return self._saver.decide(number, f"should_save({number})").save
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Return the durable steps, ascending.
@@ -270,24 +334,24 @@ class CheckpointManager:
         """
         if read:
             self.reload()
-        return self._index.steps()
+        return self._shared.view.steps()
 
     def latest_step(self) -> int | None:
         """Return the newest durable step, None if there is none."""
-        return max(self._index.steps(), default=None)
+        return max(self._shared.view.steps(), default=None)
 
     def best_step(self) -> int | None:
         """Return the best step by `best_fn`, the newest without it, None if there is none."""
         if self._options.best_fn is None:
             return self.latest_step()
-        infos = self._index.infos(with_metrics=True)
+        infos = self._shared.view.infos(with_metrics=True)
         measured = [info for info in infos if info.metrics is not None]
         ranked = rank(measured, self._options.best_fn, self._options.best_mode)
         return measured[ranked[-1]].step if ranked else None
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
         """Return the metrics that a step was saved with, None if there are none."""
-        return read_metrics(self._index.path(as_step(step)))
+        return read_metrics(self._shared.view.path(as_step(step)))
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
         """Return what is known of a step's item, or of its items, without reading arrays."""
@@ -301,7 +365,7 @@ class CheckpointManager:
         """
         if step is None:
             return read_root_metadata(self._directory)
-        path = self._index.path(as_step(step))
+        path = self._shared.view.path(as_step(step))
         self._items.look_at(path)
         found: StepMetadata = self._checkpointer.metadata(path)
         metrics = {**found.metrics, **(read_metrics(path) or {})}
@@ -310,7 +374,12 @@ class CheckpointManager:
 
     def reload(self) -> None:
         """Look at the directory again, because others write into it."""
-        self._index.reload()
+
+        def read() -> News:
+            self._shared.reload()
+            return self._saver.news()
+
+        self._saver.take(self._ask("reload()", read, News))
 
     def retention(self) -> RetentionPlan:
         """Return what the policies would keep and delete now, and why; deletes nothing."""
@@ -326,8 +395,8 @@ class CheckpointManager:
         if self._options.read_only:
             _logger.warning("%s is read-only: step %d is not deleted", self._directory, step)
             return
-        self._keeper.delete(as_step(step))
-        self._keeper.check()
+        self._change(f"delete({step})", as_step(step), self._keeper.delete)
+        self._saver.check_problems()
 
     def pin(self, step: int) -> None:
         """Keep a step whatever the policies say, also if it is temporary.
@@ -337,7 +406,7 @@ class CheckpointManager:
             ValueError: The manager is read-only.
         """
         self._check_writable()
-        self._keeper.pin(as_step(step))
+        self._change(f"pin({step})", as_step(step), self._keeper.pin)
 
     def unpin(self, step: int) -> None:
         """Keep a step only as long as the policies say.
@@ -347,7 +416,7 @@ class CheckpointManager:
             ValueError: The manager is read-only.
         """
         self._check_writable()
-        self._keeper.unpin(as_step(step))
+        self._change(f"unpin({step})", as_step(step), self._keeper.unpin)
 
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
@@ -370,7 +439,8 @@ class CheckpointManager:
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is about to be stopped, by a watched signal or JAX's service."""
-        return self._saver.watch.reached(step)
+        number = as_step(step)
+        return self._saver.reached_preemption(number, f"reached_preemption({number})")
 
     def wait_until_finished(self) -> None:
         """Wait until no save and no deletion goes on.
@@ -404,6 +474,7 @@ class CheckpointManager:
         try:
             self._saver.close()
         finally:
+            self._council.leave()
             self._checkpointer.close()
 
     def __enter__(self) -> Self:
@@ -415,8 +486,24 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._council.leave(error)  # else the others would wait for this process
         with told_beside(error):
             self.close()
+
+    def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
+        """Have the primary process change a step.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        self._shared.view.path(step)
+
+        def act() -> News:
+            change(step)
+            return self._saver.news()
+
+        self._saver.take(self._ask(call, act, News))
 
     def _check_writable(self) -> None:
         if self._options.read_only:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from orbit_ckpt.checkpointer.options import AsyncOptions, AtomicityOptions, FileOptions
+from orbit_ckpt.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+)
 from orbit_ckpt.manager.index import MetricsSource
 from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
@@ -60,7 +65,7 @@ class CheckpointManagerOptions:
         read_only: Whether nothing may be saved or deleted.
         enable_async_checkpointing: Whether saves go on in the background.
         async_options: How they do.
-        multiprocessing_options: Not used; kept because Orbax has it.
+        multiprocessing_options: How processes save together.
         file_options: How files are made.
         atomicity_options: How a step becomes visible.
         save_root_metadata: Whether `metadata` given to the manager is written.
@@ -104,7 +109,7 @@ class CheckpointManagerOptions:
     read_only: bool = False
     enable_async_checkpointing: bool = True
     async_options: AsyncOptions | None = None
-    multiprocessing_options: object = None
+    multiprocessing_options: MultiprocessingOptions | None = None
     file_options: FileOptions = field(default_factory=FileOptions)
     atomicity_options: AtomicityOptions | None = None
     save_root_metadata: bool = True

@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Any
 
-import jax
+from orbit_ckpt.runtime.process import process_of_jax
 
 
 class PreemptionWatch:
@@ -61,16 +61,26 @@ class PreemptionWatch:
         """Whether a signal has come."""
         return self._received_at is not None
 
-    def reached(self, step: int) -> bool:
-        """Whether the job is about to be stopped, by a signal or by JAX's service."""
-        return self.received or _service_says(step)
+    def service_says(self, step: int) -> bool:
+        """Ask JAX's preemption service, which only jobs of several processes have.
+
+        All processes have to ask, and get the same answer.
+        """
+        if process_of_jax().is_alone:
+            return False
+        from jax.experimental import multihost_utils  # noqa: PLC0415 - slow to import
+
+        try:
+            return multihost_utils.reached_preemption_sync_point(step)
+        except RuntimeError:
+            return False  # the service is off
 
     @property
-    def deadline(self) -> float | None:
-        """The `time.monotonic()` when the process ends, None if unknown."""
+    def seconds_left(self) -> float | None:
+        """How many seconds there are until the process ends, None if unknown."""
         if self._received_at is None or self._deadline_s is None:
             return None
-        return self._received_at + self._deadline_s
+        return self._received_at + self._deadline_s - time.monotonic()
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         previous = self._previous.get(signum)
@@ -81,15 +91,3 @@ class PreemptionWatch:
         elif not self._installed and previous == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-
-
-def _service_says(step: int) -> bool:
-    """Ask JAX's preemption service, which only multi-process jobs have."""
-    if jax.process_count() == 1:
-        return False
-    from jax.experimental import multihost_utils  # noqa: PLC0415 - slow to import
-
-    try:
-        return multihost_utils.reached_preemption_sync_point(step)
-    except RuntimeError:
-        return False  # the service is off

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from jax._src.distributed import global_state  # the only way to the coordination service
 
 from orbit_ckpt.runtime.meetings import KeyValueGroup
-from orbit_ckpt.runtime.process import ProcessGroup, SingleProcess, this_process
+from orbit_ckpt.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
 
 
 class JaxProcessGroup(KeyValueGroup):
-    """The processes of `jax.distributed`."""
+    """The processes of `jax.distributed`, or some of them."""
 
-    def __init__(self, *, prefix: str = "") -> None:
-        """Make the group; `jax.distributed.initialize` must have been called."""
-        super().__init__(_CoordinationService(), this_process(), prefix=prefix)
+    def __init__(
+        self, *, prefix: str = "", primary: int = 0, active: Collection[int] | None = None
+    ) -> None:
+        """Make the group; `jax.distributed.initialize` must have been called.
+
+        Args:
+            prefix: Tells groups apart that have some processes in common.
+            primary: Which process does what only one may do.
+            active: Which processes there are, this one among them; None for all.
+
+        Raises:
+            ValueError: This process or the primary one is not among them.
+        """
+        mine = process_of_jax()
+        names = range(mine.count) if active is None else sorted(active)
+        for index, what in ((mine.index, "this process"), (primary, "primary_host")):
+            if index not in names:
+                raise ValueError(
+                    f"{what}, {index}, is not among the processes that save: {list(names)}. Give "
+                    "active_processes that have it, or do not save there."
+                )
+        # others count from 0 too, so that the files of a save do not depend on who makes it
+        process = Process(names.index(mine.index), len(names), names.index(primary))
+        super().__init__(_CoordinationService(), process, prefix=prefix, names=names)
 
 
-def default_group(prefix: str = "") -> ProcessGroup:
-    """Return the processes of `jax.distributed` if there are several, else this one alone."""
-    return SingleProcess() if this_process().is_alone else JaxProcessGroup(prefix=prefix)
+def default_group(
+    prefix: str = "", *, primary: int | None = 0, active: Collection[int] | None = None
+) -> ProcessGroup:
+    """Return the processes of `jax.distributed` if there are several, else this one alone.
+
+    Args:
+        prefix: As for `JaxProcessGroup`, like the other two.
+        primary: None if each process is alone, and its own primary one.
+        active: Which processes take part.
+
+    Raises:
+        ValueError: This process or the primary one is not among them.
+    """
+    mine = process_of_jax()
+    if primary is None or mine.is_alone or (active is not None and {*active} == {mine.index}):
+        return SingleProcess()
+    return JaxProcessGroup(prefix=prefix, primary=primary, active=active)
 
 
 class _CoordinationService:

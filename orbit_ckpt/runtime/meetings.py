@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
@@ -61,16 +61,25 @@ class KeyValues(Protocol):
 class KeyValueGroup:
     """Processes that share a key-value store."""
 
-    def __init__(self, store: KeyValues, process: Process, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        store: KeyValues,
+        process: Process,
+        *,
+        prefix: str = "",
+        names: Sequence[int] | None = None,
+    ) -> None:
         """Make a group.
 
         Args:
             store: Where they meet.
             process: Which one this is.
             prefix: Tells groups apart that share a store.
+            names: What each process is called in messages, None for its index.
         """
         self.process = process
         self._store = store
+        self.names: Sequence[int] = names or range(process.count)
         # the service takes two slashes for one
         self._prefix = f"orbit_ckpt/{quote(prefix, safe='') or '-'}"
 
@@ -81,9 +90,9 @@ class KeyValueGroup:
             # never the same again, so that nothing of another attempt is taken for one of this
             identifier = secrets.token_hex(8)
             folder = f"{self._prefix}/{identifier}"
-            self._store.put(f"{folder}/doing/0", b"beginning")
+            self._store.put(f"{folder}/doing/{self.process.index}", b"beginning")
             self._store.put(opened, identifier.encode())
-            return _Operation(self._store, self.process, name, folder, timeout_s, opened)
+            return self._operation(name, folder, timeout_s, opened)
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = deadline - time.monotonic()
@@ -92,10 +101,15 @@ class KeyValueGroup:
                 folder = f"{self._prefix}/{found.decode()}"
                 key = f"{folder}/doing/{self.process.index}"
                 if self._store.put_new(key, b"beginning"):
-                    return _Operation(self._store, self.process, name, folder, timeout_s, opened)
+                    return self._operation(name, folder, timeout_s, opened)
                 time.sleep(_POLL_S)  # it was in that one, which has failed
             if remaining <= 0:
-                raise _timeout("join", name, timeout_s, self.process, {0: "it has not begun this"})
+                late = {self.names[self.process.primary]: "it has not begun this"}
+                me = self.names[self.process.index]
+                raise _timeout("join", name, timeout_s, me, self.process.count, late)
+
+    def _operation(self, name: str, folder: str, timeout_s: float, opened: str) -> Operation:
+        return _Operation(self._store, self.process, self.names, name, folder, timeout_s, opened)
 
 
 class _Failure(Struct, frozen=True, omit_defaults=True):
@@ -124,13 +138,15 @@ class _Operation:
     """One attempt to do something together.
 
     Keys below its folder: `doing/<i>`, what a process does; `came/<meeting>/<i>`, what it brought;
-    `outcome/<meeting>`, written once; `left`, how many are done with it.
+    `outcome/<meeting>`, written once; `told/<i>`, what a process has left word of; `left`, how many
+    are done with it.
     """
 
     def __init__(
         self,
         store: KeyValues,
         process: Process,
+        names: Sequence[int],
         name: str,
         folder: str,
         timeout_s: float,
@@ -138,6 +154,8 @@ class _Operation:
     ) -> None:
         self._store = store
         self._process = process
+        self._names = names
+        self._me = names[process.index]
         self._name = name
         self._folder = folder
         self._timeout_s = timeout_s
@@ -181,6 +199,20 @@ class _Operation:
         came = self._store.list(folder)
         return [came[str(index)] for index in range(self._process.count)]
 
+    def tell(self, value: bytes) -> None:
+        """See `Operation`."""
+        self._store.put(f"{self._folder}/told/{self._process.index}", value)
+
+    def told(self) -> Mapping[int, bytes]:
+        """See `Operation`."""
+        found = self._store.list(f"{self._folder}/told/")
+        return {int(index): value for index, value in found.items()}
+
+    def forget(self, folder: str) -> None:
+        """See `Operation`."""
+        for part in ("came", "outcome"):
+            self._store.delete(f"{self._folder}/{part}/{folder}")
+
     def check(self, name: str) -> None:
         """See `Operation`."""
         self._accept(self._store.get(f"{self._folder}/outcome/{name}", 0) or _GOOD)
@@ -192,8 +224,8 @@ class _Operation:
             mine = _Failure(error.process, str(error), missing)
         else:
             what = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
-            text = f"{self._name}: process {self._process.index} failed while {self._phase}: {what}"
-            mine = _Failure(self._process.index, text)
+            text = f"{self._name}: process {self._me} failed while {self._phase}: {what}"
+            mine = _Failure(self._me, text)
         encoded = _BAD + msgspec.json.encode(mine)
         outcomes = [self._decide(meeting, encoded) for meeting in meetings]
         self._has_failed = True
@@ -203,7 +235,7 @@ class _Operation:
     def wait_for_others(self) -> None:
         """See `Operation`."""
         deadline = time.monotonic() + min(self._timeout_s, _SETTLE_S)
-        expected = self._process.count - len(self._missed | {self._process.index})
+        expected = self._process.count - len(self._missed | {self._me})
         while time.monotonic() < deadline:
             if self._store.add(f"{self._folder}/left", 0) >= expected:
                 return
@@ -217,7 +249,7 @@ class _Operation:
             self._store.delete(self._folder)
             return
         # `doing` tells processes that come back that this is not the attempt they wait for
-        for part in ("came", "outcome", "left"):
+        for part in ("came", "outcome", "told", "left"):
             self._store.delete(f"{self._folder}/{part}")
 
     def _decide(self, name: str, outcome: bytes) -> bytes:
@@ -237,7 +269,12 @@ class _Operation:
                 return found
             if remaining <= 0:
                 late = _timeout(
-                    name, self._name, self._timeout_s, self._process, self._missing(name)
+                    name,
+                    self._name,
+                    self._timeout_s,
+                    self._me,
+                    self._process.count,
+                    self._missing(name),
                 )
                 failure = _Failure(late.process, str(late), dict(late.missing))
                 return self._decide(name, _BAD + msgspec.json.encode(failure))
@@ -247,8 +284,8 @@ class _Operation:
         came = self._store.list(f"{self._folder}/came/{name}/")
         is_gathering = str(self._process.index) in came
         late = [i for i in range(self._process.count) if is_gathering and str(i) not in came]
-        late = late or [0]  # the others wait for what the primary process says
-        return {i: doing.get(str(i), b"not here yet").decode() for i in late}
+        late = late or [self._process.primary]  # the others wait for what it says
+        return {self._names[i]: doing.get(str(i), b"not here yet").decode() for i in late}
 
     def _accept(self, outcome: bytes) -> bytes:
         if outcome.startswith(_BAD):
@@ -264,14 +301,14 @@ def _decode_failure(outcome: bytes) -> _Failure:
 
 
 def _timeout(
-    meeting: str, name: str, timeout_s: float, process: Process, missing: Mapping[int, str]
+    meeting: str, name: str, timeout_s: float, me: int, count: int, missing: Mapping[int, str]
 ) -> ProcessTimeoutError:
     shown = "; ".join(f"process {i} (last: {phase})" for i, phase in list(missing.items())[:20])
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
     return ProcessTimeoutError(
-        f"{name}: process {process.index} of {process.count} waited {timeout_s:g} s at barrier "
+        f"{name}: process {me} of {count} waited {timeout_s:g} s at barrier "
         f"'{meeting}' for {shown}{more}. Look at the logs of these processes; if they are only "
         "slow, set MultiprocessingOptions.timeout_secs.",
-        process=process.index,
+        process=me,
         missing=missing,
     )

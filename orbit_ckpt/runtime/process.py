@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from jax._src.distributed import global_state  # tells without initialising devices
@@ -20,15 +22,17 @@ class Process(Struct, frozen=True):
     Attributes:
         index: Which one it is.
         count: How many there are.
+        primary: Which one does what only one may do.
     """
 
     index: int = 0
     count: int = 1
+    primary: int = 0
 
     @property
     def is_primary(self) -> bool:
         """Whether it is the one that does what only one may do."""
-        return self.index == 0
+        return self.index == self.primary
 
     @property
     def is_alone(self) -> bool:
@@ -36,7 +40,26 @@ class Process(Struct, frozen=True):
         return self.count == 1
 
 
+_acting: ContextVar[Process | None] = ContextVar("orbit_ckpt_process", default=None)
+"""Set while a save goes on that not all processes of JAX take part in."""
+
+
+@contextlib.contextmanager
+def acting_as(process: Process) -> Generator[None]:
+    """Have `this_process` return another one, for handlers, which are not told who saves."""
+    token = _acting.set(process)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
 def this_process() -> Process:
+    """Return which process this is among those that save, JAX's; initialises no device."""
+    return _acting.get() or process_of_jax()
+
+
+def process_of_jax() -> Process:
     """Return which process of JAX's this is; initialises no device."""
     state: Any = global_state
     if state.client is None:
@@ -76,6 +99,18 @@ class Operation(Protocol):
             ProcessFailedError: A process has failed.
             ProcessTimeoutError: A process has not come in time.
         """
+        ...
+
+    def tell(self, value: bytes) -> None:
+        """Leave word for the primary process, instead of what was left before; nobody waits."""
+        ...
+
+    def told(self) -> Mapping[int, bytes]:
+        """Return what processes have left word of."""
+        ...
+
+    def forget(self, folder: str) -> None:
+        """Forget the meetings whose names begin with a folder; none of them may go on."""
         ...
 
     def check(self, name: str) -> None:
@@ -119,6 +154,11 @@ class ProcessGroup(Protocol):
         """Which one this is."""
         ...
 
+    @property
+    def names(self) -> Sequence[int]:
+        """What each is called in messages: its number among all processes of JAX."""
+        ...
+
     def join(self, name: str, timeout_s: float) -> Operation:
         """Begin something together.
 
@@ -136,6 +176,7 @@ class SingleProcess:
     """A process without others; nothing waits."""
 
     process = Process()
+    names: Sequence[int] = (0,)
 
     def join(self, name: str, timeout_s: float) -> Operation:
         """See `ProcessGroup`."""
@@ -157,6 +198,15 @@ class _Alone:
     def gather(self, name: str, value: bytes) -> list[bytes]:
         del name
         return [value]
+
+    def tell(self, value: bytes) -> None:
+        pass
+
+    def told(self) -> Mapping[int, bytes]:
+        return {}
+
+    def forget(self, folder: str) -> None:
+        pass
 
     def check(self, name: str) -> None:
         pass

@@ -227,7 +227,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.untold = running.step
         else:
             self.model.add(running.step, running.saved)
-        self.manager._keeper.finish()
+        self.manager._keeper.wait()
 
     def call(self, method: Callable[[], object]) -> object:
         """Call what tells of a failed save, and check that it does, once."""
@@ -333,7 +333,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model.steps)))
         self.manager.delete(step)
-        self.manager._keeper.finish()
+        self.manager._keeper.wait()
         del self.model.steps[step]
 
     @precondition(lambda self: self.model.steps)

@@ -1,0 +1,249 @@
+"""What the processes of a run decide together: the primary one says, the others follow.
+
+All processes call the same methods of a manager in the same order. Each call that depends on the
+clock, on listings or on what goes on in the background is a meeting, numbered from 1. Most meetings
+only wait for what the primary process says, and it waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeVar
+
+import msgspec.msgpack
+from msgspec import Struct
+
+from orbit_ckpt.errors import CheckpointError
+from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, ProcessGroup
+
+T = TypeVar("T")
+
+_TIDY_EVERY = 64
+"""How many meetings are forgotten at once."""
+
+
+class Word(Struct, frozen=True):
+    """What a process lets the primary one know.
+
+    Attributes:
+        met: How many meetings it has been to.
+        is_ending: Whether it has been told that it will be stopped.
+        seconds: How many seconds after that, None if unknown.
+    """
+
+    met: int = 0
+    is_ending: bool = False
+    seconds: float | None = None
+
+
+class Meeting(Protocol):
+    """One meeting, seen from a process that has come to it."""
+
+    def collect(self, value: bytes = b"") -> list[bytes]:
+        """Wait for all; return their values to the primary process, to the others none.
+
+        Raises:
+            ProcessFailedError: A process has failed.
+            ProcessTimeoutError: A process has not come in time.
+        """
+        ...
+
+    def share(self, say: Callable[[], T], kind: Any) -> T:
+        """Return what the primary process says.
+
+        Args:
+            say: Called by the primary process only.
+            kind: Type of what it returns, which msgspec can encode.
+
+        Raises:
+            CheckpointError: The processes do not call the same.
+            ProcessFailedError: A process has failed.
+            ProcessTimeoutError: The primary process has not come in time.
+        """
+        ...
+
+
+class Council:
+    """The processes of one run; with one process nothing is sent and nobody waits."""
+
+    def __init__(self, group: ProcessGroup, name: str, timeout_s: float) -> None:
+        """Wait until all processes have opened the run.
+
+        Args:
+            group: The processes.
+            name: The run.
+            timeout_s: Most seconds to wait for others at each meeting.
+
+        Raises:
+            ProcessTimeoutError: A process has not opened it in time.
+        """
+        self._process = group.process
+        self._names = group.names
+        self._name = name
+        self._meeting_now = threading.RLock()
+        self._met = 0
+        self._forgotten = 0
+        self._word = Word()
+        self._has_left = self.is_alone
+        self._operation: Operation = NOBODY_ELSE
+        if not self.is_alone:
+            self._operation = group.join(name, timeout_s)
+            try:
+                self._operation.barrier("opened")
+            except BaseException as error:
+                self.leave(error)
+                raise
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is only one process."""
+        return self._process.is_alone
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this process decides."""
+        return self._process.is_primary
+
+    @property
+    def names(self) -> list[int]:
+        """What the processes are called, in their order."""
+        return list(self._names)
+
+    @contextlib.contextmanager
+    def meeting(self, call: str) -> Generator[Meeting]:
+        """Come to the next meeting; what is raised inside is told to the others.
+
+        Args:
+            call: What this process has been asked for, the same on all.
+        """
+        if self._has_left:
+            yield _Alone()
+            return
+        with self._meeting_now:
+            self._met += 1
+            name = _meeting_name(self._met)
+            try:
+                self._operation.doing(f"calling {call}")
+                yield _Meeting(self._operation, name, call, self)
+            except BaseException as error:
+                with contextlib.suppress(CheckpointError):  # the store itself is gone
+                    self._operation.fail(error, [name])
+                raise
+            if self._met % _TIDY_EVERY == 0:
+                self._tidy()
+
+    def say_ending(self, seconds: float | None) -> None:
+        """Let the primary process know, once, that this one will be stopped.
+
+        Args:
+            seconds: In how many seconds, None if unknown.
+        """
+        if not self._has_left and not self._word.is_ending:
+            self._leave_word(Word(self._met, is_ending=True, seconds=seconds))
+
+    def endings(self) -> list[float | None]:
+        """Return in how many seconds those processes will be stopped that have said so."""
+        return [word.seconds for word in self._words() if word.is_ending]
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Come to no further meeting.
+
+        Args:
+            error: Why, if it is not the end of the run; the others are told at their next meeting.
+        """
+        if self._has_left:
+            return
+        self._has_left = True
+        with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+            if error is not None:
+                self._operation.fail(error, ["opened", _meeting_name(self._met + 1)])
+            self._operation.leave()
+
+    def check_same(self, mine: str, other: str, process: int) -> None:
+        """Check that another process calls the same.
+
+        Raises:
+            CheckpointError: It does not.
+        """
+        if mine != other:
+            me = self._names[self._process.index]
+            raise CheckpointError(
+                f"{self._name}: process {me} calls {mine} where process {self._names[process]} "
+                f"calls {other}. Call the same methods of a manager, in the same order, on all "
+                "processes."
+            )
+
+    @property
+    def primary(self) -> int:
+        """The index of the process that decides."""
+        return self._process.primary
+
+    def _leave_word(self, word: Word) -> None:
+        self._word = word
+        self._operation.tell(msgspec.msgpack.encode(word))
+
+    def _words(self) -> list[Word]:
+        told = self._operation.told().values()
+        return [msgspec.msgpack.decode(word, type=Word) for word in told]
+
+    def _tidy(self) -> None:
+        """Forget the meetings that all have been to."""
+        self._leave_word(msgspec.structs.replace(self._word, met=self._met))
+        if not self.is_primary:
+            return
+        words = self._words()
+        if len(words) == self._process.count:
+            blocks = min(word.met for word in words) // _TIDY_EVERY
+            for block in range(self._forgotten, blocks):
+                self._operation.forget(f"meetings-{block}")
+            self._forgotten = blocks
+
+
+class _Meeting:
+    """A meeting of several processes."""
+
+    def __init__(self, operation: Operation, name: str, call: str, council: Council) -> None:
+        self._operation = operation
+        self._name = name
+        self._call = call
+        self._council = council
+
+    def collect(self, value: bytes = b"") -> list[bytes]:
+        """See `Meeting`."""
+        brought = self._operation.gather(self._name, msgspec.msgpack.encode((self._call, value)))
+        values: list[bytes] = []
+        for index, data in enumerate(brought):
+            call, theirs = msgspec.msgpack.decode(data, type=tuple[str, bytes])
+            self._council.check_same(self._call, call, index)
+            values.append(theirs)
+        return values
+
+    def share(self, say: Callable[[], T], kind: Any) -> T:
+        """See `Meeting`."""
+        if self._council.is_primary:
+            said = say()
+            self._operation.broadcast(self._name, msgspec.msgpack.encode((self._call, said)))
+            return said
+        data = self._operation.broadcast(self._name, None)
+        call, heard = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
+        self._council.check_same(self._call, call, self._council.primary)
+        return msgspec.msgpack.decode(heard, type=kind)
+
+
+class _Alone:
+    """A meeting of one process."""
+
+    def collect(self, value: bytes = b"") -> list[bytes]:
+        """See `Meeting`."""
+        return [value]
+
+    def share(self, say: Callable[[], T], kind: Any) -> T:
+        """See `Meeting`."""
+        del kind
+        return say()
+
+
+def _meeting_name(number: int) -> str:
+    return f"meetings-{(number - 1) // _TIDY_EVERY}/{number}"
