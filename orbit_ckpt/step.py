@@ -10,7 +10,7 @@ from orbit_ckpt.errors import StepNotFoundError
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt.storage.layout import is_temporary_name
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory, resolve_local, resolve_path
+from orbit_ckpt.storage.path import describe_directory, resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 
 PathLike = str | os.PathLike[str]
@@ -43,9 +43,7 @@ def build_step_path(base_path: PathLike, name_format: StepNames, step: int) -> P
 
 def latest_step_metadata(root_path: PathLike, name_format: StepNames) -> StepRecord | None:
     """Return number, path and time of the newest step of a run, None if there is none."""
-    return max(
-        list_steps(resolve_local(root_path), name_format), key=lambda r: r.step, default=None
-    )
+    return max(list_steps(resolve_path(root_path), name_format), key=lambda r: r.step, default=None)
 
 
 def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) -> Path:
@@ -54,7 +52,7 @@ def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) ->
     Raises:
         StepNotFoundError: There is no such step.
     """
-    root = resolve_local(base_path)
+    root = resolve_path(base_path)
     for record in list_steps(root, name_format):
         if record.step == step:
             return record.path
@@ -63,7 +61,7 @@ def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) ->
 
 def checkpoint_steps(checkpoint_dir: PathLike) -> list[int]:
     """Return the committed steps of a run, whatever their prefix, ascending."""
-    return [record.step for record in list_steps(resolve_local(checkpoint_dir), _AnyPrefix())]
+    return [record.step for record in list_steps(resolve_path(checkpoint_dir), _AnyPrefix())]
 
 
 def is_path_finalized(path: PathLike) -> bool:

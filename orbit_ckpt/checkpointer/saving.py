@@ -26,6 +26,7 @@ from orbit_ckpt.runtime.loop import run_in_background, run_sync
 from orbit_ckpt.runtime.process import acting_as
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _logger = logging.getLogger(__name__)
 
@@ -215,18 +216,20 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
     """Check that a save does not destroy what it is yet to read.
 
     Raises:
-        CheckpointExistsError: In marker mode, which makes room first, it would overwrite the
-            checkpoint that some of its lazy arrays are in.
+        CheckpointExistsError: In marker mode or in a store, where room is made first, it would
+            overwrite the checkpoint that some of its lazy arrays are in.
     """
-    if not request.overwrite or options.atomicity.mode is not AtomicityMode.COMMIT_FILE:
+    in_place = options.atomicity.mode is AtomicityMode.COMMIT_FILE
+    if not request.overwrite or not (in_place or isinstance(request.path, StorePath)):
         return
+    how = "in marker mode" if in_place else "in a store"
     place = request.path.resolve()
     for lazy in _lazy_arrays_in(request.args):
         source = lazy.leaf.directory.path.resolve()
         if place == source or place in source.parents:
             raise CheckpointExistsError(
-                f"{request.path} cannot be overwritten in marker mode by {lazy!r}, which is yet to "
-                "be read from there: the old checkpoint is removed first. Save to another path, "
+                f"{request.path} cannot be overwritten {how} by {lazy!r}, which is yet to be "
+                "read from there: the old checkpoint is removed first. Save to another path, "
                 "or call get() before."
             )
 

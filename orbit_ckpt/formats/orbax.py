@@ -130,6 +130,8 @@ def holds_tree(path: Path) -> bool:
 
 def find_items(path: Path) -> list[str]:
     """Return the names of the items of a checkpoint: its directories."""
+    if isinstance(path, StorePath):
+        return path.directories()
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from orbit_ckpt.manager.steps import StepNames, StepParser
 from orbit_ckpt.storage.atomic import make_directories, remove_abandoned, sync_directory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt.storage.object_commit import (
+    is_committed,
+    is_half_removed,
+    remove_checkpoint,
+    withdraw,
+)
 from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _DELETED = f"{TEMPORARY_SUFFIX}-deleted-"
 
@@ -24,7 +31,8 @@ class StepDeleter:
 
     A directory is first put aside by renaming it, which takes it out of every listing at once, and
     then removed. What a process that died left of this is removed by `sweep`. Other processes may
-    do the same at the same time.
+    do the same at the same time. In a store its marker is deleted instead, and it stays where it
+    is until it is removed: nothing may be saved there before that.
     """
 
     def __init__(self, root: Path, names: StepNames, *, todelete_subdir: str | None = None) -> None:
@@ -34,8 +42,16 @@ class StepDeleter:
             root: The run's directory.
             names: How steps are named.
             todelete_subdir: Where to put directories instead of removing them, below `root`.
+
+        Raises:
+            ValueError: They are in a store, which cannot move them.
         """
-        self._root = root
+        if todelete_subdir is not None and isinstance(root, StorePath):
+            raise ValueError(
+                f"{root}: todelete_subdir={todelete_subdir!r}: object stores have no rename. Leave "
+                "it out; steps are then deleted."
+            )
+        self.root = root
         self._names = names
         self._subdir = todelete_subdir
 
@@ -45,10 +61,12 @@ class StepDeleter:
         Raises:
             OSError: The storage refused; the directory is as it was.
         """
-        aside = self._root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        if isinstance(directory, StorePath):
+            return directory if withdraw(directory) else None
+        aside = self.root / f"{directory.name}{_DELETED}{time.time_ns()}"
         if self._subdir is not None:
-            make_directories(self._root / self._subdir)
-            aside = self._root / self._subdir / directory.name
+            make_directories(self.root / self._subdir)
+            aside = self.root / self._subdir / directory.name
             if aside.exists():
                 aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
         try:
@@ -67,6 +85,10 @@ class StepDeleter:
         Raises:
             OSError: The storage refused; this may be tried again.
         """
+        if isinstance(aside, StorePath):
+            if not is_committed(aside):
+                remove_checkpoint(aside)
+            return
         for parent in (aside.parent, directory.parent):
             if parent.exists():  # the step of an item may have been put aside since
                 sync_directory(parent)
@@ -85,13 +107,26 @@ class StepDeleter:
             StorageError: The directory cannot be read.
         """
         advice = "Check that it is a directory that may be written."
-        with storage_errors(self._root, "removing what was left behind", advice):
-            for name in sorted(os.listdir(self._root)):
+        with storage_errors(self.root, "removing what was left behind", advice):
+            if isinstance(self.root, StorePath):
+                self._sweep_store(self.root, everything=everything)
+                return
+            if not self.root.is_dir():
+                return
+            for name in sorted(os.listdir(self.root)):
                 if _DELETED in name or (everything and TEMPORARY_SUFFIX in name):
-                    _logger.info("Removing %s, which was left behind", self._root / name)
+                    _logger.info("Removing %s, which was left behind", self.root / name)
                     with contextlib.suppress(OSError):
-                        _remove(self._root / name)
-            remove_abandoned(self._root, self._is_step)
+                        _remove(self.root / name)
+            remove_abandoned(self.root, self._is_step)
+
+    def _sweep_store(self, root: StorePath, *, everything: bool) -> None:
+        for name in filter(self._is_step, root.directories()):
+            path = root / name
+            is_left = everything and not is_committed(path)
+            if is_left or is_half_removed(path):
+                _logger.info("Removing %s, which was left behind", path)
+                remove_checkpoint(path)
 
     def _is_step(self, name: str) -> bool:
         return isinstance(self._names, StepParser) and self._names.parse(name) is not None

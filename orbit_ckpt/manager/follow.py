@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, latest_step
-from orbit_ckpt.storage.path import resolve_local
+from orbit_ckpt.storage.path import resolve_path
 
 TIMED_OUT = -1
 """What `wait_for_new_checkpoint` yields in place of a step."""
@@ -76,7 +76,7 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
     _check_no_snapshots(snapshot_dir, set_immutable)
     names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
     waiting = _Waiting(
-        resolve_local(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
+        resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
     )
     yield waiting.wait(0 if until_step is None else as_step(until_step))
 
@@ -128,7 +128,7 @@ def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
     _check_no_snapshots(snapshot_dir, set_immutable)
     names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
     waiting = _Waiting(
-        resolve_local(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
+        resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
     )
     return waiting.steps(min_interval_secs)
 

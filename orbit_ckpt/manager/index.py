@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from orbit_ckpt.errors import CheckpointError, StepNotFoundError
+from orbit_ckpt.errors import CheckpointError, StepNotFoundError, StorageError
 from orbit_ckpt.formats.orbax import find_items
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.manager.step_info import StepInfo
@@ -17,6 +17,7 @@ from orbit_ckpt.manager.steps import StepNames, StepRecord, list_steps, read_ste
 from orbit_ckpt.storage.atomic import sync_directory, write_file
 from orbit_ckpt.storage.layout import PINNED
 from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 METRICS_ITEM = "metrics"
 """Name of the item, and of the file in it, that holds the metrics of a step."""
@@ -126,7 +127,8 @@ class StepIndex:
         with self._lock:  # nothing is added or removed meanwhile
             known = {step: entry.info.metrics for step, entry in self._entries.items()}
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
-            self._entries = {r.step: self._entry(r, known.get(r.step)) for r in records}
+            found = map_paths(lambda r: self._entry(r, known.get(r.step)), records, root=self._root)
+            self._entries = {entry.info.step: entry for entry in found}
             self._version += 1
 
     def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
@@ -240,6 +242,8 @@ class StepIndex:
             try:
                 metrics = read_metrics(record.path)
             except CheckpointError as error:
+                if isinstance(error, StorageError) and isinstance(record.path, StorePath):
+                    raise  # it has metrics, perhaps the best
                 _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
         info = StepInfo(
             record.step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, StepNotFoundError, StorageError
@@ -11,6 +11,7 @@ from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.preservation import PreservationContext
 from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRetention
+from orbit_ckpt.storage.store_path import StorePath
 
 
 class StepKeeper:
@@ -35,12 +36,21 @@ class StepKeeper:
             rules: What to keep.
             deleter: Deletes directories.
             in_background: Whether what has been put aside is removed on a thread of its own.
+
+        Raises:
+            ValueError: Single items are to be deleted, which stores cannot do in one step.
         """
+        if rules.items and isinstance(deleter.root, StorePath):
+            raise ValueError(
+                f"{deleter.root}: a policy says how long to keep single items ({rules.items}). In "
+                "an object store only whole steps can be deleted; save the items as runs of "
+                "their own."
+            )
         self._index = index
         self._rules = rules
         self._deleter = deleter
         self._pool = ThreadPoolExecutor(1, "orbit_ckpt-delete") if in_background else None
-        self._running: list[Future[None]] = []
+        self._running: dict[Path, Future[None]] = {}
         self._aside: dict[Path, tuple[Path, str]] = {}
         self._changing = threading.RLock()
         self._telling = threading.Lock()
@@ -115,7 +125,15 @@ class StepKeeper:
     def wait(self) -> None:
         """Wait for the other thread."""
         while self._running:
-            self._running.pop().result()
+            self._running.popitem()[1].result()
+
+    def make_way(self, path: Path) -> None:
+        """Before a save, wait until nothing is removed where it writes, as may be in a store."""
+        with self._changing:
+            running = self._running.get(path)
+            if running is not None:
+                wait([running])
+            self._aside.pop(path, None)  # if that has failed, the save clears the place itself
 
     def close(self) -> None:
         """Give up the thread; deletions are then done at once."""
@@ -143,7 +161,7 @@ class StepKeeper:
 
     def _delete(self, step: int, path: Path) -> None:
         aside = self._put_aside(path, f"step {step}")
-        if not path.exists():
+        if aside is not None or not path.exists():
             self._index.remove(step)
         self._remove(aside)
 
@@ -163,8 +181,9 @@ class StepKeeper:
         if self._pool is None:
             self._finish(aside)
             return
-        self._running = [future for future in self._running if not future.done()]
-        self._running.append(self._pool.submit(self._finish, aside))
+        running = list(self._running.items())
+        self._running = {path: future for path, future in running if not future.done()}
+        self._running[aside] = self._pool.submit(self._finish, aside)
 
     def _finish(self, aside: Path) -> None:
         path, what = self._aside.pop(aside)

@@ -43,7 +43,7 @@ from orbit_ckpt.manager.step_items import (
 )
 from orbit_ckpt.manager.steps import as_step
 from orbit_ckpt.metadata.values import StepMetadata
-from orbit_ckpt.storage.path import resolve_local
+from orbit_ckpt.storage.path import resolve_path
 
 PathLike = str | os.PathLike[str]
 
@@ -105,7 +105,7 @@ class CheckpointManager:
             ValueError: Arguments contradict each other.
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
-        self._directory = resolve_local(directory)
+        self._directory = resolve_path(directory)
         self._logger = logger
         processes = self._options.multiprocessing_options or MultiprocessingOptions()
         name = f"run {self._directory}"
@@ -147,7 +147,7 @@ class CheckpointManager:
 
         def read() -> News:
             open_root(self._directory, metadata, self._options)
-            if not self._options.read_only and self._directory.is_dir():
+            if not self._options.read_only:
                 deleter.sweep(everything=self._options.cleanup_tmp_directories)
             index.reload()
             return self._shared.news()
@@ -297,7 +297,7 @@ class CheckpointManager:
 
     def _look_again(self, step: int | None, directory: PathLike | None) -> SharedIndex:
         """Wait until no save goes on; return the steps of this run, or of another one."""
-        other = None if directory is None else resolve_local(directory)
+        other = None if directory is None else resolve_path(directory)
         if other is None or other == self._directory:
             shared, say = self._shared, self._saver.news
         else:

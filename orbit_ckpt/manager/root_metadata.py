@@ -17,6 +17,7 @@ from orbit_ckpt.storage.atomic import (
     write_file,
 )
 from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _DIRECTORY = "metadata"
 _FILE = "_ROOT_METADATA"
@@ -81,6 +82,9 @@ def _write(root: Path, custom: Mapping[str, object]) -> None:
     if (directory / _FILE).exists() or (directory / _OLD_FILE).exists():
         return
     text = encode_user_json({"internal_metadata": {}, "custom_metadata": dict(custom)})
+    if isinstance(root, StorePath):
+        write_file(directory / _FILE, text)
+        return
     directory.mkdir(exist_ok=True)
     # never committed; if this process dies it is removed like what a save leaves behind
     with AtomicDirectory(root / _FILE) as scratch:

@@ -334,6 +334,7 @@ class StepSaver:
     def _begin(self, request: StepRequest) -> SaveHandle | None:
         """Save a step in the background; at once if that is asked for, or a signal has come."""
         step, path, metrics = request.step, request.path, request.metrics
+        self._keeper.make_way(path)
         save = SaveRequest(
             path,
             {"args": request.items},

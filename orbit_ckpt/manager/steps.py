@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from orbit_ckpt.errors import FormatError
+from orbit_ckpt.errors import FormatError, StorageError
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import read_step_details
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
@@ -26,7 +26,8 @@ from orbit_ckpt.storage.layout import (
     TEMPORARY_SUFFIX,
     is_temporary_name,
 )
-from orbit_ckpt.storage.path import storage_errors
+from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 _DIGITS = re.compile("[0-9]+")
 _ADVICE = "Check that it is a directory that may be read."
@@ -176,8 +177,10 @@ def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> l
 
     A step is a directory with a name that `names` knows and with files of a checkpoint, directly
     or in the directory of an item. What the step's own documents say is not checked: one whose
-    time cannot be read has the time of its directory, and one whose details cannot be read is
-    permanent.
+    time cannot be read has the time of its directory, which in a store is 1970, and one whose
+    details cannot be read is permanent.
+
+    In a store all keys are listed, a thousand at a time; a step is there once its marker is.
 
     Args:
         root: The run's directory; one that does not exist has no steps.
@@ -190,8 +193,9 @@ def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> l
     """
     with storage_errors(root, "listing steps", _ADVICE):
         records: dict[int, StepRecord] = {}
-        for step, path in _candidates(root, names):
-            record = read_step(step, path, needs_marker=needs_marker)
+        found = list(_candidates(root, names))
+        read = map_paths(lambda one: read_step(*one, needs_marker=needs_marker), found, root=root)
+        for (step, path), record in zip(found, read, strict=True):
             if record is None:
                 continue
             other = records.setdefault(step, record)
@@ -219,7 +223,7 @@ def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
         yield from _parsed(root, names)
     elif isinstance(names, StepFinder):
         for found in names.find_all(root):
-            path = Path(os.fspath(found.path))
+            path = resolve_path(found.path)
             if not is_temporary_name(path.name):
                 yield as_step(found.step), path
     else:
@@ -231,6 +235,12 @@ def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
 
 def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
     found: list[tuple[bool, str, int]] = []
+    if isinstance(root, StorePath):
+        for name in root.directories():
+            step = names.parse(name)
+            if step is not None:
+                found.append((name != names.build_name(step), name, as_step(step)))
+        return [(step, root / name) for _, name, step in sorted(found)]
     try:
         entries = os.scandir(root)
     except FileNotFoundError:
@@ -247,6 +257,8 @@ def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
 
 def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecord | None:
     """Return the record of a step's directory, None if it is not a committed checkpoint."""
+    if isinstance(path, StorePath):
+        return _read_stored(step, path)
     try:
         with os.scandir(path) as scanned:
             entries = list(scanned)
@@ -265,6 +277,19 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         return None  # deleted while it was looked at
 
 
+def _read_stored(step: int, path: StorePath) -> StepRecord | None:
+    names = set(path.keys_below())
+    if COMMIT_MARKER not in names:
+        return None
+    return StepRecord(
+        step,
+        path,
+        commit_time=_commit_time(path, recorded=STEP_METADATA in names),
+        pinned=PINNED in names,
+        temporary=STEP_DETAILS in names and _is_temporary(path),
+    )
+
+
 def _commit_time(path: Path, *, recorded: bool) -> datetime:
     file = path / STEP_METADATA
     if recorded:
@@ -272,14 +297,20 @@ def _commit_time(path: Path, *, recorded: bool) -> datetime:
             nsecs = StepDocument.decode(file.read_bytes(), str(file)).commit_timestamp_nsecs
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
+        except StorageError:
+            raise  # a store fails to say what it has
         except (OSError, FormatError, OverflowError) as error:
             _logger.debug("%s: no commit time, %s", file, error)
+    if isinstance(path, StorePath):
+        return _EPOCH
     return _EPOCH + timedelta(microseconds=path.stat().st_mtime_ns // 1000)
 
 
 def _is_temporary(path: Path) -> bool:
     try:
         return read_step_details(path).temporary
+    except StorageError:
+        raise
     except (OSError, FormatError) as error:
         _logger.debug("%s is taken for a permanent step: %s", path, error)
         return False

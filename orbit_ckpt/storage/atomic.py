@@ -243,7 +243,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until a directory's entries are on the disk."""
+    """Wait until a directory's entries are on the disk; in a store they are at once."""
+    if isinstance(path, StorePath):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -297,7 +299,7 @@ def _is_empty(path: Path) -> bool:
 
 def make_directories(path: Path) -> None:
     """Make a directory and those above it, each durable before something is put into it."""
-    if path.is_dir():
+    if isinstance(path, StorePath) or path.is_dir():
         return
     make_directories(path.parent)
     path.mkdir(exist_ok=True)

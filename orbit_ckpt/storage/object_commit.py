@@ -26,6 +26,9 @@ from orbit_ckpt.storage.store_path import StorePath
 _CLEANUP_S = 60.0
 """Longest that is waited for a store to remove what a failed save has written."""
 
+_REMOVAL = b""
+"""What stands in place of a save's token while a checkpoint is removed."""
+
 _LATE_OBJECT = re.compile(
     rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/{OCDBT_MANIFEST}"
     rf"|{ARRAY_METADATAS}/process_\d+)"
@@ -127,11 +130,26 @@ def is_committed(path: StorePath) -> bool:
     return (path.parent / COMMIT_MARKER).is_file()
 
 
+def withdraw(path: StorePath, *, deadline_s: float | None = None) -> bool:
+    """Make a checkpoint one that is not there, before it is removed; return whether it was."""
+    if not (path / COMMIT_MARKER).is_file():
+        return False
+    if not (path / IN_PROGRESS).is_file():
+        (path / IN_PROGRESS).write_bytes(_REMOVAL)
+    path.bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
+    return True
+
+
+def is_half_removed(path: StorePath) -> bool:
+    """Whether the removal of a checkpoint was begun and not ended; no save is begun there."""
+    try:
+        began = (path / IN_PROGRESS).read_bytes() == _REMOVAL
+    except FileNotFoundError:
+        return False
+    return began and not (path / COMMIT_MARKER).is_file()
+
+
 def remove_checkpoint(path: StorePath, *, deadline_s: float | None = None) -> None:
     """Delete a checkpoint; if that is interrupted, what is left is known to be unfinished."""
-    bucket = path.bucket
-    if (path / COMMIT_MARKER).is_file():
-        if not (path / IN_PROGRESS).is_file():
-            (path / IN_PROGRESS).write_bytes(b"")
-        bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
-    bucket.delete_below(path.prefix, last=IN_PROGRESS, deadline_s=deadline_s)
+    withdraw(path, deadline_s=deadline_s)
+    path.bucket.delete_below(path.prefix, last=IN_PROGRESS, deadline_s=deadline_s)

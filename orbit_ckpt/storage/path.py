@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.storage.layout import COMMIT_MARKER
-from orbit_ckpt.storage.store_path import StorePath, is_store_url, parse_store_url
+from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
@@ -34,7 +34,7 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
 
 
 def resolve_local(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute local path, for what object stores are not supported by yet.
+    """Return an absolute local path, for what is not read from object stores.
 
     Raises:
         ValueError: The path is empty, or a URL.
@@ -42,8 +42,7 @@ def resolve_local(path: str | os.PathLike[str]) -> Path:
     resolved = resolve_path(path)
     if isinstance(resolved, StorePath):
         raise ValueError(
-            f"{resolved}: the steps of a run in an object store are not supported yet; give a "
-            "local directory, or save and load single checkpoints there."
+            f"{resolved}: this is not read from an object store; copy it to a local directory."
         )
     return resolved
 
@@ -59,8 +58,10 @@ def as_epath(path: Path) -> Path:
 def identity(path: Path) -> object:
     """Return what changes if a checkpoint is replaced by another one; None if there is none."""
     if isinstance(path, StorePath):
-        found = (path / COMMIT_MARKER).generation()
-        return found or ((path.parent / COMMIT_MARKER).generation() if path.key else None)
+        # an item has a marker too, which is always the same
+        markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
+        found = map_paths(StorePath.generation, markers, root=path)
+        return found if any(found) else None
     try:
         status = path.stat()
     except OSError:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
-from pathlib import PosixPath
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PosixPath
+from typing import Any, NoReturn, TypeVar
 
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.storage.buckets import SCHEMES, Bucket, open_bucket
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_REQUESTS = 16
+"""How many requests are made at once for as many paths."""
+
+_FIRST_BYTES = 1 << 20
+"""How much of an object is asked for at first; most are smaller, and need one request then."""
 
 _PREFIXES = tuple(f"{scheme}://" for scheme in sorted(SCHEMES))
 
@@ -62,17 +72,18 @@ class StorePath(PosixPath):
         return self.bucket.generation(self.key) if self.key else None
 
     def blocks(self, nbytes: int) -> Generator[bytes]:
-        """Yield the object's contents in blocks of a size, the last one shorter.
+        """Yield the object's contents in blocks of a size; the first and last one are shorter.
 
         Raises:
             FileNotFoundError: There is no such object.
         """
-        position = 0
-        while block := self.bucket.read_range(self.key, position, nbytes):
+        position, wanted = 0, min(nbytes, _FIRST_BYTES)
+        while block := self.bucket.read_range(self.key, position, wanted):
             yield block
             position += len(block)
-            if len(block) < nbytes:
+            if len(block) < wanted:
                 break
+            wanted = nbytes
 
     def read_bytes(self) -> bytes:
         """Return the contents of the object.
@@ -129,6 +140,10 @@ class StorePath(PosixPath):
         for name in sorted({key.partition("/")[0] for key in self.keys_below()}):
             yield self / name
 
+    def directories(self) -> list[str]:
+        """Return the names of the directories in it, in order; lists everything below it."""
+        return sorted({key.partition("/")[0] for key in self.keys_below() if "/" in key})
+
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Do nothing: directories need not be made."""
 
@@ -160,6 +175,14 @@ class StorePath(PosixPath):
         return StorageError(
             f"{self}: an object store has no {what!r}. Use a local directory for what needs it."
         )
+
+
+def map_paths(function: Callable[[T], R], values: Iterable[T], *, root: Path) -> list[R]:
+    """Return a function's results in order; below a store many are asked for at once."""
+    if not isinstance(root, StorePath):
+        return list(map(function, values))
+    with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
+        return list(pool.map(function, values))
 
 
 def is_store_url(path: str) -> bool:

@@ -78,8 +78,10 @@ class Proxy:
                     answer = _SLOW_DOWN if failure == "503" else _NO_KEY
                     self.send_response_only(int(failure))
                     self.send_header("Content-Length", str(len(answer)))
+                    self.send_header("Connection", "close")
                     self.end_headers()
-                    self.wfile.write(answer)
+                    if self.command != "HEAD":
+                        self.wfile.write(answer)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

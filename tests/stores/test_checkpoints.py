@@ -273,11 +273,6 @@ def test_a_rename_is_refused(store: str) -> None:
         checkpointer.save(f"{store}/1", {"a": 1})
 
 
-def test_a_manager_says_that_it_needs_a_local_directory(store: str) -> None:
-    with pytest.raises(ValueError, match="not supported yet"):
-        ocp.CheckpointManager(f"{store}/run")
-
-
 def test_a_save_is_one_line_in_the_log(s3: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "orbit_ckpt"):
         ocp.save(f"{s3}/1", {"a": 1})
