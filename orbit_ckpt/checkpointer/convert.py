@@ -14,6 +14,7 @@ from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.transform.patterns import PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
 
@@ -95,6 +96,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request)
+        elif isinstance(request.path, StorePath):
+            raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
             write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
             write(request)

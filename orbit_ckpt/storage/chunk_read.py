@@ -105,7 +105,8 @@ class ChunkReader:
                 self._read_chunk(read, index, memory, reading)
                 break
             common = region.intersect(chunk)
-            if layout.is_plain and common is not None:
+            # of an object store a part costs more requests than the whole
+            if layout.is_plain and common is not None and not self._store.is_remote:
                 into = result[(*common.within(region).slices, ...)]
                 if self._read_part(read, index, common.within(chunk), into, reading):
                     continue
