@@ -139,13 +139,14 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     report: bool = False,
     lazy: bool = False,
 ) -> Any:  # a tree of any type
-    """Load a pytree saved by orbit_ckpt or Orbax.
+    """Load a pytree saved by orbit_ckpt, Orbax or another program.
 
     Without a target every leaf comes back as it was saved, JAX arrays on their recorded sharding
     if its devices are here, else on the default device.
 
     Args:
-        path: A checkpoint, one step of a manager, or an item of either.
+        path: A checkpoint, one step of a manager, or an item of either; or a file or directory of
+            another format, such as safetensors.
         like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata whose
             structure, types, shapes, dtypes and shardings the result has. None for what was saved.
         only: Which leaves to load, a pattern such as `params/**` or several of which one has to

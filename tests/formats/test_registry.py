@@ -1,0 +1,101 @@
+"""Which format a path is of, and formats of plug-ins."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import serialization
+
+import orbit_ckpt as ocp
+from orbit_ckpt.errors import CheckpointNotFoundError
+
+NPY = """
+import numpy as np
+from jax.tree_util import DictKey
+from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.storage.foreign import ForeignStore, RawArray
+from orbit_ckpt.storage.ocdbt_encode import Extent
+
+class NpyFormat:
+    name = "npy"
+    extra = "orbit-npy"
+
+    def sniff(self, path):
+        return None if path.suffix == ".npy" else "its name does not end in .npy"
+
+    def open(self, path):
+        array = np.load(path, mmap_mode="r")
+        extent = Extent(str(path), array.offset, array.nbytes)
+        raw = RawArray(array.shape, array.dtype, extent)
+        record = LeafRecord.at((DictKey("array"),), "np.ndarray")
+        return StoredTree(
+            path, TreeDocument([record]), lambda: TreeParts(ForeignStore({"array": raw}, [path]))
+        )
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Install packages with one format each, as pip would leave them."""
+
+    def install_package(name: str, source: str) -> None:
+        packages = tmp_path / "packages"
+        info = packages / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (packages / f"{name}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[orbit_ckpt.formats]\n{name} = {name}:NpyFormat\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.syspath_prepend(packages)
+
+    return install_package
+
+
+def test_a_format_of_a_plugin_is_read_like_any_other(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install("npy_format", NPY)
+    value = np.arange(12, dtype=np.int16).reshape(3, 4)
+    np.save(tmp_path / "x.npy", value)
+    assert np.array_equal(ocp.load(tmp_path / "x.npy")["array"], value)
+    assert np.array_equal(ocp.load(tmp_path / "x.npy", lazy=True)["array"][1:, ::2], value[1:, ::2])
+    with pytest.raises(CheckpointNotFoundError, match=r"npy \(needs `pip install 'orbit-npy'`\): "):
+        ocp.load(tmp_path)
+
+
+def test_a_plugin_that_fails_is_a_warning_and_the_others_go_on(
+    install: Callable[[str, str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("broken_format", "raise RuntimeError('broken')")
+    (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize({"a": 1}))
+    with caplog.at_level(logging.WARNING):
+        assert ocp.load(tmp_path / "x.msgpack") == {"a": 1}
+        with pytest.raises(CheckpointNotFoundError):
+            ocp.load(tmp_path / "packages")
+    assert "'broken_format' of group orbit_ckpt.formats cannot be used: broken" in caplog.text
+
+
+def test_own_checkpoints_import_no_other_format(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": 1})
+    known = [name for name in sys.modules if name.startswith("orbit_ckpt.formats.safetensors")]
+    for name in known:
+        del sys.modules[name]
+    assert ocp.load(tmp_path / "x") == {"a": 1}
+    assert "orbit_ckpt.formats.safetensors" not in sys.modules
+
+
+def test_a_directory_with_a_checkpoint_and_other_files_is_the_checkpoint(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": 1})
+    (tmp_path / "x" / "model.safetensors").write_bytes(b"whatever")
+    assert ocp.load(tmp_path / "x") == {"a": 1}
+
+
+def test_a_path_that_does_not_exist_is_of_no_format(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match=r"nothing is there.*to\.$"):
+        ocp.load(tmp_path / "model.safetensors")
