@@ -18,6 +18,7 @@ from msgspec import Struct
 from orbit_ckpt.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.value_read import Pieces
 
@@ -166,7 +167,7 @@ class _Scanner:
         if not is_array or inner.value > _MAX_DIMENSIONS:
             raise ValueError("an array without shape, dtype and elements")
         lengths = [self._head(end).value for _ in range(inner.value)]
-        if not all(type(n) is int and n >= 0 for n in lengths):
+        if not all(type(n) is int for n in lengths):
             raise ValueError(f"shape {str(lengths)[:80]}")
         name = self._head(end)
         if name.kind not in ("str", "bin"):
@@ -175,6 +176,7 @@ class _Scanner:
         data = self._head(end)
         if data.kind != "bin":
             raise ValueError("an array without elements")
+        check_shape(tuple(lengths), dtype.itemsize)
         node = ArrayNode(tuple(lengths), dtype, self._skip(data.value, end), is_scalar)
         if _nbytes(node.shape, dtype) != data.value or (is_scalar and node.shape):
             raise ValueError(f"{dtype} of shape {node.shape} does not have {data.value} bytes")
@@ -289,9 +291,10 @@ def _join_chunks(fields: dict[str, object]) -> object:
         raise ValueError("an array in parts that are none")
     parts = cast(list[ArrayNode], chunks)
     dtype = parts[0].dtype
-    is_whole = all(type(n) is int and n >= 0 for n in shape) and _nbytes(shape, dtype) == sum(
-        _nbytes(part.shape, part.dtype) for part in parts
-    )
+    if not all(type(n) is int for n in shape):
+        raise ValueError(f"shape {str(shape)[:80]}")
+    check_shape(shape, dtype.itemsize)
+    is_whole = _nbytes(shape, dtype) == sum(_nbytes(part.shape, part.dtype) for part in parts)
     if not is_whole or any(part.dtype != dtype for part in parts):
         raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
     return ArrayNode(shape, dtype, Pieces.of([cast(Extent, part.value) for part in parts]))

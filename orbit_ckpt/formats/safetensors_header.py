@@ -7,15 +7,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Annotated
 
 import ml_dtypes
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, as_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent
 
 MAX_HEADER_BYTES = 100_000_000
@@ -23,9 +25,6 @@ MAX_HEADER_BYTES = 100_000_000
 
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
-
-_MAX_DIMENSIONS = 64
-"""What numpy allows."""
 
 DTYPES: Mapping[str, DType] = {
     name: as_dtype(dtype)
@@ -58,6 +57,9 @@ DTYPES: Mapping[str, DType] = {
 
 PACKED_BITS: Mapping[str, int] = {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 """Dtypes whose elements are not whole bytes in a file, as they are in memory."""
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Tensor(Struct, frozen=True):
@@ -137,52 +139,45 @@ def looks_like_header(data: bytes, size: int) -> bool:
 def _parse(text: bytes, file: str, start: int, data_bytes: int) -> Header:
     if not text.startswith(b"{"):
         raise ValueError("its header does not begin with '{'")
-    fields = cast(
-        "dict[str, object]",
-        json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant),
-    )
-    metadata = fields.pop(METADATA, {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(value, str) for value in cast(dict[str, object], metadata).values()
-    ):
-        raise ValueError(f"{METADATA} does not map names to texts")
-    tensors = {name: _tensor(name, value, file, start) for name, value in sorted(fields.items())}
+    # the types bound what is made of a header that says anything
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    found = fields.pop(METADATA, None)
+    metadata = {} if found is None else msgspec.json.decode(found, type=dict[str, str])
+    tensors: dict[str, Tensor] = {}
+    for name, raw in sorted(fields.items()):
+        try:
+            tensors[name] = _tensor(raw, file, start)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from error
+    json.loads(text.decode(), object_pairs_hook=_check_unique)
     _check_cover(tensors, start, data_bytes)
-    return Header(tensors, cast(dict[str, str], metadata))
+    return Header(tensors, metadata)
 
 
-def _tensor(name: str, value: object, file: str, start: int) -> Tensor:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name!r}: not an object")
-    fields = cast(dict[str, object], value)
-    dtype = fields.get("dtype")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{name!r}: dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    shape = _numbers(name, "shape", fields.get("shape"))
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"{name!r}: {len(shape)} dimensions, of at most {_MAX_DIMENSIONS}")
-    offsets = _numbers(name, "data_offsets", fields.get("data_offsets"))
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{name!r}: data_offsets {list(offsets)} are not begin and end")
-    begin, end = offsets
+class _Entry(Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_decoder = msgspec.json.Decoder(_Entry)
+
+
+def _tensor(raw: msgspec.Raw, file: str, start: int) -> Tensor:
+    entry = _decoder.decode(raw)
+    dtype, shape, (begin, end) = entry.dtype, entry.shape, entry.data_offsets
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    check_shape(shape, DTYPES[dtype].itemsize)
     bits = math.prod(shape) * bits_of(dtype)
     if bits % 8 or bits // 8 != end - begin:
-        raise ValueError(
-            f"{name!r}: {dtype} of shape {list(shape)} does not have {end - begin} bytes"
-        )
-    return Tensor(dtype, shape, Extent(file, start + begin, end - begin))
+        raise ValueError(f"{dtype} of shape {list(shape)} does not have {end - begin} bytes")
+    return Tensor(dtype, tuple(shape), Extent(file, start + begin, end - begin))
 
 
 def bits_of(dtype: str) -> int:
     """Return how many bits an element of a dtype has in a file."""
     return PACKED_BITS.get(dtype) or DTYPES[dtype].itemsize * 8
-
-
-def _numbers(name: str, what: str, value: object) -> Shape:
-    numbers = cast(list[object], value) if isinstance(value, list) else [None]
-    if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-        raise ValueError(f"{name!r}: {what} {str(numbers)[:80]} are not sizes")
-    return tuple(cast(list[int], numbers))
 
 
 def _check_cover(tensors: Mapping[str, Tensor], start: int, data_bytes: int) -> None:
@@ -202,17 +197,11 @@ def _check_cover(tensors: Mapping[str, Tensor], start: int, data_bytes: int) -> 
         raise ValueError(f"the last {-beyond} bytes belong to no tensor")
 
 
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        name = next(name for name, _ in pairs if name in seen or seen.add(name))
+def _check_unique(pairs: Sequence[tuple[str, object]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        name = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"its header has {name!r} twice")
-    return found
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"its header has the number {name}")
 
 
 def _bad(file: Path, what: str) -> FormatError:

@@ -5,6 +5,7 @@ Their metadata documents are made up; their chunks are where the other program p
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,23 @@ class LinkedArray:
             return []
         root = Path(self._location["path"])
         return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+
+
+def check_shape(shape: Shape, itemsize: int) -> None:
+    """Check that there can be an array of a shape that a file names.
+
+    Raises:
+        ValueError: numpy has none, because of too many dimensions or, with one of them 0, too long
+            ones.
+    """
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions, of at most {_MAX_DIMENSIONS}")
+    if any(n < 0 for n in shape) or math.prod([n or 1 for n in shape]) * itemsize > _MAX_NBYTES:
+        raise ValueError(f"{str(list(shape))[:80]} is no shape of an array")
+
+
+_MAX_DIMENSIONS = 64
+_MAX_NBYTES = 2**62
 
 
 class ForeignStore:

@@ -149,6 +149,7 @@ BAD = {
     "shape": b"\x81\xa1a" + ext(1, array([3], "float32", b"1234")),
     "negative": b"\x81\xa1a" + ext(1, array([-1], "float32", b"1234")),
     "overflow": b"\x81\xa1a" + ext(1, array([2**62, 2**62], "float32", b"1234")),
+    "empty_but_huge": b"\x81\xa1a" + ext(1, array([0, 2**40, 2**40], "float32", b"")),
     "object": b"\x81\xa1a" + ext(1, array([1], "object", b"12345678")),
     "text": b"\x81\xa1a" + ext(1, array([1], "U1", b"1234")),
     "no_dtype": b"\x81\xa1a" + ext(1, array([1], "nothing", b"1234")),
