@@ -57,6 +57,14 @@ def multiprocess(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def multiprocess_faults(session: nox.Session) -> None:
+    """Kill or stop one of two processes 50 times, at random moments of their saves."""
+    session.install("-e", ".", *group("test"))
+    tests = session.posargs or ["tests/multiprocess/test_faults.py::test_random_faults"]
+    session.run("pytest", "-rP", *tests, env={"ORBIT_CKPT_FAULT_ROUNDS": "50"})
+
+
+@nox.session(default=False)
 def crash(session: nox.Session) -> None:
     """Kill a training run 500 times, and say how many steps it had saved."""
     session.install("-e", ".", *group("test"))

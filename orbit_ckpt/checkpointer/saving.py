@@ -283,6 +283,11 @@ class LastSave:
         handle = self._handle
         return handle is not None and not handle.done()
 
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error that nobody has been told."""
+        handle = self._handle
+        return handle is not None and handle.done() and handle.exception() is not None
+
     def begin(
         self, save: Callable[[], SaveHandle | None], *, deadline: float | None = None
     ) -> None:

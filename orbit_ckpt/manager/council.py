@@ -15,10 +15,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec.msgpack
 from msgspec import Struct
 
-from orbit_ckpt.errors import CheckpointError
+from orbit_ckpt.errors import CheckpointError, ProcessFailedError
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, ProcessGroup
 
 T = TypeVar("T")
+
+_MAX_TEXT = 10_000
+"""Characters of an error that others are told."""
 
 _TIDY_EVERY = 64
 """How many meetings are forgotten at once."""
@@ -31,11 +34,13 @@ class Word(Struct, frozen=True):
         met: How many meetings it has been to.
         is_ending: Whether it has been told that it will be stopped.
         seconds: How many seconds after that, None if unknown.
+        failed: Why it comes to no further meeting, None if it does.
     """
 
     met: int = 0
     is_ending: bool = False
     seconds: float | None = None
+    failed: str | None = None
 
 
 class Meeting(Protocol):
@@ -86,6 +91,7 @@ class Council:
         self._met = 0
         self._forgotten = 0
         self._word = Word()
+        self._words: list[Word] = []
         self._has_left = self.is_alone
         self._operation: Operation = NOBODY_ELSE
         if not self.is_alone:
@@ -126,6 +132,7 @@ class Council:
             name = _meeting_name(self._met)
             try:
                 self._operation.doing(f"calling {call}")
+                self._listen()
                 yield _Meeting(self._operation, name, call, self)
             except BaseException as error:
                 with contextlib.suppress(CheckpointError):  # the store itself is gone
@@ -145,7 +152,7 @@ class Council:
 
     def endings(self) -> list[float | None]:
         """Return in how many seconds those processes will be stopped that have said so."""
-        return [word.seconds for word in self._words() if word.is_ending]
+        return [word.seconds for word in self._words if word.is_ending]
 
     def leave(self, error: BaseException | None = None) -> None:
         """Come to no further meeting.
@@ -159,6 +166,8 @@ class Council:
         with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
             if error is not None:
                 self._operation.fail(error, ["opened", _meeting_name(self._met + 1)])
+                text = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+                self._leave_word(msgspec.structs.replace(self._word, failed=text))
             self._operation.leave()
 
     def check_same(self, mine: str, other: str, process: int) -> None:
@@ -184,18 +193,29 @@ class Council:
         self._word = word
         self._operation.tell(msgspec.msgpack.encode(word))
 
-    def _words(self) -> list[Word]:
-        told = self._operation.told().values()
-        return [msgspec.msgpack.decode(word, type=Word) for word in told]
+    def _listen(self) -> None:
+        """Take in what the other processes have left word of; for the primary one.
+
+        Raises:
+            ProcessFailedError: One of them has left because of an error.
+        """
+        if not self.is_primary:
+            return
+        told = self._operation.told()
+        self._words = [msgspec.msgpack.decode(word, type=Word) for word in told.values()]
+        for index, word in zip(told, self._words, strict=True):
+            if word.failed is not None:
+                name = self._names[index]
+                text = f"{self._name}: process {name} has left the run: {word.failed}"
+                raise ProcessFailedError(text, process=name)
 
     def _tidy(self) -> None:
         """Forget the meetings that all have been to."""
         self._leave_word(msgspec.structs.replace(self._word, met=self._met))
         if not self.is_primary:
             return
-        words = self._words()
-        if len(words) == self._process.count:
-            blocks = min(word.met for word in words) // _TIDY_EVERY
+        if len(self._words) == self._process.count:
+            blocks = min(word.met for word in self._words) // _TIDY_EVERY
             for block in range(self._forgotten, blocks):
                 self._operation.forget(f"meetings-{block}")
             self._forgotten = blocks

@@ -294,7 +294,9 @@ class StepSaver:
             if not self._council.is_alone:
                 self._last.wait()
                 self._keeper.wait()
-                meeting.collect()
+                # what the last save has failed with says more than who does not come here
+                if not (self._council.is_primary and self._last.has_failed()):
+                    meeting.collect()
             news = meeting.share(self.news, News)
         self.take(news)
         self._finish_last()

@@ -83,24 +83,38 @@ class SharedIndex:
         self.view = view
         self._told: dict[int, StepNews] = {}
         self._told_version = -1
+        self._telling = self._told, self._told_version
+        self._problems: list[CheckpointError] = []
 
     def news(self, keeper: StepKeeper | None = None, *, has_ended: bool = True) -> News:
-        """Return what the primary process has to tell.
+        """Return what the primary process has to tell, until `follow` says that all know it.
 
         Args:
             keeper: Whose problems are to be told.
             has_ended: Whether the last save has.
         """
-        error = None if self._council.is_alone or keeper is None else keeper.error()
-        problem = None if error is None else "\n".join([str(error), *_notes(error)])
+        if self._council.is_alone:
+            return News(has_ended)
+        error = None if keeper is None else keeper.error()
+        if error is not None:
+            self._problems.append(error)
+        texts = [text for error in self._problems for text in (str(error), *_notes(error))]
         changed, gone = self._changes()
-        return News(has_ended, changed, gone, problem, isinstance(error, StorageError))
+        return News(
+            has_ended,
+            changed,
+            gone,
+            "\n".join(texts) or None,
+            is_storage=any(isinstance(error, StorageError) for error in self._problems),
+        )
 
     def follow(self, news: News) -> None:
-        """Enter what the primary process has told; nothing if this process is alone."""
-        if self._council.is_alone or not (news.changed or news.gone):
-            return
-        self.view.change({s.step: _entry(s) for s in news.changed}, news.gone)
+        """Take in what the primary process has told all; nothing if this process is alone."""
+        if self._council.is_primary:
+            self._told, self._told_version = self._telling
+            self._problems = []
+        if news.changed or news.gone:
+            self.view.change({s.step: _entry(s) for s in news.changed}, news.gone)
 
     def reload(self) -> None:
         """Read the directory again; for the primary process."""
@@ -114,12 +128,12 @@ class SharedIndex:
 
     def _changes(self) -> tuple[list[StepNews], list[int]]:
         version = self._index.version
-        if self._council.is_alone or version == self._told_version:
+        if version == self._told_version:
             return [], []
         found = {step: _news_of(entry) for step, entry in self._index.entries().items()}
         changed = [news for step, news in found.items() if self._told.get(step) != news]
         gone = [step for step in self._told if step not in found]
-        self._told, self._told_version = found, version
+        self._telling = found, version
         return changed, gone
 
 

@@ -106,7 +106,7 @@ class KeyValueGroup:
             if remaining <= 0:
                 late = {self.names[self.process.primary]: "it has not begun this"}
                 me = self.names[self.process.index]
-                raise _timeout("join", name, timeout_s, me, self.process.count, late)
+                raise _timeout(f"{name}: process {me}", me, timeout_s, "join", late)
 
     def _operation(self, name: str, folder: str, timeout_s: float, opened: str) -> Operation:
         return _Operation(self._store, self.process, self.names, name, folder, timeout_s, opened)
@@ -268,14 +268,8 @@ class _Operation:
             if found is not None:
                 return found
             if remaining <= 0:
-                late = _timeout(
-                    name,
-                    self._name,
-                    self._timeout_s,
-                    self._me,
-                    self._process.count,
-                    self._missing(name),
-                )
+                who = f"{self._name}: process {self._me} ({self._phase})"
+                late = _timeout(who, self._me, self._timeout_s, name, self._missing(name))
                 failure = _Failure(late.process, str(late), dict(late.missing))
                 return self._decide(name, _BAD + msgspec.json.encode(failure))
 
@@ -301,14 +295,13 @@ def _decode_failure(outcome: bytes) -> _Failure:
 
 
 def _timeout(
-    meeting: str, name: str, timeout_s: float, me: int, count: int, missing: Mapping[int, str]
+    who: str, process: int, timeout_s: float, meeting: str, missing: Mapping[int, str]
 ) -> ProcessTimeoutError:
     shown = "; ".join(f"process {i} (last: {phase})" for i, phase in list(missing.items())[:20])
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
     return ProcessTimeoutError(
-        f"{name}: process {me} of {count} waited {timeout_s:g} s at barrier "
-        f"'{meeting}' for {shown}{more}. Look at the logs of these processes; if they are only "
-        "slow, set MultiprocessingOptions.timeout_secs.",
-        process=me,
+        f"{who} waited {timeout_s:g} s at barrier '{meeting}' for {shown}{more}. Look at the logs "
+        "of these processes; if they are only slow, set MultiprocessingOptions.timeout_secs.",
+        process=process,
         missing=missing,
     )
