@@ -188,11 +188,13 @@ class PyTreeCheckpointer(Checkpointer):
 
     def __init__(
         self,
-        primary_host: int | None = 0,  # noqa: ARG002 - one process
+        primary_host: int | None = 0,
         use_ocdbt: bool = True,
         use_zarr3: bool = True,
         use_compression: bool = True,
     ) -> None:
-        super().__init__(
-            PyTreeHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression)
+        handler = PyTreeHandler(
+            use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression
         )
+        processes = MultiprocessingOptions(primary_host=primary_host)
+        super().__init__(handler, multiprocessing_options=processes)

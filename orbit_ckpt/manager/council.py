@@ -141,6 +141,17 @@ class Council:
             if self._met % _TIDY_EVERY == 0:
                 self._tidy()
 
+    def ask(self, call: str, say: Callable[[], T], kind: Any) -> T:
+        """Return what the primary process says; it waits for nobody.
+
+        Args:
+            call: What this process has been asked for, the same on all.
+            say: Called by the primary process only.
+            kind: Type of what it returns, which msgspec can encode.
+        """
+        with self.meeting(call) as meeting:
+            return meeting.share(say, kind)
+
     def say_ending(self, seconds: float | None) -> None:
         """Let the primary process know, once, that this one will be stopped.
 

@@ -90,6 +90,10 @@ class StepIndex:
         if reads:
             self.reload()
 
+    def unread(self) -> StepIndex:
+        """Return an index of the same directory that knows of no steps until it is told."""
+        return StepIndex(self._root, self._names, reads=False)
+
     @property
     def version(self) -> int:
         """Another number after every change."""

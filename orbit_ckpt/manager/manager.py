@@ -11,10 +11,10 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt.checkpointer.options import AtomicityOptions, MultiprocessingOptions
+from orbit_ckpt.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt.checkpointer.saving import (
     told_beside,
 )
@@ -24,15 +24,14 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.manager.council import Council
-from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.fallback import restore_newest_intact, restore_on_all
 from orbit_ckpt.manager.index import StepIndex, read_metrics
-from orbit_ckpt.manager.keeper import StepKeeper
+from orbit_ckpt.manager.opening import open_run
 from orbit_ckpt.manager.options import CheckpointManagerOptions
 from orbit_ckpt.manager.preservation import rank
 from orbit_ckpt.manager.retention import RetentionPlan
-from orbit_ckpt.manager.root_metadata import open_root, read_root_metadata
-from orbit_ckpt.manager.saver import StepRequest, StepSaver
+from orbit_ckpt.manager.root_metadata import read_root_metadata
+from orbit_ckpt.manager.saver import StepRequest
 from orbit_ckpt.manager.shared_index import News, SharedIndex
 from orbit_ckpt.manager.step_items import (
     Handlers,
@@ -46,8 +45,6 @@ from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.path import resolve_path
 
 PathLike = str | os.PathLike[str]
-
-T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -111,71 +108,18 @@ class CheckpointManager:
         name = f"run {self._directory}"
         self._council = Council(processes.find_group(), name, processes.timeout_s)
         try:
-            self._open(checkpointers, metadata, item_names, item_handlers, handler_registry)
+            if checkpointers is not None:
+                item_handlers, is_async = handlers_of(checkpointers, item_handlers)
+                self._options.enable_async_checkpointing &= is_async
+            self._items = StepItems(item_handlers, item_names, handler_registry)
+            handler = self._items.handler
+            run = open_run(self._directory, self._council, self._options, handler, metadata)
         except BaseException as error:
             self._council.leave(error)
             raise
-
-    def _open(
-        self,
-        checkpointers: Checkpointer | Mapping[str, Checkpointer] | None,
-        metadata: Mapping[str, object] | None,
-        item_names: Sequence[str] | None,
-        item_handlers: Handlers,
-        handler_registry: DefaultCheckpointHandlerRegistry | None,
-    ) -> None:
-        if checkpointers is not None:
-            item_handlers, is_async = handlers_of(checkpointers, item_handlers)
-            self._options.enable_async_checkpointing &= is_async
-        self._items = StepItems(item_handlers, item_names, handler_registry)
-        self._names = self._options.step_names()
-        atomicity = self._options.atomicity_options or AtomicityOptions()
-        deleter = StepDeleter(
-            self._directory, self._names, todelete_subdir=self._options.todelete_subdir
-        )
-        rules = self._options.retention()
-        index = StepIndex(
-            self._directory,
-            self._names,
-            source=self._options.metrics_source,
-            needs_marker=atomicity.needs_marker,
-            with_items=bool(rules.items),
-            reads=False,
-        )
-        view = index if self._council.is_alone else self._view_of(self._directory)
-        self._shared = SharedIndex(self._council, index, view)
-
-        def read() -> News:
-            open_root(self._directory, metadata, self._options)
-            if not self._options.read_only:
-                deleter.sweep(everything=self._options.cleanup_tmp_directories)
-            index.reload()
-            return self._shared.news()
-
-        self._shared.follow(self._ask("CheckpointManager()", read, News))
-        self._checkpointer = Checkpointer(self._items.handler, atomicity_options=atomicity)
-        self._keeper = StepKeeper(
-            index if self._council.is_primary else view,
-            rules,
-            deleter,
-            in_background=self._options.enable_background_delete,
-        )
-        self._saver = StepSaver(
-            self._council,
-            self._items.handler,
-            index if self._council.is_primary else view,
-            self._shared,
-            self._keeper,
-            self._options,
-        )
-
-    def _view_of(self, root: Path) -> StepIndex:
-        return StepIndex(root, self._names, reads=False)
-
-    def _ask(self, call: str, say: Callable[[], T], kind: Any) -> T:
-        """Return what the primary process says, without waiting for the others."""
-        with self._council.meeting(call) as meeting:
-            return meeting.share(say, kind)
+        self._shared, self._keeper, self._saver = run.shared, run.keeper, run.saver
+        atomicity = self._options.atomicity_options
+        self._checkpointer = Checkpointer(handler, atomicity_options=atomicity)
 
     @property
     def directory(self) -> Path:
@@ -225,7 +169,7 @@ class CheckpointManager:
             raise StepAlreadyExistsError(
                 f"Step {number} of {self._directory} exists. Save another step, or delete it first."
             )
-        path = self._directory / self._names.build_name(number)
+        path = self._directory / self._options.step_names().build_name(number)
         try:
             composite = self._items.to_save(items, save_kwargs, args)
             measured = None if metrics is None else plain_metrics(metrics)
@@ -301,9 +245,8 @@ class CheckpointManager:
         if other is None or other == self._directory:
             shared, say = self._shared, self._saver.news
         else:
-            index = StepIndex(other, self._names, reads=False)
-            view = index if self._council.is_alone else self._view_of(other)
-            shared = SharedIndex(self._council, index, view)
+            index = StepIndex(other, self._options.step_names(), reads=False)
+            shared = SharedIndex(self._council, index)
 
             def say() -> News:
                 index.reload()
@@ -379,7 +322,7 @@ class CheckpointManager:
             self._shared.reload()
             return self._saver.news()
 
-        self._saver.take(self._ask("reload()", read, News))
+        self._saver.take(self._council.ask("reload()", read, News))
 
     def retention(self) -> RetentionPlan:
         """Return what the policies would keep and delete now, and why; deletes nothing."""
@@ -503,7 +446,7 @@ class CheckpointManager:
             change(step)
             return self._saver.news()
 
-        self._saver.take(self._ask(call, act, News))
+        self._saver.take(self._council.ask(call, act, News))
 
     def _check_writable(self) -> None:
         if self._options.read_only:

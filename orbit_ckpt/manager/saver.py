@@ -138,16 +138,14 @@ class StepSaver:
             force: Whether to save it whatever the policies say.
         """
         says = self._tell_of_ending(step)
-        with self._council.meeting(call) as meeting:
-            verdict = meeting.share(lambda: self._decide(step, says, force=force), Verdict)
+        verdict = self._council.ask(call, lambda: self._decide(step, says, force=force), Verdict)
         self.take(verdict.news)
         return verdict
 
     def reached_preemption(self, step: int, call: str) -> bool:
         """Return whether the job is about to be stopped; see `decide` for the arguments."""
         says = self._tell_of_ending(step)
-        with self._council.meeting(call) as meeting:
-            return meeting.share(lambda: says or bool(self._endings()), bool)
+        return self._council.ask(call, lambda: says or bool(self._endings()), bool)
 
     def _tell_of_ending(self, step: int) -> bool:
         """Let the primary process know of a signal; return what JAX's service says."""
@@ -271,8 +269,7 @@ class StepSaver:
 
     def check(self) -> None:
         """Raise what has failed, without waiting; see `CheckpointManager.check_for_errors`."""
-        with self._council.meeting("check_for_errors()") as meeting:
-            news = meeting.share(self.news, News)
+        news = self._council.ask("check_for_errors()", self.news, News)
         self.take(news)
         self.raise_failed(has_ended=news.has_ended)
 

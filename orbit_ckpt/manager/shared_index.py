@@ -70,21 +70,25 @@ class SharedIndex:
     on all of them between two meetings, without a word.
     """
 
-    def __init__(self, council: Council, index: StepIndex, view: StepIndex) -> None:
+    def __init__(self, council: Council, index: StepIndex) -> None:
         """Make one.
 
         Args:
             council: The processes.
-            index: The steps; the primary process's is used.
-            view: The steps that all know of; `index` if this process is alone.
+            index: The steps; the primary process's is used, the others' need not be read.
         """
         self._council = council
         self._index = index
-        self.view = view
+        self.view = index if council.is_alone else index.unread()
         self._told: dict[int, StepNews] = {}
         self._told_version = -1
         self._telling = self._told, self._told_version
         self._problems: list[CheckpointError] = []
+
+    @property
+    def own(self) -> StepIndex:
+        """Where this process enters what it does; of several only the primary one does."""
+        return self._index if self._council.is_primary else self.view
 
     def news(self, keeper: StepKeeper | None = None, *, has_ended: bool = True) -> News:
         """Return what the primary process has to tell, until `follow` says that all know it.

@@ -115,3 +115,16 @@ def test_killed_process_is_named_and_its_step_never_listed(tmp_path: Path) -> No
     survivor, victim = run("killed", tmp_path)
     assert victim.returncode == -signal.SIGKILL
     assert_done(survivor)
+
+
+@pytest.mark.slow
+def test_any_process_may_be_primary_or_save_alone(tmp_path: Path) -> None:
+    for process in run("hosts", tmp_path):
+        assert_done(process)
+    assert ocp.load(tmp_path / "by_one_of_two")["index"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "by_one_of_two",
+        "by_second",
+        "local_0",
+        "local_1",
+    ]

@@ -171,6 +171,44 @@ def killed(directory: Path) -> None:
     os._exit(0)  # JAX would wait for the other one
 
 
+def hosts(directory: Path) -> None:
+    """Save with another primary process, with one process, and each on its own."""
+    index = jax.process_index()
+    tree = make_tree()
+
+    second = ocp.MultiprocessingOptions(primary_host=1, timeout_secs=LONG_S)
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave({**tree, "numpy": np.full(3, index)}),
+        notes=ocp.args.JsonSave([index]),
+    )
+    with ocp.Checkpointer(ocp.CompositeHandler(), multiprocessing_options=second) as checkpointer:
+        checkpointer.save(directory / "by_second", items)
+        found = checkpointer.restore(directory / "by_second")
+    assert found.notes == [1]
+    assert found.state["numpy"].tolist() == [1, 1, 1]
+    check_tree({**found.state, "numpy": tree["numpy"]}, make_shardings(make_mesh()))
+
+    only = ocp.MultiprocessingOptions(primary_host=1, active_processes={1})
+    with ocp.Checkpointer(ocp.PyTreeHandler(), multiprocessing_options=only) as checkpointer:
+        local = {"w": jax.numpy.full(3, index), "index": index}
+        if index == 0:
+            error = raised_by(lambda: checkpointer.save(directory / "by_none", local))
+            assert "this process, 0, is not among the processes that save: [1]" in str(error)
+        else:
+            checkpointer.save(directory / "by_one_of_two", local)
+
+    own = ocp.MultiprocessingOptions(primary_host=None)
+    options = ocp.CheckpointManagerOptions(multiprocessing_options=own, max_to_keep=1)
+    with ocp.CheckpointManager(directory / f"local_{index}", options=options) as manager:
+        for step in range(3 + index):  # nobody waits for anybody
+            manager.save(step, {"w": jax.numpy.full(3, index), "step": step})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2 + index]
+        assert manager.restore()["w"].tolist() == [index] * 3
+        error = raised_by(lambda: manager.save(9, tree))
+        assert "and this one saves alone" in str(error), error
+
+
 def main() -> None:
     index, count, port, scenario, directory = sys.argv[1:]
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
