@@ -18,8 +18,12 @@ from msgspec import Struct
 from orbit_ckpt.arrays.slices import Region, Shape, from_index
 from orbit_ckpt.arrays.transfer import Shard, shards_of, slice_of
 
-DEFAULT_MIN_SLICE_BYTES = 4096
-"""What is less costs more in the index of a checkpoint than it saves."""
+_MIN_SLICE_BYTES = 4096
+"""Least bytes of a piece by default: what is less costs more in the index than it saves."""
+
+_MAX_PIECES = 256
+"""Most pieces of a whole array by default. Where there are more shards, each is written by
+one process, and processes take turns, which keeps them as busy with fewer keys."""
 
 
 class ReplicaOptions(Struct, frozen=True):
@@ -27,7 +31,8 @@ class ReplicaOptions(Struct, frozen=True):
 
     Attributes:
         enabled: Whether it is; None where devices are not GPUs.
-        min_slice_bytes: Least bytes of a piece; None for the default.
+        min_slice_bytes: Least bytes of a piece; None for 4096, and no more than 256 pieces of an
+            array.
         max_replicas: Most processes that write pieces of one shard; None for no limit.
     """
 
@@ -120,37 +125,78 @@ def divide_among(
     owners: Mapping[Region, Sequence[int]], itemsize: int, options: ReplicaOptions
 ) -> Division:
     """Return how the shards of an array are cut, of which each has the same shape."""
-    processes = max(map(len, owners.values()))
+    shard = next(iter(owners)).shape
+    processes = options.limit(max(map(len, owners.values())))
     least = options.min_slice_bytes
-    return divide(
-        next(iter(owners)).shape,
-        itemsize,
-        processes=options.limit(processes),
-        min_bytes=DEFAULT_MIN_SLICE_BYTES if least is None else least,
-    )
+    if least is None:
+        least = _MIN_SLICE_BYTES
+        processes = min(processes, max(1, _MAX_PIECES // len(owners)))
+    return divide(shard, itemsize, processes=processes, min_bytes=least)
 
 
-class Shares(NamedTuple):
-    """What one process writes of an array.
+class Turns:
+    """Whose turn it is to write what is not cut into as many pieces as there are processes.
 
-    Attributes:
-        write_shape: Shape of a piece, the same on all processes.
-        regions: What it writes of each shard that it has, by the region of the shard.
+    One object serves all arrays of a save, which must come in the same order on all processes.
     """
 
-    write_shape: Shape
-    regions: Mapping[Region, Region]
+    def __init__(self) -> None:
+        self._written: dict[int, list[float]] = {}
+
+    def take(self, division: Division, processes: int, itemsize: int) -> int:
+        """Return which of the processes that have a shard is the first to write a piece of it.
+
+        Args:
+            division: How the array's shards are cut.
+            processes: The largest number of processes that have one.
+            itemsize: Bytes of an element.
+        """
+        if division.pieces == processes:
+            return 0
+        written = self._written.setdefault(processes, [0.0] * processes)
+        first = written.index(min(written))
+        nbytes = math.prod(division.shape) * itemsize
+        for piece in range(division.pieces):
+            written[(first + piece * processes // division.pieces) % processes] += nbytes
+        return first
+
+
+class Holders(NamedTuple):
+    """Which parts of an array a process has, and who else.
+
+    Attributes:
+        division: How they are cut.
+        processes: The largest number of processes that have one.
+        positions: Which of the processes that have a shard it is, and how many there are.
+    """
+
+    division: Division
+    processes: int
+    positions: Mapping[Region, tuple[int, int]]
+
+    def shares(self, first: int) -> dict[Region, Region]:
+        """Return what the process writes of each shard.
+
+        Args:
+            first: Which of the processes that have a shard writes its first piece.
+        """
+        found: dict[Region, Region] = {}
+        for shard, (position, processes) in self.positions.items():
+            share = self.division.share(shard, (position - first) % processes, processes)
+            if share is not None:
+                found[shard] = share
+        return found
 
 
 @functools.lru_cache(maxsize=4096)
-def shares_of(
+def holders_of(
     sharding: jax.sharding.Sharding,
     shape: Shape,
     itemsize: int,
     options: ReplicaOptions,
     process: int,
-) -> Shares:
-    """Return what a process writes of an array.
+) -> Holders:
+    """Return which parts of an array a process has.
 
     Args:
         sharding: How the array is laid out.
@@ -165,20 +211,21 @@ def shares_of(
         (from_index(index or (), shape), device.process_index)
         for device, index in sharding.devices_indices_map(shape).items()
     )
+    positions = {
+        shard: (processes.index(process), len(processes))
+        for shard, processes in owners.items()
+        if process in processes
+    }
     division = divide_among(owners, itemsize, options)
-    regions: dict[Region, Region] = {}
-    for shard, processes in owners.items():
-        if process in processes:
-            share = division.share(shard, processes.index(process), len(processes))
-            if share is not None:
-                regions[shard] = share
-    return Shares(division.shape, regions)
+    return Holders(division, max(map(len, owners.values())), positions)
 
 
 _UNDIVIDED = ReplicaOptions(enabled=False)
 
 
-def written_shards(array: jax.Array, options: ReplicaOptions) -> tuple[Shape | None, list[Shard]]:
+def written_shards(
+    array: jax.Array, options: ReplicaOptions, turns: Turns
+) -> tuple[Shape | None, list[Shard]]:
     """Return the shape of the pieces in which an array is written, and what this process writes.
 
     The shape is None if no other process has any of it; then it is that of what is written.
@@ -186,9 +233,8 @@ def written_shards(array: jax.Array, options: ReplicaOptions) -> tuple[Shape | N
     if array.is_fully_addressable:
         return None, shards_of(array)
     itemsize = array.dtype.itemsize
-    process = jax.process_index()
-    shares = shares_of(array.sharding, array.shape, itemsize, options, process)
-    pending = dict(shares.regions)
+    holders = holders_of(array.sharding, array.shape, itemsize, options, jax.process_index())
+    pending = holders.shares(turns.take(holders.division, holders.processes, itemsize))
     shards: list[Shard] = []
     for shard in array.addressable_shards:
         region = from_index(shard.index, array.shape)
@@ -198,4 +244,4 @@ def written_shards(array: jax.Array, options: ReplicaOptions) -> tuple[Shape | N
             shards.append(
                 Shard(share, data if share == region else slice_of(data, share.within(region)))
             )
-    return shares.write_shape, shards
+    return holders.division.shape, shards

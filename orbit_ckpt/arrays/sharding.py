@@ -20,6 +20,9 @@ from orbit_ckpt.arrays.slices import Shape
 _logger = logging.getLogger(__name__)
 
 _SHOWN = 8
+_MANY = 256
+"""Devices of a mesh whose ids are left out if they are the first ones in order; to Orbax and to us
+they are what is meant where none are recorded."""
 
 PartitionEntry = str | tuple[str, ...] | None
 
@@ -83,6 +86,12 @@ class NamedShardingMetadata:
         kind = f", {'/'.join(self.axis_types or ())}" if types else ""
         return f"{self.partition_spec} over {axes}{kind}{devices}"
 
+    @property
+    def _is_long_range(self) -> bool:
+        """Whether the ids are many that go without saying; each array would repeat them."""
+        ids = self.device_mesh or ()
+        return len(ids) > _MANY and ids == tuple(range(len(ids)))
+
     def to_jax_sharding(self) -> jax.sharding.Sharding:
         """Return the sharding on the devices of the same ids.
 
@@ -110,7 +119,7 @@ class NamedShardingMetadata:
         }
         if self.axis_types is not None:
             document["axis_types"] = [f"AxisType.{t}" for t in self.axis_types]
-        if self.device_mesh is not None:
+        if self.device_mesh is not None and not self._is_long_range:
             ids = np.array([{"id": i} for i in self.device_mesh], dtype=object)
             document["device_mesh"] = {"mesh": ids.reshape(self.shape).tolist()}
         return document

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, storable
-from orbit_ckpt.arrays.replicas import ReplicaOptions, written_shards
+from orbit_ckpt.arrays.replicas import ReplicaOptions, Turns, written_shards
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
 from orbit_ckpt.arrays.transfer import TakenArray, local_regions
@@ -61,8 +61,10 @@ class ArrayHandler:
 
         Args:
             use_replica_parallel: Whether processes that have the same part of an array each write
-                a piece of it, else one of them writes it. None does so unless it is on GPUs.
-            min_slice_bytes_for_replica_parallel: Least bytes of such a piece, None for 4096.
+                a piece of it, else they take turns, each with whole parts. None does so unless it
+                is on GPUs.
+            min_slice_bytes_for_replica_parallel: Least bytes of such a piece; None for 4096, and
+                no more than 256 pieces of an array.
             max_replicas_for_replica_parallel: Most processes that write pieces of the same part,
                 None for all that have it.
 
@@ -100,7 +102,8 @@ class ArrayHandler:
 
     def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
         """See `ValueTaker`."""
-        return [self._taken(cast(jax.Array, value)) for value in values]
+        turns = Turns()
+        return [self._taken(cast(jax.Array, value), turns) for value in values]
 
     async def serialize(
         self,
@@ -113,8 +116,9 @@ class ArrayHandler:
         Raises:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
+        turns = Turns()
         taken = [
-            value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value))
+            value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)
             for value in values
         ]
         _check_global(taken, infos)
@@ -122,11 +126,11 @@ class ArrayHandler:
             self._add(array, info, arg)
         return []
 
-    def _taken(self, array: jax.Array) -> TakenArray:
+    def _taken(self, array: jax.Array, turns: Turns) -> TakenArray:
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
-        write_shape, shards = written_shards(array, self._replicas)
+        write_shape, shards = written_shards(array, self._replicas, turns)
         return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
     def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:

@@ -134,8 +134,9 @@ def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None
     earlier = read_manifest(directory)
     files = dict(earlier.files) if earlier else {}
     skipped = tuple(self_checked) or (tuple(earlier.self_checked) if earlier else ())
+    names, prefixes = set(skipped), tuple(name for name in skipped if name.endswith("/"))
     for path in _walk(directory, ""):
-        if path not in files and not _matches(path, skipped):
+        if path not in files and path not in names and not path.startswith(prefixes):
             files[path] = _measure(directory / path)
     file = directory / MANIFEST
     file.unlink(missing_ok=True)
@@ -233,10 +234,6 @@ def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
         owner = next((key[:end] for end in ends if key[:end] in folders), None)
         if key == f"{owner}{MANIFEST}" if owner else key not in _NOT_COVERED:
             yield key
-
-
-def _matches(path: str, patterns: Sequence[str]) -> bool:
-    return any(path.startswith(p) if p.endswith("/") else path == p for p in patterns)
 
 
 def _measure(file: Path) -> FileRecord:

@@ -5,6 +5,7 @@ Databases below its root become one; files of arrays only have to be there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from orbit_ckpt.errors import StorageError
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.value_write import DatabaseWriter
 from orbit_ckpt.storage.zarr import ZarrArray
 
@@ -65,9 +67,20 @@ def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> Non
     Raises:
         StorageError: A file has been written by no process.
     """
-    missing = [key for key in _keys(arrays) if not (directory / key).is_file()]
+    missing = _keys(arrays) - _files(directory)
     if missing:
         raise _disagree(directory, "written by no process", missing)
+
+
+def _files(directory: Path) -> set[str]:
+    """Return all files below a directory, relative to it."""
+    if isinstance(directory, StorePath):
+        return set(directory.keys_below())
+    return {
+        os.path.join(folder, file).removeprefix(f"{directory}/")
+        for folder, _, files in os.walk(directory)
+        for file in files
+    }
 
 
 def _below(value: Value, directory: Path) -> Value:

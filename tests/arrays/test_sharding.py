@@ -188,3 +188,15 @@ def test_recorded_shardings_are_the_same_if_what_both_record_is() -> None:
 )
 def test_a_recorded_sharding_is_a_line_of_text(metadata: ShardingMetadata, text: str) -> None:
     assert str(metadata) == text
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_recorded"),
+    [(range(256), True), (range(512), False), (range(1, 513), True), (range(511, -1, -1), True)],
+)
+def test_ids_of_many_devices_in_order_go_without_saying(ids: range, is_recorded: bool) -> None:
+    sharding = NamedShardingMetadata((2, len(ids) // 2), ("x", "y"), ("x",), None, tuple(ids))
+    found = decode_sharding(encode_sharding(sharding))
+    assert isinstance(found, NamedShardingMetadata)
+    assert found.device_mesh == (tuple(ids) if is_recorded else None)
+    assert is_same_sharding(found, sharding)

@@ -1,0 +1,288 @@
+"""What many processes would write of a model, worked out without data, devices or processes.
+
+It is worked out with the functions that a save itself uses: who writes which piece of what
+(`orbit_ckpt.arrays.replicas`), in which chunks, and what the documents say.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
+from orbit_ckpt.arrays.dtypes import DType
+from orbit_ckpt.arrays.replicas import Division, ReplicaOptions, Turns, divide_among, owners_of
+from orbit_ckpt.arrays.sharding import NamedShardingMetadata, encode_sharding
+from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices
+from orbit_ckpt.metadata.schema import (
+    JAX_ARRAY,
+    ArrayRecord,
+    LeafRecord,
+    TreeDocument,
+    encode_arrays,
+)
+from orbit_ckpt.storage.layout import join_key
+from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt.storage.zarr import ZarrArray, describe_array
+
+Spec = tuple[str | tuple[str, ...] | None, ...]
+Owners = Mapping[Region, Sequence[int]]
+
+
+class Cluster(NamedTuple):
+    """Processes and the mesh of their devices.
+
+    Attributes:
+        axes: Devices along every axis of the mesh; the last varies fastest.
+        devices: How many devices each process has; they follow one another in the mesh.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: int
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return -(-math.prod(n for _, n in self.axes) // self.devices)
+
+
+class Array(NamedTuple):
+    """An array of a model.
+
+    Attributes:
+        name: Its storage name.
+        shape: Its shape.
+        dtype: Its dtype.
+        spec: The axes of the mesh that every dimension is divided over.
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    spec: Spec
+
+
+class PlannedArray(NamedTuple):
+    """How an array is written.
+
+    Attributes:
+        array: The array.
+        division: How its shards are cut.
+        owners: Which processes have each shard.
+        first: Which of them writes the first piece.
+        layout: How it is stored.
+        document: Its zarr document.
+    """
+
+    array: Array
+    division: Division
+    owners: Owners
+    first: int
+    layout: ZarrArray
+    document: bytes
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has."""
+        grid = zip(self.array.shape, self.layout.chunk_shape, strict=True)
+        return math.prod(-(-n // chunk) for n, chunk in grid)
+
+    def shares(self) -> Iterator[tuple[int, Region]]:
+        """Yield what every process writes."""
+        for shard, processes in self.owners.items():
+            for position, process in enumerate(processes):
+                turned = (position - self.first) % len(processes)
+                share = self.division.share(shard, turned, len(processes))
+                if share is not None:
+                    yield process, share
+
+
+class Plan(NamedTuple):
+    """What a save would write.
+
+    Attributes:
+        cluster: Who writes it.
+        arrays: The arrays.
+        nbytes: Bytes of arrays that each process writes.
+    """
+
+    cluster: Cluster
+    arrays: Sequence[PlannedArray]
+    nbytes: np.ndarray
+
+    @property
+    def keys(self) -> int:
+        """Entries of the B+tree at the root."""
+        return sum(planned.chunks + 1 for planned in self.arrays)
+
+    def keys_of_processes(self) -> list[dict[str, int]]:
+        """Return the keys that each process writes, and the size of each value."""
+        found: list[dict[str, int]] = [{} for _ in range(self.cluster.processes)]
+        for planned in self.arrays:
+            name, layout = planned.array.name, planned.layout
+            found[0][join_key(name, layout.document_name)] = len(planned.document)
+            for process, share in planned.shares():
+                for index in chunk_indices(share, layout.chunk_shape):
+                    found[process][layout.chunk_key(name, index)] = layout.chunk_nbytes
+        return found
+
+    @property
+    def records(self) -> bytes:
+        """What each process records of all arrays."""
+        return encode_arrays(
+            [
+                ArrayRecord(
+                    planned.array.name,
+                    planned.division.shape,
+                    planned.layout.chunk_shape,
+                    None,
+                    planned.array.shape,
+                    planned.layout.dtype.name,
+                )
+                for planned in self.arrays
+            ]
+        )
+
+    @property
+    def tree_document(self) -> bytes:
+        """The document that lists the leaves."""
+        names = [tuple(planned.array.name.split(".")) for planned in self.arrays]
+        return TreeDocument(
+            [
+                LeafRecord(path, path, planned.array.name, JAX_ARRAY, False, planned.division.shape)
+                for path, planned in zip(names, self.arrays, strict=True)
+            ]
+        ).encode()
+
+    @property
+    def sharding_bytes(self) -> int:
+        """Size of the document with the shardings, in which each array has all of its own."""
+        sizes = {spec: len(self._sharding(spec)) for spec in {p.array.spec for p in self.arrays}}
+        return sum(sizes[p.array.spec] + 4 * len(p.array.name) // 3 for p in self.arrays)
+
+    def _sharding(self, spec: Spec) -> str:
+        shape = tuple(n for _, n in self.cluster.axes)
+        names = tuple(name for name, _ in self.cluster.axes)
+        ids = tuple(range(math.prod(shape)))
+        types = ("Auto",) * len(names)
+        return encode_sharding(NamedShardingMetadata(shape, names, spec, types, ids))
+
+
+def plan_many(
+    cluster: Cluster, arrays: Sequence[Array], options: ReplicaOptions | None = None
+) -> Plan:
+    """Return what processes would write.
+
+    Args:
+        cluster: The processes.
+        arrays: The arrays of the tree, in its order.
+        options: How replicas are divided.
+    """
+    nbytes = np.zeros(cluster.processes, np.int64)
+    turns = Turns()
+    planned: list[PlannedArray] = []
+    for array in arrays:
+        owners, table, count = owners_in(cluster, array.shape, array.spec)
+        itemsize = array.dtype.itemsize
+        division, layout, document = _division(
+            cluster, array.shape, array.dtype, array.spec, options or ReplicaOptions()
+        )
+        first = turns.take(division, count, itemsize)
+        planned.append(PlannedArray(array, division, owners, first, layout, document))
+        piece = math.prod(division.shape) * itemsize
+        if table is None:
+            for process, share in planned[-1].shares():
+                nbytes[process] += share.size * itemsize
+            continue
+        for number in range(division.pieces):
+            position = (number * count // division.pieces + first) % count
+            np.add.at(nbytes, table[:, position], piece)
+    return Plan(cluster, planned, nbytes)
+
+
+@functools.lru_cache
+def owners_in(cluster: Cluster, shape: Shape, spec: Spec) -> tuple[Owners, np.ndarray | None, int]:
+    """Return which processes have each shard of an array.
+
+    Returns:
+        That; the same as a table with a row for each shard, None if not all have as many; the
+        largest number of processes that have one.
+    """
+    sizes = dict(cluster.axes)
+    places = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+    coordinates = dict(zip(sizes, places, strict=True))
+    starts: list[list[int]] = []
+    extents: list[int] = []
+    for extent, entry in zip(shape, (*spec, *[None] * (len(shape) - len(spec))), strict=True):
+        axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+        number = np.zeros(places.shape[1], np.int64)
+        for axis in axes:
+            number = number * sizes[axis] + coordinates[axis]
+        extents.append(extent // math.prod(sizes[axis] for axis in axes))
+        starts.append((number * extents[-1]).tolist())
+    processes = (np.arange(places.shape[1]) // cluster.devices).tolist()
+    corners = zip(*starts, strict=True) if starts else [()] * len(processes)
+    owners = owners_of(
+        (Region(corner, tuple(extents)), process)
+        for corner, process in zip(corners, processes, strict=True)
+    )
+    counts = {len(found) for found in owners.values()}
+    table = np.array(list(owners.values())) if len(counts) == 1 else None
+    return owners, table, max(counts)
+
+
+@functools.lru_cache
+def _division(
+    cluster: Cluster, shape: Shape, dtype: DType, spec: Spec, options: ReplicaOptions
+) -> tuple[Division, ZarrArray, bytes]:
+    owners, _, _ = owners_in(cluster, shape, spec)
+    division = divide_among(owners, dtype.itemsize, options)
+    write_bytes = math.prod(division.shape) * dtype.itemsize
+    limit = effective_chunk_bytes(write_bytes, chunk_bytes=None, file_bytes=DEFAULT_DATA_FILE_BYTES)
+    chunk = choose_chunk_shape(shape, division.shape, itemsize=dtype.itemsize, max_bytes=limit)
+    layout, document = describe_array(shape, chunk, dtype, zarr_format=3, compress=True)
+    return division, layout, document
+
+
+def llama(layers: int = 80, *, scale: int = 1) -> list[Array]:
+    """Return the arrays of a model like Llama 70B and of Adam's two moments.
+
+    Args:
+        layers: How many layers it has.
+        scale: What its dimensions are divided by.
+    """
+    model, hidden, keys, words = 8192 // scale, 28672 // scale, 1024 // scale, 128256 // scale
+    into: Spec = ("fsdp", "tensor")
+    out: Spec = ("tensor", "fsdp")
+    layer: dict[str, tuple[Shape, Spec]] = {
+        "attention.wq": ((model, model), into),
+        "attention.wk": ((model, keys), into),
+        "attention.wv": ((model, keys), into),
+        "attention.wo": ((model, model), out),
+        "mlp.gate": ((model, hidden), into),
+        "mlp.up": ((model, hidden), into),
+        "mlp.down": ((hidden, model), out),
+        "norm_1.scale": ((model,), ()),
+        "norm_2.scale": ((model,), ()),
+    }
+    parameters: dict[str, tuple[Shape, Spec]] = {
+        "embedding": ((words, model), out),
+        "head": ((model, words), into),
+        "norm.scale": ((model,), ()),
+        **{f"layers.{i}.{name}": found for i in range(layers) for name, found in layer.items()},
+    }
+    kinds = {
+        "params": np.dtype(ml_dtypes.bfloat16),
+        "opt_state.mu": np.dtype(np.float32),
+        "opt_state.nu": np.dtype(np.float32),
+    }
+    return [
+        Array(f"{kind}.{name}", shape, dtype, spec)
+        for kind, dtype in kinds.items()
+        for name, (shape, spec) in parameters.items()
+    ]
