@@ -45,8 +45,8 @@ def diff(
         >>> orbit_ckpt.save("run/a", {"w": np.zeros((2, 3)), "step": 1})
         >>> orbit_ckpt.save("run/b", {"w": np.eye(2, 3), "step": 1})
         >>> difference = orbit_ckpt.diff("run/a", "run/b", values=True)
-        >>> [(change.path, change.what) for change in difference.changed]
-        [('w', 'values')]
+        >>> {change.path: change.what for change in difference.changed}
+        {'w': 'values'}
     """
     if max_bytes <= 0:
         raise ValueError(f"max_bytes must be positive, found {max_bytes}")

@@ -30,6 +30,7 @@ _COPIES = 4
 """What is held of a block: as stored, as its dtype, as float64 and a mask."""
 
 _SHOWN = 200
+_WIDTH = 110
 _MEMORY_OPTION = typer.Option(
     "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
 )
@@ -144,7 +145,7 @@ def show(
     if corners is not None:
         echo()
         edge = _edge(corners[1].ndim)
-        echo(np.array2string(corners[1], threshold=0, edgeitems=edge, precision=6))
+        echo(_array_text(corners[1], edge))
 
 
 def _print_leaf(leaf: Leaf, value: object, found: ArrayStatistics | None) -> None:
@@ -163,7 +164,11 @@ def _print_leaf(leaf: Leaf, value: object, found: ArrayStatistics | None) -> Non
         rows.append(("value", f"{value[:_SHOWN]!r}{' ...' if len(value) > _SHOWN else ''}"))
     for name, text in rows:
         if text:
-            echo(f"  {name:12}{text}")
+            echo(f"  {name:13}{text}")
+
+
+def _array_text(corners: HostArray, edge: int) -> str:
+    return np.array2string(corners, max_line_width=_WIDTH, precision=5, threshold=0, edgeitems=edge)
 
 
 def _edge(rank: int) -> int:

@@ -85,9 +85,10 @@ class VerifyReport:
         return self.is_intact
 
     def __str__(self) -> str:
+        several = f" in {len(self.checkpoints)} checkpoints" if len(self.checkpoints) > 1 else ""
         counts = (
-            f"{self.path}: {len(self.checkpoints)} checkpoints, {self.files} files, "
-            f"{self.leaves} leaves, {self.chunks} chunks, {self.bytes_checked} bytes checked"
+            f"{self.path}: {self.files} files{several}, leaves: {self.leaves}, "
+            f"chunks: {self.chunks}, bytes checked: {self.bytes_checked}"
         )
         sections = (("damaged", self.damage), ("not checked", self.unchecked))
         lines = [counts, *([] if self.damage else ["intact"])]
