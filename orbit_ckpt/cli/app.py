@@ -11,11 +11,12 @@ import orbit_ckpt
 from orbit_ckpt.cli.check import diff, plan, verify
 from orbit_ckpt.cli.inspect import ls, tree
 from orbit_ckpt.cli.manage import cp, plugins, prune, rm
+from orbit_ckpt.cli.report import report
 from orbit_ckpt.cli.values import show, stats
 from orbit_ckpt.errors import CheckpointError
 
 # A new command is a function with Typer's annotations in one of the modules of this package.
-_COMMANDS = (ls, tree, show, stats, diff, verify, plan, cp, rm, prune, plugins)
+_COMMANDS = (ls, tree, show, stats, diff, verify, plan, cp, rm, prune, plugins, report)
 
 app = typer.Typer(
     name="orbit-ckpt",

@@ -35,6 +35,7 @@ from orbit_ckpt.cli.runs import (
 )
 from orbit_ckpt.formats.orbax import find_items, holds_tree
 from orbit_ckpt.manager.index import StepIndex
+from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
@@ -76,17 +77,8 @@ def _list_run(root: Path, keeping: Keeping, as_json: bool) -> None:
     index = StepIndex(root, AnyStepName())
     infos = index.infos()
     kept = keeping.rules(infos) if keeping.is_given else None
-    steps: list[dict[str, object]] = [
-        {
-            "step": info.step,
-            "path": index.path(info.step),
-            "bytes": directory_bytes(index.path(info.step)),
-            "time": info.time.isoformat(timespec="seconds"),
-            "metrics": info.metrics,
-            "pinned": info.pinned,
-            "temporary": info.temporary,
-            "kept_by": None if kept is None else kept[info.step],
-        }
+    steps = [
+        step_fields(index, info) | {"kept_by": None if kept is None else kept[info.step]}
         for info in infos
     ]
     unfinished = unfinished_saves(root)
@@ -113,6 +105,19 @@ def _list_run(root: Path, keeping: Keeping, as_json: bool) -> None:
     print_table(header, rows, right={"step", "size", *names})
     for name in unfinished:
         echo(f"unfinished: {name}", style="yellow")
+
+
+def step_fields(index: StepIndex, info: StepInfo) -> dict[str, object]:
+    """Return what is known of a step as fields of JSON."""
+    return {
+        "step": info.step,
+        "path": index.path(info.step),
+        "bytes": directory_bytes(index.path(info.step)),
+        "time": info.time.isoformat(timespec="seconds"),
+        "metrics": info.metrics,
+        "pinned": info.pinned,
+        "temporary": info.temporary,
+    }
 
 
 def _list_checkpoint(root: Path, as_json: bool) -> None:

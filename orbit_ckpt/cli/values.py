@@ -31,7 +31,7 @@ _COPIES = 4
 
 _SHOWN = 200
 _WIDTH = 110
-_MEMORY_OPTION = typer.Option(
+MEMORY_OPTION = typer.Option(
     "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
 )
 
@@ -42,7 +42,7 @@ def stats(
     fail_on_nan: Annotated[
         bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
     ] = False,
-    memory: Annotated[int, _MEMORY_OPTION] = 256,
+    memory: Annotated[int, MEMORY_OPTION] = 256,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf.
@@ -51,7 +51,7 @@ def stats(
     """
     leaves = list_leaves(path, patterns)
     with progress_bar("Reading") as told:
-        found = _measure_all(path, leaves, memory * 10**6, told)
+        found = measure_all(path, leaves, memory * 10**6, told)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.name]) and s.nans + s.infs]
     if as_json:
         rows = [{"name": leaf.name, **statistics_fields(found[leaf.name])} for leaf in leaves]
@@ -67,9 +67,17 @@ def stats(
         raise typer.Exit(1)
 
 
-def _measure_all(
+def measure_all(
     path: str, leaves: Sequence[Leaf], max_bytes: int, told: Callable[[int, int], None]
 ) -> dict[str, ArrayStatistics | None]:
+    """Return the statistics of leaves by name.
+
+    Args:
+        path: The checkpoint.
+        leaves: Which.
+        max_bytes: About how many bytes of values to hold at once.
+        told: Called with the bytes measured so far, and how many there are.
+    """
     values = open_leaves(path, [leaf.name for leaf in leaves])
     block = max(1, max_bytes // (_THREADS * _COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
@@ -104,7 +112,7 @@ def _cells(found: ArrayStatistics | None) -> list[str]:
 def show(
     path: str,
     leaf: str,
-    memory: Annotated[int, _MEMORY_OPTION] = 256,
+    memory: Annotated[int, MEMORY_OPTION] = 256,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print one leaf: what it is, its statistics, and the values in its corners.

@@ -34,6 +34,14 @@ def on_terminal(*args: object) -> pexpect.spawn:
     )
 
 
+def ending(child: pexpect.spawn) -> str:
+    """Wait for the end; return what was printed since the last `expect`."""
+    child.expect(pexpect.EOF)
+    child.close()
+    assert isinstance(child.before, str)
+    return child.before
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint that takes long enough for a bar to be drawn."""
@@ -52,9 +60,7 @@ def test_long_work_shows_bytes_rate_and_time_left(
     args = [command, large, *([tmp_path / "copy"] if command == "cp" else [])]
     child = on_terminal(*args)
     child.expect(title)
-    child.expect(pexpect.EOF)
-    child.close()
-    shown = _ESCAPE.sub("", child.before)
+    shown = _ESCAPE.sub("", ending(child))
     assert child.exitstatus == 0
     assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? MB", shown), shown  # done of all
     assert re.search(r"\d+:\d\d:\d\d", shown), shown  # time left
@@ -67,20 +73,18 @@ def test_long_work_shows_bytes_rate_and_time_left(
 
 def test_tables_have_colours_on_a_terminal_only(run_directory: Path, cli: Run) -> None:
     child = on_terminal("ls", run_directory)
-    child.expect(pexpect.EOF)
-    child.close()
+    shown = ending(child)
     assert child.exitstatus == 0
-    assert "\x1b[1m" in child.before
-    plain = [line.rstrip() for line in _ESCAPE.sub("", child.before).splitlines()]
+    assert "\x1b[1m" in shown
+    plain = [line.rstrip() for line in _ESCAPE.sub("", shown).splitlines()]
     assert plain == cli("ls", run_directory).out.splitlines()
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path, cli: Run) -> None:
     ocp.save(tmp_path / "checkpoint", {"[red]w[/red]": np.ones(2), ":smile:": 1})
-    child = on_terminal("tree", tmp_path / "checkpoint")
-    child.expect(pexpect.EOF)
-    assert "[red]w[/red]" in child.before
-    assert ":smile:" in child.before
+    shown = ending(on_terminal("tree", tmp_path / "checkpoint"))
+    assert "[red]w[/red]" in shown
+    assert ":smile:" in shown
     assert "[red]w[/red]" in cli("tree", "checkpoint").out
 
 
@@ -89,8 +93,7 @@ def test_deleting_asks_first(own_run: Path) -> None:
         child = on_terminal("rm", own_run / "20")
         child.expect("Delete .*\\?")
         child.sendline(answer)
-        child.expect(pexpect.EOF)
-        child.close()
+        ending(child)
         assert child.exitstatus == (2 if expected else 0)
         assert (own_run / "20").exists() is expected
 
@@ -99,8 +102,7 @@ def test_an_interrupt_leaves_no_copy(large: Path, tmp_path: Path) -> None:
     child = on_terminal("cp", large, tmp_path / "copies" / "a")
     child.expect("Copying")
     child.sendintr()
-    child.expect(pexpect.EOF)
-    child.close()
+    ending(child)
     assert child.exitstatus != 0 or (tmp_path / "copies/a").is_dir()
     if (tmp_path / "copies").exists():
         left = [path.name for path in (tmp_path / "copies").iterdir()]
