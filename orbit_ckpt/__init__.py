@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         checkpoint_utils,
         policies,
         step,
+        t5x,
         transform_utils,
         utils,
     )
@@ -92,7 +93,15 @@ _LATER = {
     "verify": "checkpointer.verify",
 }
 _LATER_MODULES = frozenset(
-    {"checkpoint_managers", "checkpoint_utils", "policies", "step", "transform_utils", "utils"}
+    {
+        "checkpoint_managers",
+        "checkpoint_utils",
+        "policies",
+        "step",
+        "t5x",
+        "transform_utils",
+        "utils",
+    }
 )
 
 
@@ -172,6 +181,7 @@ __all__ = [
     "save",
     "save_async",
     "step",
+    "t5x",
     "transform",
     "transform_utils",
     "type_handlers",

@@ -48,7 +48,7 @@ PUBLIC = {
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
         "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
-        *("step", "transform", "transform_utils", "type_handlers", "utils"),
+        *("step", "t5x", "transform", "transform_utils", "type_handlers", "utils"),
         *("Transform", "RestoreTransform", "apply_transformations", "merge_trees"),
     },
     "orbit_ckpt.policies": POLICIES,
@@ -56,6 +56,10 @@ PUBLIC = {
         *("AssignmentMap", "Cast", "Combine", "Copy", "Drop", "Fallback", "KeyData", "Map"),
         *("Rename", "Rule", "Split", "Stack", "Transpose", "Unstack", "WrapKeys"),
         *("StateTransform", "parse_rules", "partition"),
+    },
+    "orbit_ckpt.t5x": {
+        *("T5XFormat", "all_steps", "all_dataset_checkpoint_steps", "latest_step"),
+        *("checkpoint_directory", "find_checkpoint"),
     },
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
     "orbit_ckpt.args": {

@@ -13,6 +13,7 @@ from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.arguments import cast_on_save
@@ -138,6 +139,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     map_leaf: Callable[[Any, str], object] | None = None,
     report: bool = False,
     lazy: bool = False,
+    reader: Format | None = None,
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt, Orbax or another program.
 
@@ -175,6 +177,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             values are asked for and can be saved without being read before. The checkpoint must be
             there until then. Scalars, strings and leaves that rules compute are read at once; a
             report counts all others as if they were, too.
+        reader: The format to read it as, which may have options of its own, such as those of
+            `orbit_ckpt.t5x`; None to find out.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`.
@@ -199,6 +203,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         sharding=sharding,
         map_leaf=map_leaf,
         lazy=lazy,
+        reader=reader,
     )
     run = _handler().run_and_explain if report else _handler().run_request
     restored = run(path, request, resolver=_resolver(sharding))
@@ -219,6 +224,7 @@ def plan(  # noqa: PLR0913 - those of `load`
     cast: Casting | PatternMap[object] = "same_kind",
     strict: bool = True,
     sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
+    reader: Format | None = None,
 ) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 
@@ -251,6 +257,7 @@ def plan(  # noqa: PLR0913 - those of `load`
         cast=cast,
         strict=strict,
         sharding=sharding,
+        reader=reader,
     )
     return _handler().explain_request(path, request, resolver=_resolver(sharding))
 
@@ -299,11 +306,12 @@ def _resolver(
     return ShardingResolver(fallback=None if isinstance(sharding, Mapping) else sharding)
 
 
-def metadata(path: PathLike) -> TreeMetadata:
+def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
     """Return what is known of a saved pytree without reading its arrays or touching a device.
 
     Args:
         path: As for `load`.
+        reader: As for `load`.
 
     Returns:
         `.tree` with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
@@ -313,7 +321,7 @@ def metadata(path: PathLike) -> TreeMetadata:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
         IncompleteCheckpointError: The save did not finish.
     """
-    return _handler().metadata(path)
+    return _handler().metadata(path, reader=reader)
 
 
 def _handler() -> PyTreeHandler:

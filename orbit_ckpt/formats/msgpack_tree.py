@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype
 from orbit_ckpt.errors import FormatError
@@ -23,11 +24,17 @@ from orbit_ckpt.metadata.schema import (
     TreeDocument,
     encode_value,
 )
-from orbit_ckpt.storage.foreign import ForeignStore, RawArray
+from orbit_ckpt.storage.foreign import ForeignArray, ForeignStore, RawArray
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import format_path, name_path, storage_name
 
 _SCALAR, _STRING = "scalar", "string"
+
+
+class LinkedNode(Struct, frozen=True, gc=False):
+    """An array that a file refers to, and that is elsewhere."""
+
+    array: ForeignArray
 
 
 def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
@@ -42,7 +49,7 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
         FormatError: A number is none that an array can hold.
     """
     flat: FlatTree = flatten(tree)
-    arrays: dict[str, RawArray] = {}
+    arrays: dict[str, ForeignArray] = {}
     strings: dict[str, object] = {}
     details: dict[str, LeafDetail] = {}
     records: list[LeafRecord] = []
@@ -83,6 +90,8 @@ def _kind_of(value: object) -> tuple[str, str | None]:
     """Return the type of a leaf, as documents call it, and what else is to be said of it."""
     if is_empty_node(value):
         return empty_typestr(value), None
+    if isinstance(value, LinkedNode):
+        return UNKNOWN_TYPE, None
     if isinstance(value, ArrayNode):
         return (_SCALAR, NUMPY) if value.is_scalar else (UNKNOWN_TYPE, None)
     if isinstance(value, BytesNode):
@@ -90,7 +99,9 @@ def _kind_of(value: object) -> tuple[str, str | None]:
     return (_STRING if isinstance(value, str) else _SCALAR), None
 
 
-def _array_of(value: object, where: str) -> RawArray:
+def _array_of(value: object, where: str) -> ForeignArray:
+    if isinstance(value, LinkedNode):
+        return value.array
     if isinstance(value, ArrayNode):
         return RawArray(value.shape, value.dtype, value.value)
     if isinstance(value, BytesNode):

@@ -13,11 +13,13 @@ from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins
 from orbit_ckpt.storage.store_path import StorePath
 
-BUILT_IN = ("safetensors", "flax_msgpack")
+BUILT_IN = ("safetensors", "t5x", "flax_msgpack")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
 
 
-def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTree:
+def open_checkpoint(
+    path: Path, *, allow_unstructured: bool = False, reader: Format | None = None
+) -> StoredTree:
     """Open the tree in a checkpoint of any format.
 
     Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
@@ -26,6 +28,7 @@ def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTr
     Args:
         path: A directory, or a file of a format with a single one.
         allow_unstructured: See `orbax.open_tree`.
+        reader: The format, None to find out.
 
     Raises:
         IncompleteCheckpointError: The checkpoint is a save that did not finish.
@@ -33,6 +36,8 @@ def open_checkpoint(path: Path, *, allow_unstructured: bool = False) -> StoredTr
         CorruptionError: A file differs from its checksum.
         FormatError: A document is not understood.
     """
+    if reader is not None:
+        return reader.open(path)
     missing = directory = None
     try:
         directory = find_tree(path)

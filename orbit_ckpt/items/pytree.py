@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import (
@@ -231,7 +232,9 @@ class PyTreeHandler:
         run: Callable[[TreePlan], Coroutine[object, object, T]],
     ) -> T:
         async def read(path: Path) -> T:
-            source = open_checkpoint(path, allow_unstructured=request.has_target)
+            source = open_checkpoint(
+                path, allow_unstructured=request.has_target, reader=request.reader
+            )
             batch = source.load_batch(
                 max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
             )
@@ -239,8 +242,14 @@ class PyTreeHandler:
 
         return read_unchanged([resolve_path(directory)], read)
 
-    def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
+    def metadata(
+        self, directory: str | os.PathLike[str], *, reader: Format | None = None
+    ) -> TreeMetadata:
         """Return what is known of a tree without reading it; touches no device.
+
+        Args:
+            directory: Where it is.
+            reader: The format to read as, None to find out.
 
         Raises:
             CheckpointNotFoundError: There is no tree.
@@ -248,7 +257,7 @@ class PyTreeHandler:
         """
 
         async def read(path: Path) -> TreeMetadata:
-            source = open_checkpoint(path)
+            source = open_checkpoint(path, reader=reader)
             found = await read_metadata(source, source.load_batch(), self._registry)
             tree = rebuild(source, found, rich_types=self._rich_types)
             return TreeMetadata(tree, source.document.custom_metadata)

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 from msgspec import Struct, field
 
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.transform.legacy import LegacyRules
@@ -43,6 +44,7 @@ class RestoreRequest(Struct, frozen=True):
         only: Patterns for the leaves that are wanted, None for all.
         skip: Patterns for leaves that are not.
         lazy: Whether leaves that are arrays are left where they are, as `LazyArray`.
+        reader: The format to read as, None to find out.
     """
 
     target: object = None
@@ -64,6 +66,7 @@ class RestoreRequest(Struct, frozen=True):
     only: Patterns = None
     skip: Patterns = None
     lazy: bool = False
+    reader: Format | None = None
 
     @property
     def is_whole(self) -> bool:
