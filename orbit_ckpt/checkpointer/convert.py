@@ -28,6 +28,7 @@ ORBIT = "orbit"
 WRITERS: Mapping[str, str] = {
     "flax": "orbit_ckpt.formats.flax_write",
     "safetensors": "orbit_ckpt.formats.safetensors_write",
+    "t5x": "orbit_ckpt.formats.t5x_write",
 }
 """Formats of others that can be written, and the modules whose `write` does it."""
 
@@ -54,16 +55,17 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     Args:
         src: A checkpoint of any format that `load` reads.
         dst: Where to write. For `"safetensors"` a path that ends in `.safetensors` is a single
-            file, any other a directory as on Hugging Face. For `"flax"` it is a file.
-        to: `"orbit"`, `"safetensors"` or `"flax"`.
+            file, any other a directory as on Hugging Face. For `"flax"` it is a file,
+            for `"t5x"` the directory of a step, `checkpoint_<step>`.
+        to: `"orbit"`, `"safetensors"`, `"flax"` or `"t5x"`.
         only: Which leaves to take, as for `load`.
         skip: Which not to take.
         transforms: Rules that rename, merge, split or compute leaves on their way.
         cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
         custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
             the original. Formats without a place for it leave it out.
-        overwrite: Whether to replace what was written before; a directory of safetensors is never
-            replaced.
+        overwrite: Whether to replace what was written before; a directory of safetensors
+            or of T5X is never replaced.
         max_bytes: About how many bytes to hold at once.
         max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
 

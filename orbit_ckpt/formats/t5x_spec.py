@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from orbit_ckpt.arrays.dtypes import DType, as_dtype, parse_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.formats.t5x_chunks import document_of
 from orbit_ckpt.storage.foreign import LinkedArray
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.storage.ocdbt import Json
@@ -226,16 +227,5 @@ def _document_of(spec: Spec) -> bytes:
     is_known = spec.shape is not None and spec.chunks is not None and spec.compressor is not UNSET
     if dtype is None or not is_known:
         raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
-    return json.dumps(
-        {
-            "chunks": spec.chunks,
-            "compressor": spec.compressor,
-            "dimension_separator": ".",
-            "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
-            "fill_value": None,
-            "filters": None,
-            "order": "C",
-            "shape": spec.shape,
-            "zarr_format": 2,
-        }
-    ).encode()
+    compressor = cast("Mapping[str, object] | None", spec.compressor)
+    return document_of(cast(Shape, spec.shape), dtype, cast(Shape, spec.chunks), compressor)
