@@ -59,7 +59,8 @@ PUBLIC = {
     },
     "orbit_ckpt.t5x": {
         *("T5XFormat", "all_steps", "all_dataset_checkpoint_steps", "latest_step"),
-        *("checkpoint_directory", "find_checkpoint"),
+        *("checkpoint_directory", "dataset_prefix", "find_checkpoint"),
+        *("TensorFlowFormat", "TFVariable", "CheckpointTranslator", "T5_RULES", "translate_t5"),
     },
     "orbit_ckpt.checkpoint_managers": POLICIES | {"preservation_policy", "save_decision_policy"},
     "orbit_ckpt.args": {

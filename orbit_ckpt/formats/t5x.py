@@ -16,6 +16,7 @@ from orbit_ckpt.errors import (
     CheckpointNotFoundError,
     FormatError,
     IncompleteCheckpointError,
+    ProcessCountError,
     VersionError,
 )
 from orbit_ckpt.formats.base import StoredTree
@@ -36,7 +37,7 @@ TF_STATE = b"model_checkpoint_path"
 _OLDEST_VERSION = 2
 _STEP = re.compile(r"checkpoint_(\d+)")
 _TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+")
-_DATASET = re.compile(r"train_ds-\d{3,}-of-\d{3,}\..+")
+_DATASET = re.compile(r"train_ds-\d{3,}-of-(\d{3,})\..+")
 _BODY, _VERSION = "optimizer", "version"
 _KEY_BYTES = 64
 
@@ -175,6 +176,36 @@ def all_dataset_checkpoint_steps(directory: PathLike) -> list[int]:
         if (match := _STEP.fullmatch(entry.name)) and entry.is_dir()
         if any(_DATASET.fullmatch(file.name) for file in entry.iterdir())
     )
+
+
+def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
+    """Return where the state of one data iterator is in a step, as TensorFlow takes it.
+
+    `tf.train.Checkpoint(ds=iterator).read(str(prefix)).assert_consumed()` restores it.
+
+    Args:
+        directory: The directory of the step.
+        shard: Which iterator.
+        num_shards: How many there are now.
+
+    Raises:
+        CheckpointNotFoundError: The step has no state of it.
+        ProcessCountError: There were more or fewer iterators when it was saved.
+    """
+    directory = resolve_path(directory)
+    name = f"train_ds-{shard:03}-of-{num_shards:03}"
+    if (directory / f"{name}.index").is_file():
+        return directory / name
+    found = [_DATASET.fullmatch(entry.name) for entry in directory.iterdir()]
+    counts = {int(match[1]) for match in found if match is not None}
+    if counts and num_shards not in counts:
+        raise ProcessCountError(
+            f"{directory} has the states of {counts} data iterators, there are {num_shards} now. "
+            "Restore with as many, or begin the data anew.",
+            saved=min(counts),
+            current=num_shards,
+        )
+    raise CheckpointNotFoundError(f"{directory} has no {name}.index, the state of an iterator.")
 
 
 def find_checkpoint(path: PathLike, step: int | None = None) -> Path:
