@@ -80,6 +80,7 @@ PUBLIC = {
     },
     "orbit_ckpt.checkpoint_utils": {
         *("construct_restore_args", "checkpoints_iterator", "wait_for_new_checkpoint"),
+        "find_latest_checkpoint",
     },
     "orbit_ckpt.step": {
         *("standard_name_format", "build_step_path", "find_step_path"),

@@ -13,7 +13,7 @@ from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins
 from orbit_ckpt.storage.store_path import StorePath
 
-BUILT_IN = ("safetensors", "t5x", "tf_checkpoint", "flax_msgpack")
+BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
 
 

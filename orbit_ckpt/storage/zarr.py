@@ -25,6 +25,8 @@ MIN_COMPRESSED_BYTES = 16 * 1024
 leaf costs in metadata."""
 
 _ZSTD_LEVEL = 1
+_MAX_ELEMENTS = 2**58
+"""More have too many bytes for any machine, whatever their dtype."""
 
 
 class ZarrArray(Struct, frozen=True):
@@ -258,3 +260,5 @@ def _shape(value: object) -> Shape:
 def _check_grid(shape: Shape, chunks: Shape) -> None:
     if len(shape) != len(chunks) or any(n < 1 for n in chunks):
         raise ValueError(f"chunks {chunks} do not fit shape {shape}")
+    if any(math.prod(filter(None, sizes)) > _MAX_ELEMENTS for sizes in (shape, chunks)):
+        raise ValueError(f"shape {shape} or chunks {chunks} have too many elements")

@@ -1,0 +1,91 @@
+"""Levanter: zarr2 arrays in nested directories, whose names are the tree.
+
+A directory below a checkpoint's is read as that part of its tree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import structs
+
+from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
+from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
+from orbit_ckpt.formats.run_metadata import (
+    RUN_METADATA,
+    is_marked,
+    read_run_metadata,
+)
+from orbit_ckpt.formats.zarr_tree import find_arrays, in_tree_order, key_paths
+from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
+from orbit_ckpt.storage.layout import AGGREGATE, STEP_METADATA, ZARR2_DOCUMENT
+
+_NOT_HERE = (AGGREGATE, STEP_METADATA)
+
+
+class LevanterFormat:
+    """Reads checkpoints of Levanter; see `Format`."""
+
+    name = "Levanter"
+    extra = None
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        if not path.is_dir():
+            return "it is a file"
+        if _root_of(path) is None and not _is_unfinished(path):
+            return f"no {RUN_METADATA} of Levanter in it"
+        return None if next(find_arrays(path), None) else f"no {ZARR2_DOCUMENT} below it"
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`."""
+        root = _root_of(path)
+        if root is None:
+            raise IncompleteCheckpointError(
+                f"Found incomplete checkpoint at {path}: it has arrays in nested directories, as "
+                f"Levanter's have, but no {RUN_METADATA}, which is written last. The save that "
+                "wrote it did not finish; load an earlier one."
+            )
+        found = sorted(find_arrays(path))
+        if not found:
+            raise CheckpointNotFoundError(f"{path}: no {ZARR2_DOCUMENT} below it.")
+        try:
+            paths = key_paths([names for names, _ in found], infer_lists=False)
+        except ValueError as error:
+            raise FormatError(f"{path}: {error}; give one of its parts.") from error
+        order = in_tree_order(paths)
+        records = [LeafRecord.at(paths[i], UNKNOWN_TYPE) for i in order]
+        arrays = {
+            record.name: LinkedArray({"driver": "file", "path": found[i][1]})
+            for record, i in zip(records, order, strict=True)
+        }
+        if len(arrays) != len(records):
+            raise FormatError(f"{path}: names of leaves, joined by dots, do not tell them apart.")
+        metadata = read_run_metadata(root)
+        return StoredTree(
+            path,
+            TreeDocument(records, custom_metadata=metadata and structs.asdict(metadata)),
+            lambda: TreeParts(ForeignStore(arrays, [root / RUN_METADATA])),
+            identity=root / RUN_METADATA,
+        )
+
+
+FORMAT = LevanterFormat()
+
+
+def _root_of(path: Path) -> Path | None:
+    """Return the checkpoint that a directory is, or in which it is."""
+    return next((at for at in (path, *path.parents) if is_marked(at)), None)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a directory has arrays and deeper ones too, as only Levanter's have, but no mark.
+
+    Read as something else it would be the arrays right below it.
+    """
+    if any((path / name).exists() for name in _NOT_HERE):
+        return False
+    depths = {min(len(names), 2) for names, _ in find_arrays(path) if names}
+    return depths == {1, 2}

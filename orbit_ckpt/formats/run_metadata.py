@@ -1,0 +1,113 @@
+"""`metadata.json`, with which eFormer and Levanter mark a checkpoint as complete."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from orbit_ckpt.errors import FormatError
+from orbit_ckpt.metadata.codec import decode_json
+from orbit_ckpt.storage.path import resolve_path
+
+RUN_METADATA = "metadata.json"
+
+_MAX_BYTES = 1 << 20
+_logger = logging.getLogger(__name__)
+
+
+class RunMetadata(Struct, frozen=True):
+    """What the file holds.
+
+    Attributes:
+        timestamp: When the checkpoint was written, in ISO 8601, in the writer's own time zone
+            unless it names one.
+        step: The step, -1 if the writer was not told.
+        is_temporary: Whether the run deletes it once it has saved the next one.
+    """
+
+    timestamp: str
+    step: int = -1
+    is_temporary: bool = False
+
+    @property
+    def time(self) -> float:
+        """When the checkpoint was written, in seconds since the epoch.
+
+        Raises:
+            ValueError: The timestamp is none.
+        """
+        return datetime.fromisoformat(self.timestamp).timestamp()
+
+
+def read_run_metadata(directory: Path) -> RunMetadata | None:
+    """Return what the file in a checkpoint's directory says, None if there is none.
+
+    Raises:
+        FormatError: It is damaged, or another program's.
+    """
+    file = directory / RUN_METADATA
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    found = decode_json(data, RunMetadata, str(file))
+    try:
+        found.time  # noqa: B018 - checked here, where the file is known
+    except (ValueError, OverflowError, OSError) as error:
+        raise FormatError(f"{file}: timestamp: {error}. The file is damaged.") from error
+    return found
+
+
+def is_marked(directory: Path) -> bool:
+    """Whether a directory has such a file; one of another program is as good as none."""
+    try:
+        return read_run_metadata(directory) is not None
+    except FormatError:
+        return False
+
+
+def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
+    """Return the checkpoint of a run of eFormer or Levanter that was written last.
+
+    Looked at are a directory itself and those in it, as eFormer and Levanter do: those with a
+    `metadata.json`, temporary ones too. The time of writing decides, then the step. One whose file
+    is damaged is passed over, with a warning in the log.
+
+    Args:
+        path: The run, or one checkpoint.
+
+    Returns:
+        The directory of the checkpoint, None if there is none.
+    """
+    run = resolve_path(path)
+    found = [(metadata.time, metadata.step, at) for at, metadata in _marked(run)]
+    return max(found)[2] if found else None
+
+
+def several_message(path: Path) -> str:
+    """Return text that says which checkpoints a directory holds, empty if none."""
+    names = sorted(at.name for at, _ in _marked(path) if at != path)
+    latest = find_latest_checkpoint(path)
+    if not names or latest is None:
+        return ""
+    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    return f"; it holds several checkpoints ({shown}): give one, {latest} is the latest"
+
+
+def _marked(path: Path) -> Iterator[tuple[Path, RunMetadata]]:
+    if not path.is_dir():
+        return
+    for directory in (path, *sorted(path.iterdir())):
+        try:
+            metadata = read_run_metadata(directory)
+        except FormatError as error:
+            _logger.warning("Not taken for a checkpoint: %s", error)
+            continue
+        if metadata is not None:
+            yield directory, metadata
