@@ -33,10 +33,23 @@ _logger = logging.getLogger(__name__)
 _ADVICE = "Nothing was left behind; check the free space and permissions there."
 
 
+_GRACE_S = 15.0
+"""How much longer to wait for a save than its processes for each other: their error says more."""
+
+
 class SaveHandle:
     """A save that goes on in the background; can be awaited too."""
 
-    def __init__(self, path: Path, step: int | None, outcome: Future[None], commit: Commit) -> None:
+    def __init__(
+        self,
+        path: Path,
+        step: int | None,
+        outcome: Future[None],
+        commit: Commit,
+        *,
+        is_alone: bool = True,
+    ) -> None:
+        self.grace_s = 0.0 if is_alone else _GRACE_S
         self._path = path
         self._step = step
         self._outcome = outcome
@@ -185,7 +198,8 @@ def begin_save(
         await asyncio.to_thread(_report, path, when_done)
 
     with acting_as(session.process):
-        return SaveHandle(path, step, run_in_background(finish()), commit)
+        outcome = run_in_background(finish())
+    return SaveHandle(path, step, outcome, commit, is_alone=session.process.is_alone)
 
 
 def decline_save(path: Path, error: BaseException, options: SessionOptions) -> None:
@@ -324,7 +338,7 @@ class LastSave:
         """
         handle = self._handle
         if handle is not None:
-            handle.exception(self._timeout_s)
+            handle.exception(self._longest)
 
     def check(self) -> None:
         """Raise what it has failed with, without waiting.
@@ -343,7 +357,7 @@ class LastSave:
             BackgroundSaveError: It has failed.
             TimeoutError: It goes on for longer than the time to wait.
         """
-        failed = self._failure(self._timeout_s)
+        failed = self._failure(self._longest)
         if failed is not None:
             raise failed
 
@@ -372,8 +386,13 @@ class LastSave:
 
     def _seconds_until(self, deadline: float | None) -> float:
         if deadline is None:
-            return self._timeout_s
-        return min(self._timeout_s, max(0.0, deadline - time.monotonic()))
+            return self._longest
+        return min(self._longest, max(0.0, deadline - time.monotonic()))
+
+    @property
+    def _longest(self) -> float:
+        handle = self._handle
+        return self._timeout_s + (0.0 if handle is None else handle.grace_s)
 
 
 @contextlib.contextmanager

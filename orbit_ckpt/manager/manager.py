@@ -65,6 +65,11 @@ class CheckpointManager:
     `check_for_errors`, `wait_until_finished` and `close`; a save that raises it is begun all the
     same.
 
+    Several processes open a run together and call the same methods in the same order. The primary
+    one decides, and what fails on one fails on all. Asking what is there waits for nobody:
+    `all_steps()`, `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called
+    on one process alone.
+
     Example:
         >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:
         ...     for step in range(10):
@@ -100,6 +105,8 @@ class CheckpointManager:
         Raises:
             StorageError: The directory cannot be made or read.
             ValueError: Arguments contradict each other.
+            ProcessFailedError: Another process could not open it.
+            ProcessTimeoutError: Another process has not opened it in time.
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
         self._directory = resolve_path(directory)

@@ -46,9 +46,6 @@ from orbit_ckpt.manager.shared_index import News, SharedIndex
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.step_details import StepDetails
 
-_GRACE_S = 15.0
-"""How much longer to wait for a save than its processes for each other: their error says more."""
-
 
 class Verdict(Struct, frozen=True):
     """What becomes of a step that a training is at, the same on all processes.
@@ -123,8 +120,7 @@ class StepSaver:
         self._async = options.async_options or AsyncOptions()
         self._session = _session_options(options, self._async)
         self._policy = options.decision_policy()
-        grace = 0.0 if council.is_alone else _GRACE_S
-        self._last = LastSave(self._async.timeout_secs + grace)
+        self._last = LastSave(self._async.timeout_secs)
         self._started = datetime.now(tz=UTC)
         self._problems: list[CheckpointError] = []
         self.blocked: timedelta | None = None

@@ -136,6 +136,24 @@ def test_process_that_writes_for_too_long_is_named(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
+@pytest.mark.slow
+def test_timeout_of_saves_in_the_background_holds_for_other_processes(tmp_path: Path) -> None:
+    def save(group: ProcessGroup) -> None:
+        options = ocp.MultiprocessingOptions(group=group)
+        limit = ocp.AsyncOptions(timeout_secs=1)
+        handler = Parts(group, {}, 1)
+        with ocp.AsyncCheckpointer(
+            handler, async_options=limit, multiprocessing_options=options
+        ) as checkpointer:
+            checkpointer.save(tmp_path / "a", args=PartsArgs())
+            with pytest.raises(BackgroundSaveError, match=r"process 1 \(last: writing\)"):
+                checkpointer.wait_until_finished()
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        list(pool.map(save, fake_processes(COUNT)))
+    assert names_in(tmp_path) == []
+
+
 def test_taken_path_is_an_error_on_all(tmp_path: Path) -> None:
     groups = fake_processes(COUNT)
     assert save_on_all(groups, tmp_path / "a") == [None] * COUNT
