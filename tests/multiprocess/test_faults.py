@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("ORBIT_CKPT_FAULT_ROUNDS", "1"))
 """How many random faults."""
 
-DEADLINE_S, HEARTBEAT_S, ENDED_S = 3.0, 10, 90.0
+DEADLINE_S, HEARTBEAT_S, ENDED_S = 5.0, 10, 90.0
 
 OF_FIRST = [phase for phase in PHASES if phase not in OF_OTHERS]
 OF_SECOND = [phase for phase in PHASES if phase not in OF_PRIMARY]
