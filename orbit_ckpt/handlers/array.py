@@ -16,7 +16,7 @@ from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype, 
 from orbit_ckpt.arrays.replicas import ReplicaOptions, Turns, written_shards
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
-from orbit_ckpt.arrays.transfer import TakenArray, local_regions
+from orbit_ckpt.arrays.transfer import TakenArray, local_regions, shards_of
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -102,7 +102,7 @@ class ArrayHandler:
 
     def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
         """See `ValueTaker`."""
-        turns = Turns()
+        turns = _turns()
         return [self._taken(cast(jax.Array, value), turns) for value in values]
 
     async def serialize(
@@ -116,7 +116,7 @@ class ArrayHandler:
         Raises:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
-        turns = Turns()
+        turns = _turns()
         taken = [
             value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)
             for value in values
@@ -126,10 +126,12 @@ class ArrayHandler:
             self._add(array, info, arg)
         return []
 
-    def _taken(self, array: jax.Array, turns: Turns) -> TakenArray:
+    def _taken(self, array: jax.Array, turns: Turns | None) -> TakenArray:
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
+        if turns is None:
+            return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
         write_shape, shards = written_shards(array, self._replicas, turns)
         return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
@@ -144,10 +146,11 @@ class ArrayHandler:
         layout = add_array(
             array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
         )
-        record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
-        if not batch.process.is_alone:
-            batch.arrays.append(record._replace(shape=layout.shape, dtype=layout.dtype.name))
-        elif impl is not None:  # of other arrays it says nothing that is not elsewhere
+        if impl is not None or not batch.process.is_alone:
+            # of other arrays of one process it says nothing that is not elsewhere
+            record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
+            if not batch.process.is_alone:
+                record = record._replace(shape=layout.shape, dtype=layout.dtype.name)
             batch.arrays.append(record)
         sharding = None if array.sharding is None else describe_sharding(array.sharding)
         if sharding is not None:
@@ -191,6 +194,11 @@ class ArrayHandler:
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
+
+
+def _turns() -> Turns | None:
+    """Return whose turn it is to write what; None if there is one process only."""
+    return None if this_process().is_alone else Turns()
 
 
 def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> None:
