@@ -10,9 +10,9 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, as_dtype, storable
@@ -44,14 +44,14 @@ class ArrayNode(Struct, frozen=True, gc=False):
 
 
 class BytesNode(Struct, frozen=True, gc=False):
-    """Where a value of bytes is."""
+    """A value of bytes, or where it is."""
 
-    value: Extent
+    value: Value
 
     @property
     def nbytes(self) -> int:
         """How many there are."""
-        return self.value.length
+        return len(self.value) if isinstance(self.value, bytes) else self.value.length
 
 
 class _Head(NamedTuple):
@@ -69,38 +69,77 @@ def scan_file(file: Path) -> object:
         FormatError: It is cut short, damaged, or holds what Flax does not write.
         OSError: It cannot be read.
     """
-    with _Scanner(file) as scanner:
-        try:
-            return scanner.scan_all()
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise FormatError(
-                f"{file} is not a sound msgpack file of Flax: byte {scanner.position}: {error}. It "
-                "is damaged or incomplete, or was written by something else; copy it again."
-            ) from error
+    with open(file, "rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        source = _File(str(file), size, stream.fileno())
+        return _scan(source, f"{file} is not a sound msgpack file of Flax")
+
+
+def scan_bytes(data: bytes, where: str) -> object:
+    """Return the tree in bytes that are in memory already, with the values of its arrays.
+
+    Args:
+        data: The bytes.
+        where: What messages begin with.
+
+    Raises:
+        FormatError: They are cut short, damaged, or hold what Flax does not write.
+    """
+    return _with_values(_scan(_Memory(data, len(data)), where))
+
+
+def _scan(source: _File | _Memory, where: str) -> object:
+    scanner = _Scanner(source)
+    try:
+        return scanner.scan_all()
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise FormatError(
+            f"{where}: byte {scanner.position}: {error}. It is damaged or incomplete, or was "
+            "written by something else; copy it again."
+        ) from error
+
+
+class _File:
+    """Bytes in a file, read a window at a time."""
+
+    def __init__(self, file: str, size: int, descriptor: int) -> None:
+        self.size = size
+        self._file = file
+        self._descriptor = descriptor
+        self._window = b""
+        self._start = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        offset = start - self._start
+        if not 0 <= offset <= len(self._window) - length:
+            self._window = os.pread(self._descriptor, max(length, _WINDOW_BYTES), start)
+            self._start, offset = start, 0
+        return self._window[offset : offset + length]
+
+    def place(self, start: int, length: int) -> Value:
+        return Extent(self._file, start, length)
+
+
+class _Memory(NamedTuple):
+    """Bytes in memory."""
+
+    data: bytes
+    size: int
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.data[start : start + length]
+
+    place = read
 
 
 class _Scanner:
-    """Goes through a file value by value."""
+    """Goes through bytes value by value."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, source: _File | _Memory) -> None:
         self.position = 0
-        self._file = str(file)
-        self._stream = open(file, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
-        self.size = os.fstat(self._stream.fileno()).st_size
-        self._window = b""
-        self._window_start = 0
+        self.size = source.size
+        self._source = source
         self._nodes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stream.close()
 
     def scan_all(self) -> object:
         """Return the value that the file is."""
@@ -214,19 +253,14 @@ class _Scanner:
             raise ValueError(f"{length} bytes are announced, there are {end - self.position}")
         return self.position + length
 
-    def _skip(self, length: int, end: int) -> Extent:
+    def _skip(self, length: int, end: int) -> Value:
         start, self.position = self.position, self._inside(length, end)
-        return Extent(self._file, start, length)
+        return self._source.place(start, length)
 
     def _take(self, length: int, end: int) -> bytes:
         """Return the next bytes."""
         start, self.position = self.position, self._inside(length, end)
-        offset = start - self._window_start
-        if not 0 <= offset <= len(self._window) - length:
-            wanted = max(length, _WINDOW_BYTES)
-            self._window = os.pread(self._stream.fileno(), wanted, start)
-            self._window_start, offset = start, 0
-        found = self._window[offset : offset + length]
+        found = self._source.read(start, length)
         if len(found) != length:
             raise ValueError("the file has become shorter")
         return found
@@ -297,10 +331,28 @@ def _join_chunks(fields: dict[str, object]) -> object:
     is_whole = _nbytes(shape, dtype) == sum(_nbytes(part.shape, part.dtype) for part in parts)
     if not is_whole or any(part.dtype != dtype for part in parts):
         raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
-    return ArrayNode(shape, dtype, Pieces.of([cast(Extent, part.value) for part in parts]))
+    values = [part.value for part in parts]
+    extents = [value for value in values if isinstance(value, Extent)]
+    value = Pieces.of(extents) if extents else b"".join(cast(list[bytes], values))
+    return ArrayNode(shape, dtype, value)
 
 
 def _ordered(value: object) -> list[object]:
     """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
     fields = cast(Mapping[str, object], value)
     return [fields[str(i)] for i in range(len(fields))]
+
+
+def _with_values(node: object) -> object:
+    """Return a tree of `scan_bytes` with arrays and bytes in place of their nodes."""
+    if isinstance(node, dict):
+        return {key: _with_values(child) for key, child in cast(dict[str, object], node).items()}
+    if isinstance(node, list | tuple):
+        children = map(_with_values, cast(list[object], node))
+        return list(children) if isinstance(node, list) else tuple(children)
+    if isinstance(node, BytesNode):
+        return node.value
+    if isinstance(node, ArrayNode):
+        array = np.frombuffer(cast(bytes, node.value), node.dtype).reshape(node.shape)
+        return array[()] if node.is_scalar else array.copy()
+    return node

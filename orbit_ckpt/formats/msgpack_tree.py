@@ -28,6 +28,9 @@ from orbit_ckpt.storage.foreign import ForeignArray, ForeignStore, RawArray
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import format_path, name_path, storage_name
 
+_ELSEWHERE = "//GDAPlaceholder:"
+"""Begins what Flax writes in place of an array that is spread over processes."""
+
 _SCALAR, _STRING = "scalar", "string"
 
 
@@ -46,7 +49,7 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
         file: The file.
 
     Raises:
-        FormatError: A number is none that an array can hold.
+        FormatError: A number is none that an array can hold, or an array is in another place.
     """
     flat: FlatTree = flatten(tree)
     arrays: dict[str, ForeignArray] = {}
@@ -61,6 +64,11 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
         if type_ is not None:
             details[name] = LeafDetail(type_)
         if isinstance(value, str):
+            if value.startswith(_ELSEWHERE):
+                raise FormatError(
+                    f"{file}: {format_path(keys)}: its array was saved by several processes into "
+                    f"{file}_gda, which cannot be read. Restore it with Flax and save it again."
+                )
             strings[name] = value
         elif not is_empty:
             arrays[name] = _array_of(value, f"{file}: {format_path(keys)}")

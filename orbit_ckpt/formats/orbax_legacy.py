@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
-import msgspec
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orbit_ckpt.arrays.dtypes import parse_dtype
-from orbit_ckpt.errors import FormatError
+from orbit_ckpt.formats.msgpack_scan import scan_bytes
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
@@ -58,14 +54,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     Raises:
         FormatError: It is not msgpack, or holds what Orbax never wrote.
     """
-    try:
-        tree = _decode_msgpack(data)
-        flat: FlatTree = flatten(_join_chunks(tree))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(
-            f"{where}: not an aggregate file of Orbax ({type(error).__name__}: {error}). It is "
-            "damaged, or was written by something else."
-        ) from error
+    flat: FlatTree = flatten(scan_bytes(data, f"{where}: not an aggregate file of Orbax"))
     leaves: list[LeafRecord] = []
     inline: dict[str, object] = {}
     for path, value in zip(flat.paths, flat.values, strict=True):
@@ -114,33 +103,3 @@ def empty_typestr(value: object) -> str:
     """Return what documents call an empty container."""
     kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
     return kinds.pop() if kinds else "None"
-
-
-def _decode_msgpack(data: bytes | memoryview) -> object:
-    return msgspec.msgpack.decode(data, ext_hook=_decode_extension)
-
-
-def _decode_extension(code: int, data: memoryview) -> object:
-    if code in (1, 3):
-        shape, dtype_name, buffer = cast(tuple[list[int], str, bytes], _decode_msgpack(data))
-        array = np.frombuffer(buffer, parse_dtype(dtype_name)).reshape(shape)
-        return array[()] if code == 3 else array.copy()
-    if code == 2:
-        return complex(*cast(list[float], _decode_msgpack(data)))
-    if code == 4:
-        return tuple(cast(list[object], _decode_msgpack(data)))
-    raise ValueError(f"Unsupported msgpack code: {code}")
-
-
-def _join_chunks(node: Any) -> object:  # decoded msgpack
-    """Put arrays together that the writer split because msgpack limits the size of one value."""
-    if isinstance(node, Mapping):
-        fields = cast(Mapping[str, Any], node)
-        if "__msgpack_chunked_array__" not in fields:
-            return {key: _join_chunks(value) for key, value in fields.items()}
-        shape = [fields["shape"][str(i)] for i in range(len(fields["shape"]))]
-        chunks = [fields["chunks"][str(i)] for i in range(len(fields["chunks"]))]
-        return np.concatenate(chunks).reshape(shape)
-    if isinstance(node, list):
-        return [_join_chunks(value) for value in cast(list[object], node)]
-    return cast(object, node)

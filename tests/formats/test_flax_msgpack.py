@@ -106,6 +106,12 @@ def test_a_directory_with_several_steps_says_which_there_are(tmp_path: Path) -> 
     assert ocp.load(tmp_path / "checkpoint_9") == {"step": 9}
 
 
+def test_an_array_that_flax_stored_elsewhere_is_no_string(tmp_path: Path) -> None:
+    file = write(tmp_path / "checkpoint_2", {"a": {"w": "//GDAPlaceholder:a/w"}})
+    with pytest.raises(FormatError, match=r"a\.w: its array was saved by several processes"):
+        ocp.load(file)
+
+
 def test_keys_with_dots_are_leaves_of_their_own(tmp_path: Path) -> None:
     tree = {"a": {"b": np.arange(2)}, "a.b": np.arange(3), "a/b": np.arange(4)}
     found = ocp.load(write(tmp_path / "x.msgpack", tree))
