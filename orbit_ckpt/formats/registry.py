@@ -56,7 +56,7 @@ def find_format(path: Path) -> Format | str:
     """Return the other program's format of what is at a path, or what each one lacks, as text."""
     if isinstance(path, StorePath):
         return "\nOther formats are read from a local file system only; copy the checkpoint there."
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # a pipe would be read for ever
         return ""
     lacks: list[str] = []
     for known in formats():

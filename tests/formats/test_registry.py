@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_a_directory_with_a_checkpoint_and_other_files_is_the_checkpoint(tmp_pat
     ocp.save(tmp_path / "x", {"a": 1})
     (tmp_path / "x" / "model.safetensors").write_bytes(b"whatever")
     assert ocp.load(tmp_path / "x") == {"a": 1}
+
+
+def test_a_pipe_is_of_no_format_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointNotFoundError):
+            ocp.load(path)
 
 
 def test_a_path_that_does_not_exist_is_of_no_format(tmp_path: Path) -> None:
