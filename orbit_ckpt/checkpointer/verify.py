@@ -230,10 +230,18 @@ def _check_step(checked: CheckedDirectory, findings: Findings, checkpoint: Path)
         return
     for name, handler in handlers.items() if isinstance(handlers, Mapping) else ():
         item = directory / name
+        if not item.is_dir() and _is_dropped(checked, name):
+            continue
         if not item.is_dir():
             findings.damage.append(Damage(checkpoint, f"item {name!r} is missing", str(item)))
         elif str(handler).endswith(_TREES) and not holds_tree(item):
             findings.damage.append(Damage(checkpoint, f"there is no tree in item {name!r}"))
+
+
+def _is_dropped(checked: CheckedDirectory, item: str) -> bool:
+    """Whether an item was deleted on purpose, which takes it out of the manifest."""
+    manifest = checked.manifest
+    return manifest is not None and not any(n.startswith(f"{item}/") for n in manifest.files)
 
 
 def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> None:

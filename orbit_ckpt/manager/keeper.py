@@ -11,6 +11,7 @@ from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.preservation import PreservationContext
 from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRetention
+from orbit_ckpt.storage.integrity import forget_files
 from orbit_ckpt.storage.store_path import StorePath
 
 
@@ -152,6 +153,7 @@ class StepKeeper:
                 self._delete(step.step, path)
                 return
             for item in step.dropped_items:
+                forget_files(path, f"{item}/")
                 self._remove(self._put_aside(path / item, f"item {item!r} of step {step.step}"))
             self._index.add(step.step, path)
         except StepNotFoundError:

@@ -143,6 +143,23 @@ def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None
     write_file(file, Manifest(files, skipped).to_bytes())
 
 
+def forget_files(directory: Path, prefix: str) -> None:
+    """Take files out of a manifest that are about to be deleted on purpose.
+
+    Args:
+        directory: Where the manifest is; it may have none.
+        prefix: What the paths of the files begin with.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
+        return
+    kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
+    new = directory / f"{MANIFEST}.new"
+    new.unlink(missing_ok=True)
+    write_file(new, Manifest(kept, manifest.self_checked).to_bytes())
+    new.replace(directory / MANIFEST)
+
+
 class CheckedDirectory:
     """A directory whose files are compared with its manifest as they are read."""
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,46 @@ class Result:
 Run = Callable[..., Result]
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """Return a process that runs commands; see `server.py`."""
+    command = [sys.executable, str(Path(__file__).parent / "server.py")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        yield process
+        process.terminate()
+
+
 @pytest.fixture
-def cli(tmp_path: Path) -> Run:
+def cli(tmp_path: Path, server: subprocess.Popen[str]) -> Run:
     """Return what runs a command in a directory."""
 
-    def run(
-        *args: object, cwd: Path = tmp_path, env: Mapping[str, str] = ENVIRONMENT, status: int = 0
-    ) -> Result:
+    def run(*args: object, status: int = 0) -> Result:
+        files = {name: tmp_path.with_name(f"{tmp_path.name}.{name}") for name in ("out", "err")}
+        request = {"args": [*map(str, args)], "cwd": str(tmp_path)}
+        request |= {name: str(file) for name, file in files.items()}
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        out, err = (file.read_text() for file in files.values())
+        assert "Traceback" not in err, err
+        assert code == status, out + err
+        return Result(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Run:
+    """Return what runs a command as a shell does, with another environment if one is given."""
+
+    def run(*args: object, env: Mapping[str, str] = ENVIRONMENT, status: int = 0) -> Result:
         done = subprocess.run(
             [*COMMAND, *map(str, args)],
             check=False,
-            cwd=cwd,
+            cwd=tmp_path,
             env=dict(env),
             capture_output=True,
             text=True,

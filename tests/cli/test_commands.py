@@ -296,7 +296,9 @@ def test_prune_deletes_what_no_rule_keeps(cli: Run, own_run: Path) -> None:
     assert "No step has a metric 'los'; there are loss" in error
 
 
-def test_plugins_lists_what_is_installed_and_what_fails(cli: Run, tmp_path: Path) -> None:
+def test_plugins_lists_what_is_installed_and_what_fails(
+    cli: Run, fresh: Run, tmp_path: Path
+) -> None:
     assert "no plug-ins" in cli("plugins").out
     installed = tmp_path / "quant-1.2.dist-info"
     installed.mkdir()
@@ -307,7 +309,7 @@ def test_plugins_lists_what_is_installed_and_what_fails(cli: Run, tmp_path: Path
     )
     paths = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
     env = {**ENVIRONMENT, "PYTHONPATH": paths}
-    found = cli("plugins", "--json", env=env, status=1).json["plugins"]
+    found = fresh("plugins", "--json", env=env, status=1).json["plugins"]
     by_name = {plugin["name"]: plugin for plugin in found}
     assert by_name["fine"]["error"] is None
     assert by_name["fine"]["package"] == "quant 1.2"
@@ -362,18 +364,18 @@ def test_a_reader_that_stops_early_is_no_error(run_directory: Path) -> None:
     assert done.stderr == ""
 
 
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_its_packages_it_says_what_to_install(fresh: Run, tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('No module', name='typer')")
     env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "orbit_ckpt.cli", "ls"],
-        check=False,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "orbit-ckpt[cli]" in done.stderr
+    assert "orbit-ckpt[cli]" in fresh("ls", env=env, status=2).err
+
+
+def test_a_process_of_its_own_gives_exit_code_output_and_errors(
+    fresh: Run, cli: Run, run_directory: Path
+) -> None:
+    assert fresh("ls", run_directory).out == cli("ls", run_directory).out
+    assert fresh("ls", "nothing", status=2).err == cli("ls", "nothing", status=2).err
+    fresh("diff", run_directory / "10", run_directory / "20", "--values", status=1)
 
 
 def test_json_is_strict(cli: Run, run_directory: Path) -> None:

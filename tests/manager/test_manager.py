@@ -385,6 +385,7 @@ def test_items_of_old_steps_are_dropped(run: Any) -> None:
         ["state"],
         ["data", "state"],
     ]
+    assert ocp.verify(manager.directory).is_intact  # what was dropped on purpose is not missing
 
 
 def test_deleted_steps_can_be_put_aside(run: Any, tmp_path: Path) -> None:
