@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+import orbit_ckpt.cli
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.cli.conftest import ENVIRONMENT, Run, make_state
@@ -376,6 +379,12 @@ def test_a_process_of_its_own_gives_exit_code_output_and_errors(
     assert fresh("ls", run_directory).out == cli("ls", run_directory).out
     assert fresh("ls", "nothing", status=2).err == cli("ls", "nothing", status=2).err
     fresh("diff", run_directory / "10", run_directory / "20", "--values", status=1)
+
+
+def test_the_installed_script_is_this_command() -> None:
+    root = Path(__file__).parent.parent.parent
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    assert EntryPoint("", scripts["orbit-ckpt"], "").load() is orbit_ckpt.cli.main
 
 
 def test_json_is_strict(cli: Run, run_directory: Path) -> None:
