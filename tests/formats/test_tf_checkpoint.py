@@ -260,7 +260,7 @@ def test_what_tensorflow_writes_is_read_bit_for_bit(tmp_path: Path) -> None:
     names = ("float32", "float64", "int32", "uint8", "int16", "int8", "complex64", "int64")
     dtypes = (*names, "bool", "bfloat16", "uint16", "complex128", "float16", "uint32", "uint64")
     values = {f"v/{name}": np.arange(6).reshape(2, 3).astype(np.dtype(name)) for name in dtypes}
-    values |= {f"many/{i:04}/{'x' * (i % 40)}": np.full(3, i) for i in range(500)}
+    values |= {f"many/{i:04}/{'x' * (1 + i % 40)}": np.full(3, i) for i in range(500)}
     prefix = write_with_tensorflow(tmp_path, values)
     found = flat(ocp.load(tmp_path, reader=KEPT))
     assert sorted(found) == sorted(values)
