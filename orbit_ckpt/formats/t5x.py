@@ -35,7 +35,7 @@ TF_STATE = b"model_checkpoint_path"
 """What the text file `checkpoint` of TensorFlow begins with."""
 
 _OLDEST_VERSION = 2
-_STEP = re.compile(r"checkpoint_(\d+)")
+_STEP = re.compile(r"checkpoint_([0-9]+)")
 _TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+")
 _DATASET = re.compile(r"train_ds-\d{3,}-of-(\d{3,})\..+")
 _BODY, _VERSION = "optimizer", "version"
@@ -69,8 +69,10 @@ class T5XFormat:
         files = [path / AGGREGATE]
         if not files[0].is_file():
             names = [entry.name for entry in path.iterdir()]
-            steps = map(_name, sorted(all_steps(path), reverse=True))
-            files = [path / name / AGGREGATE for name in (*steps, *filter(_is_temporary, names))]
+            steps = [entry.name for _, entry in sorted(_directories(path).items())]
+            files = [
+                path / name / AGGREGATE for name in (*steps[::-1], *filter(_is_temporary, names))
+            ]
         files = [file for file in files if file.is_file()]
         if not files:
             return f"no file {AGGREGATE} in it, and no directory checkpoint_<step> with one"
@@ -150,16 +152,21 @@ FORMAT = T5XFormat()
 
 def checkpoint_directory(directory: PathLike, step: int) -> Path:
     """Return where a run has a step."""
-    return resolve_path(directory) / _name(step)
+    return resolve_path(directory) / f"checkpoint_{step}"
 
 
 def all_steps(directory: PathLike) -> list[int]:
     """Return the steps of a run, ascending; without those that T5X did not finish."""
-    return sorted(
-        int(match[1])
-        for entry in resolve_path(directory).iterdir()
+    return sorted(_directories(directory))
+
+
+def _directories(run: PathLike) -> dict[int, Path]:
+    """Return the directories of the steps that T5X finished."""
+    return {
+        int(match[1]): entry
+        for entry in resolve_path(run).iterdir()
         if (match := _STEP.fullmatch(entry.name)) and (entry / AGGREGATE).is_file()
-    )
+    }
 
 
 def latest_step(directory: PathLike) -> int | None:
@@ -222,22 +229,19 @@ def find_checkpoint(path: PathLike, step: int | None = None) -> Path:
     if path.is_file():
         return path
     if step is not None:
-        path = checkpoint_directory(path, step)
+        found = _directories(path) if path.is_dir() else {}
+        path = found.get(step, checkpoint_directory(path, step))
     elif path.is_dir() and not (path / AGGREGATE).is_file() and not _STEP.fullmatch(path.name):
-        latest = latest_step(path)
-        if latest is None:
+        found = _directories(path)
+        if not found:
             raise CheckpointNotFoundError(
                 f"No checkpoints found in {path}. Give the directory of a run or of a step of T5X."
             )
-        path = checkpoint_directory(path, latest)
+        path = found[max(found)]
     file = path / AGGREGATE
     if not file.is_file():
         raise CheckpointNotFoundError(f"Path is not a valid T5X checkpoint: {path} has no {file}.")
     return file
-
-
-def _name(step: int) -> str:
-    return f"checkpoint_{step}"
 
 
 def _is_temporary(name: str) -> bool:

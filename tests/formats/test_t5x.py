@@ -15,7 +15,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
@@ -113,6 +113,13 @@ def test_steps_are_those_that_have_a_msgpack_file() -> None:
             t5x.find_checkpoint(path, step)
     assert t5x.all_dataset_checkpoint_steps(SAMPLES / "v3_two_hosts_ds") == [7]
     assert t5x.all_dataset_checkpoint_steps(run) == []
+
+
+def test_a_step_whose_number_is_padded_is_found(tmp_path: Path) -> None:
+    shutil.copytree(SAVED, tmp_path / "checkpoint_0042")
+    assert t5x.all_steps(tmp_path) == [42]
+    check(ocp.load(tmp_path), EXPECTED["v3_save_f32"]["values"]["42"])
+    assert t5x.find_checkpoint(tmp_path, 42).parent.name == "checkpoint_0042"
 
 
 def test_step_0_is_found_like_any_other(tmp_path: Path) -> None:
@@ -375,7 +382,6 @@ def damages(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return damage
 
 
-@settings(max_examples=150)
 @given(damages(), st.sampled_from(["checkpoint", "target.kernel/.zarray", "target.kernel/0.0"]))
 def test_damage_is_an_error_of_ours_or_harmless(
     damage: Callable[[bytes], bytes], name: str
@@ -384,6 +390,52 @@ def test_damage_is_an_error_of_ours_or_harmless(
         shutil.copytree(SAVED, directory)
         file = directory / name
         file.write_bytes(damage(file.read_bytes()))
+        load_whatever_it_is(directory)
+
+
+values = st.recursive(
+    st.none()
+    | st.sampled_from([0, 1, 2, 16, -1, 2**62, 2**63, "float32", "|O", "zarr", "..", "/", "gcs"])
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+PLACES = [
+    *[("dtype",), ("driver",), ("kvstore",), ("metadata",), ("path",), ("transform",)],
+    *[("kvstore", "driver"), ("kvstore", "path"), ("metadata", "chunks"), ("metadata", "shape")],
+    *[("metadata", "compressor"), ("metadata", "compressor", "id")],
+    *[("metadata", "dtype"), ("metadata", "compressor", "level")],
+]
+
+
+@given(values, st.sampled_from(PLACES), st.booleans())
+def test_any_specification_is_an_error_of_ours_or_harmless(
+    value: object, place: tuple[str, ...], has_document: bool
+) -> None:
+    def change(spec: Any) -> None:
+        for key in place[:-1]:
+            spec = spec[key]
+        spec[place[-1]] = value
+
+    with scratch() as directory:
+        shutil.copytree(SAVED, directory)
+        rewrite(directory, respec(change))
+        if not has_document:
+            (directory / "target.kernel" / ".zarray").unlink()
+        load_whatever_it_is(directory)
+
+
+@given(values, st.sampled_from([*ZARRAY, "compressor/id", "compressor/level"]))
+def test_any_document_is_an_error_of_ours_or_harmless(value: object, place: str) -> None:
+    document = json.loads(json.dumps(ZARRAY))
+    *parents, last = place.split("/")
+    (document[parents[0]] if parents else document)[last] = value
+    with scratch() as directory:
+        shutil.copytree(SAVED, directory)
+        text = json.dumps(document, default=repr)
+        (directory / "target.kernel" / ".zarray").write_text(text)
         load_whatever_it_is(directory)
 
 

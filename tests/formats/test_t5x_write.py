@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
@@ -166,7 +166,6 @@ def test_lengths_that_t5x_cuts_into_crumbs_are_cut_into_rows(shape: tuple[int, .
     assert count <= 10 * math.prod(shape) * 4 / CHUNK_BYTES
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_chunk_files_are_read_by_tensorstore(data: st.DataObject) -> None:
     chunks = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))

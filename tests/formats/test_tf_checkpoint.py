@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
@@ -177,7 +177,6 @@ def test_damaged_data_is_found_by_its_checksum(copied: Path) -> None:
         ocp.load(copied)
 
 
-@settings(max_examples=100)
 @given(st.integers(0, 718), st.integers(0, 7), st.sampled_from(["flip", "cut"]))
 def test_of_a_damaged_index_nothing_wrong_is_read(position: int, bit: int, kind: str) -> None:
     with scratch() as directory:
