@@ -1,14 +1,23 @@
-"""A page about a checkpoint or a run, in one file that needs nothing else."""
+"""One page about a checkpoint or a run, for a browser: a treemap, a table of leaves, charts.
+
+The page is one file with all it needs: nothing is fetched. What it shows is JSON in the page, see
+`report_data`; the page itself is `report.html`.
+"""
 
 from __future__ import annotations
 
-import importlib.resources
+import html
 import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import orbit_ckpt
+from orbit_ckpt.arrays.statistics import ArrayStatistics
 from orbit_ckpt.cli.inspect import step_fields
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
 from orbit_ckpt.cli.output import (
@@ -21,12 +30,20 @@ from orbit_ckpt.cli.output import (
     progress_bar,
 )
 from orbit_ckpt.cli.runs import AnyStepName, is_run
-from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all, statistics_fields
+from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
+from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.manager.index import StepIndex
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_path, storage_errors
 
-_TEMPLATE = "report.html"
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+COLUMNS = (
+    *("name", "kind", "dtype", "shape", "nbytes", "sharding"),
+    *("min", "max", "mean", "l2", "nans", "infs"),
+)
+"""Fields of a leaf, in the order of its row in the page."""
+
+_TEMPLATE = Path(__file__).with_suffix(".html")
+_EXACT = 2**53
+"""Integers beyond this are not exact in a browser, so that they are texts there."""
 
 
 def report(
@@ -43,50 +60,111 @@ def report(
     It has a treemap of bytes, a table of leaves with statistics, and the history of a run. All of
     it is in one file, which fetches nothing.
     """
-    root = resolve_path(path)
-    steps: list[dict[str, object]] | None = None
-    checkpoint = root
-    if is_run(root):
-        index = StepIndex(root, AnyStepName())
-        steps = [step_fields(index, info) for info in index.infos()]
-        checkpoint = index.path(index.steps()[-1])
-    leaves = list_leaves(str(checkpoint))
-    rows = _rows(checkpoint, leaves, memory if stats else None)
-    nbytes = sum(leaf.nbytes for leaf in leaves)
-    what = f"{checkpoint.name}, the newest of {len(steps)} steps: " if steps is not None else ""
-    summary = (
-        f"{what}{len(leaves)} leaves, {human_bytes(nbytes)} in memory, "
-        f"{human_bytes(directory_bytes(checkpoint))} on disk"
-    )
-    page = make_page({"path": root, "summary": summary, "leaves": rows, "steps": steps})
-    output.write_text(page, encoding="utf-8")
-    if as_json:
-        print_json("report", path=root, output=output, bytes=len(page.encode()), leaves=len(leaves))
-    else:
-        echo(f"{output}: {human_bytes(len(page.encode()))}")
-
-
-def _rows(checkpoint: Path, leaves: list[Leaf], memory: int | None) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = [
-        {
-            "name": leaf.name,
-            "type": leaf.description,
-            "nbytes": leaf.nbytes,
-            "sharding": leaf.sharding,
-        }
-        for leaf in leaves
-    ]
-    if memory is None:
-        return rows
     with progress_bar("Reading") as told:
-        found = measure_all(str(checkpoint), leaves, memory * 10**6, told)
+        nbytes = write_report(path, output, statistics=stats, memory_mb=memory, told=told)
+    if as_json:
+        print_json("report", path=resolve_path(path), output=output, bytes=nbytes)
+    else:
+        echo(f"{output}: {human_bytes(nbytes)}")
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    statistics: bool = True,
+    memory_mb: int = 256,
+    told: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks
+) -> int:
+    """Write a page about a checkpoint or a run; return its size in bytes.
+
+    Args:
+        path: The checkpoint, or the run.
+        output: The file to write; one that exists is replaced.
+        statistics: Whether to read the values.
+        memory_mb: About how many MB of values to hold at once.
+        told: Is told how many bytes of values have been read, and how many there are.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        CorruptionError: A leaf is damaged; names it.
+        StorageError: The page cannot be written.
+    """
+    data = report_data(path, statistics=statistics, memory_mb=memory_mb, told=told)
+    page = render(data)
+    file = resolve_path(output)
+    with storage_errors(file, "writing the report", "Check that its directory exists."):
+        file.write_bytes(page)
+    return len(page)
+
+
+def render(data: dict[str, object]) -> bytes:
+    """Return the page that shows what `report_data` returned."""
+    text = json.dumps(plain(data), separators=(",", ":"))
+    for character in "<>&":  # so that no name ends the element that the JSON is in
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    title = html.escape(str(data["title"]).encode("utf-8", "replace").decode())
+    before, after = _TEMPLATE.read_text(encoding="utf-8").split("{{data}}")
+    return (before.replace("{{title}}", title) + text + after).encode()
+
+
+def report_data(
+    path: str | os.PathLike[str],
+    *,
+    statistics: bool = True,
+    memory_mb: int = 256,
+    told: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks
+) -> dict[str, object]:
+    """Return what a page shows, see `write_report`.
+
+    Returns:
+        `columns` and `leaves`, a row for each; `history` of a run, an object for each step; and
+        what is said at the top.
+    """
+    root = resolve_path(path)
+    history = _history(root) if _is_run(root) else []
+    shown = Path(str(history[-1]["path"])) if history else root
+    leaves = list_leaves(str(shown))
+    found = measure_all(str(shown), leaves, memory_mb * 10**6, told) if statistics else {}
+    document = orbit_ckpt.metadata(shown)
+    return {
+        "title": f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name,
+        "path": str(root),
+        "shown": shown.name if history else None,
+        "version": orbit_ckpt.__version__,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "stored_bytes": directory_bytes(shown) if shown.is_dir() else shown.stat().st_size,
+        "custom_metadata": document.custom_metadata,
+        "has_statistics": statistics,
+        "columns": COLUMNS,
+        "leaves": [_row(leaf, found.get(leaf.name)) for leaf in leaves],
+        "history": history,
+    }
+
+
+def _is_run(root: Path) -> bool:
+    try:
+        return root.is_dir() and is_run(root)
+    except CheckpointNotFoundError:
+        return False  # of another program's format, or nothing, which is said when it is opened
+
+
+def _history(root: Path) -> list[dict[str, object]]:
+    index = StepIndex(root, AnyStepName())
+    infos = sorted(index.infos(), key=lambda info: info.step)
+    steps = [step_fields(index, info) for info in infos]
+    return [step | {"metrics": step["metrics"] or {}} for step in steps]
+
+
+def _row(leaf: Leaf, found: ArrayStatistics | None) -> list[object]:
+    numbers = (found.min, found.max, found.mean, found.l2) if found else (None,) * 4
+    counts = (found.nans, found.infs) if found else (None, None)
     return [
-        row | statistics_fields(found[leaf.name]) for row, leaf in zip(rows, leaves, strict=True)
+        *(leaf.name, leaf.kind, leaf.dtype, leaf.shape, leaf.nbytes, leaf.sharding),
+        *map(_exact, numbers),
+        *counts,
     ]
 
 
-def make_page(data: dict[str, object]) -> str:
-    """Return the page with its data, in which nothing ends the element that holds it."""
-    template = importlib.resources.files("orbit_ckpt.cli").joinpath(_TEMPLATE).read_text("utf-8")
-    text = json.dumps(plain(data), ensure_ascii=False).translate(_ESCAPES)
-    return template.replace("@DATA@", text)
+def _exact(number: object) -> object:
+    return str(number) if isinstance(number, int) and abs(number) > _EXACT else number

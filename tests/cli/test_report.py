@@ -6,52 +6,72 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.cli.report import write_report
+from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from tests.cli.conftest import Run
-
-pytestmark = pytest.mark.slow
 
 NASTY = "</script><img src=x onerror=document.title=1>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+_EMPTY = frozenset({"meta", "link", "img", "input", "br", "hr", "col"})
 
 
 class Elements(HTMLParser):
-    """Collects what a page is made of."""
+    """The elements of a page, its title, and whether all that are opened are closed in turn."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
+        self.title = ""
+        self.is_balanced = True
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        self.is_balanced &= not self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        if tag not in _EMPTY:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_balanced &= bool(self._open) and self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "title":
+            self.title += data
 
 
-def data_of(page: str) -> Any:
+def data_of(page: str) -> dict[str, Any]:
+    """Return the JSON in a page, leaves as objects by name."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    return json.loads(found[1])
+    data = json.loads(found[1])
+    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["leaves"]]
+    data["leaves"] = {row["name"]: row for row in rows}
+    return data
 
 
 @pytest.fixture
 def nasty(tmp_path: Path) -> Path:
-    ocp.save(
-        tmp_path / "nasty",
-        {
-            NASTY: np.ones(3000, np.float32),
-            "a": {"kernel": np.arange(12.0).reshape(3, 4), "bias": np.array([1.0, np.nan])},
-            "b": {"kernel": np.full((10, 10), 7, np.int32)},
-            "@DATA@": "text",
-        },
-    )
-    return tmp_path / "nasty"
+    """Return a checkpoint whose names try to leave their places."""
+    tree = {
+        NASTY: np.ones(3000, np.float32),
+        "a": {"kernel": np.arange(12.0).reshape(3, 4), "bias": np.array([1.0, np.nan])},
+        "b": {"kernel": np.full((10, 10), 7, np.int32)},
+        "{{data}}": {"__proto__": np.array([2**62]), "constructor": "{{title}}"},
+    }
+    ocp.save(tmp_path / NASTY.replace("/", ""), tree, custom_metadata={"note": NASTY})
+    return tmp_path / NASTY.replace("/", "")
 
 
 def test_the_page_of_a_run_has_its_steps_and_the_leaves_of_the_newest(
@@ -61,46 +81,83 @@ def test_the_page_of_a_run_has_its_steps_and_the_leaves_of_the_newest(
     page = (tmp_path / "report.html").read_text()
     assert printed["bytes"] == len(page.encode())
     data = data_of(page)
-    assert [step["step"] for step in data["steps"]] == [10, 20, 30]
-    assert data["steps"][1]["metrics"] == {"loss": 0.25}
-    leaves = {leaf["name"]: leaf for leaf in data["leaves"]}
-    assert leaves["opt_state/0"]["mean"] == 30
-    assert leaves["odd"]["nans"] == 1
-    assert "30, the newest of 3 steps: 13 leaves" in data["summary"]
+    assert [step["step"] for step in data["history"]] == [10, 20, 30]
+    assert data["history"][1]["metrics"] == {"loss": 0.25}
+    assert [step["pinned"] for step in data["history"]] == [True, False, False]
+    assert data["shown"] == "30"
+    stats = cli("stats", run_directory / "30", "--json").json["leaves"]
+    for row in stats:
+        leaf = data["leaves"][row["name"]]
+        assert all(leaf[name] == row[name] for name in ("min", "max", "mean", "l2", "nans", "infs"))
 
 
-def test_the_page_is_one_file_that_fetches_nothing(cli: Run, nasty: Path, tmp_path: Path) -> None:
-    cli("report", nasty, "-o", "report.html", "--no-stats")
-    page = (tmp_path / "report.html").read_text()
-    tags = Elements(page).tags
-    assert not [tag for tag, attrs in tags if {"src", "href", "data"} & attrs.keys()]
-    assert "img" not in [tag for tag, _ in tags]
-    policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
-    assert policy.startswith("default-src 'none'")
-    assert page.count("</script>") == 2
-    leaves = {leaf["name"]: leaf for leaf in data_of(page)["leaves"]}
-    assert set(leaves) == {NASTY.replace("/", "/"), "a/kernel", "a/bias", "b/kernel", "@DATA@"}
-    assert "min" not in leaves["a/kernel"]
-    assert data_of(page)["steps"] is None
+def test_the_leaves_of_a_page_are_those_of_the_metadata(nasty: Path, tmp_path: Path) -> None:
+    write_report(nasty, tmp_path / "report.html")
+    data = data_of((tmp_path / "report.html").read_text())
+    known = {
+        "/".join(str(key.key) for key in path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(ocp.metadata(nasty).tree)[0]
+    }
+    assert set(data["leaves"]) == set(known)
+    for name, leaf in data["leaves"].items():
+        if leaf["kind"] == "string":
+            continue
+        wanted = known[name]
+        assert (leaf["dtype"], tuple(leaf["shape"])) == (str(wanted.dtype), wanted.shape)
+        assert leaf["nbytes"] == wanted.nbytes
+    assert data["leaves"]["{{data}}/__proto__"]["max"] == str(2**62)
+    assert data["custom_metadata"] == {"note": NASTY}
+    assert data["history"] == []
 
 
-def text_of(dom: str, element: str) -> str:
-    found = re.search(rf'<(\w+) id="{element}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
-    assert found is not None, element
-    return re.sub(r"<[^>]*>", " ", found[2])
+def test_the_page_is_one_file_that_fetches_nothing(nasty: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert write_report(nasty, file, statistics=False) == file.stat().st_size
+    text = file.read_text()
+    page = Elements(text)
+    assert page.is_balanced
+    assert not [tag for tag, attrs in page.tags if {"src", "href", "data"} & attrs.keys()]
+    assert not {"img", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttp|innerHTML", text)
+    policy = next(a for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy["content"]).startswith("default-src 'none';")
+    assert page.title.startswith(nasty.name)
+    assert data_of(text)["leaves"]["a/kernel"]["min"] is None
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_page_works_in_a_browser(cli: Run, nasty: Path, tmp_path: Path) -> None:
-    def browse(fragment: str) -> str:
-        assert CHROMIUM is not None
+def test_a_page_of_another_programs_checkpoint(tmp_path: Path) -> None:
+    sample = Path(__file__).parents[1] / "formats" / "samples" / "eformer" / "run-20_structured"
+    write_report(sample, tmp_path / "report.html")
+    data = data_of((tmp_path / "report.html").read_text())
+    assert data["leaves"]["model/dense/kernel"]["shape"] == [3, 4]
+    assert data["leaves"]["tx/count"]["max"] == 5
+
+
+def test_a_page_that_cannot_be_written_and_what_is_no_checkpoint(nasty: Path) -> None:
+    with pytest.raises(StorageError, match="writing the report failed"):
+        write_report(nasty, nasty / "none" / "report.html")
+    with pytest.raises(CheckpointNotFoundError):
+        write_report(nasty / "none", nasty.parent / "report.html")
+    assert not (nasty.parent / "report.html").exists()
+
+
+Browse = Callable[..., str]
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Browse:
+    """Return what opens a page in Chromium and returns what it has become."""
+    chromium = CHROMIUM
+    if chromium is None:
+        pytest.skip("needs Chromium")
+
+    def run(file: Path, fragment: str = "", *options: str) -> str:
         done = subprocess.run(
             [
-                *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+                *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
                 *("--virtual-time-budget=3000", "--enable-logging=stderr", "--v=0"),
-                f"--user-data-dir={tmp_path / 'profile'}",
-                (tmp_path / "report.html").as_uri() + fragment,
+                *("--window-size=1300,1000", f"--user-data-dir={tmp_path / 'profile'}", *options),
+                file.as_uri() + fragment,
             ],
             check=True,
             capture_output=True,
@@ -108,38 +165,99 @@ def test_the_page_works_in_a_browser(cli: Run, nasty: Path, tmp_path: Path) -> N
             timeout=120,
         )
         assert "CONSOLE" not in done.stderr, done.stderr  # errors, or what the policy refused
+        assert 'data-ready="yes"' in done.stdout
         return done.stdout
 
-    cli("report", nasty, "-o", "report.html")
-    dom = browse("")
-    assert f"<title>{nasty}</title>" in dom
+    return run
+
+
+def text_of(dom: str, element: str) -> str:
+    """Return the text of an element that has others of its kind not within it."""
+    found = re.search(rf'<(\w+)[^>]* id="{element}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
+    assert found is not None, element
+    return re.sub(r"<[^>]*>", "", found[2])
+
+
+def rows_of(dom: str) -> list[str]:
+    """Return the names of the leaves in the table, as they are shown."""
+    return re.findall(r'<td class="name"[^>]*><bdi[^>]*>(.*?)</bdi>', dom)
+
+
+@pytest.mark.slow
+def test_names_are_text_wherever_they_are_shown(
+    browse: Browse, nasty: Path, tmp_path: Path
+) -> None:
+    write_report(nasty, tmp_path / "report.html")
+    dom = browse(tmp_path / "report.html")
     assert "<img" not in dom
-    assert text_of(dom, "count").startswith("5 of 5 leaves")
-    assert "&lt;/script&gt;&lt;img src=x" in dom
-    assert dom.count("<tr>") == 6
-    assert 'aria-label="a: 112 B, ' in dom  # a tile of the treemap
-    assert 'class="n bad">1<' in dom  # the NaN
-    found = text_of(browse("#q=kernel&sort=max&down=1"), "leaves")
-    assert found.index("a/kernel") < found.index("b/kernel")
-    assert "bias" not in found
-    found = text_of(browse("#q=kernel&sort=max"), "leaves")
-    assert found.index("b/kernel") < found.index("a/kernel")
+    assert len(rows_of(dom)) == 6
+    assert "&lt;/script&gt;&lt;img src=x onerror=document.title=1&gt;" in rows_of(dom)
+    assert "&lt;script&gt;&lt;img" in text_of(dom, "title")
+    assert "{{data}}/__proto__" in rows_of(dom)
+    assert 'class="right bad" title="1">1<' in dom  # the NaN
+    assert "leaf with NaN or Inf" in dom
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_history_of_a_run_is_drawn(cli: Run, run_directory: Path, tmp_path: Path) -> None:
-    assert CHROMIUM is not None
+@pytest.mark.slow
+def test_leaves_are_searched_sorted_and_looked_into(
+    browse: Browse, nasty: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.html"
+    write_report(nasty, file)
+    assert rows_of(browse(file, "#search=KERNEL&sort=-max")) == ["a/kernel", "b/kernel"]
+    assert rows_of(browse(file, "#search=kernel&sort=max")) == ["b/kernel", "a/kernel"]
+    dom = browse(file, "#at=a")
+    assert rows_of(dom) == ["a/bias", "a/kernel"]
+    assert text_of(dom, "count") == "2 of 6 leaves below a"
+    assert "112 B, 0.9 %, 2 leaves" in text_of(dom, "crumbs")
+    assert len(re.findall(r'<div class="cell"', dom)) == 2
+
+
+@pytest.mark.slow
+def test_the_treemap_gives_every_module_its_share_of_the_area(
+    browse: Browse, tmp_path: Path
+) -> None:
+    sizes = {"a": 6000, "b": 3000, "c": 1000}
+    tree = {name: {"w": np.zeros(size, np.int8)} for name, size in sizes.items()}
+    ocp.save(tmp_path / "tree", tree)
+    write_report(tmp_path / "tree", tmp_path / "report.html")
+    dom = browse(tmp_path / "report.html")
+    areas: dict[str, float] = {}
+    for tag, attrs in Elements(dom).tags:
+        if tag == "div" and attrs.get("class") == "group":
+            style = dict(re.findall(r"(\w+): ([\d.]+)px", attrs["style"] or ""))
+            name = (attrs["aria-label"] or "")[0]
+            areas[name] = (float(style["width"]) + 2) * (float(style["height"]) + 2)
+    whole = sum(areas.values())
+    assert {name: round(area / whole, 2) for name, area in areas.items()} == {
+        "a": 0.6,
+        "b": 0.3,
+        "c": 0.1,
+    }
+
+
+@pytest.mark.slow
+def test_the_history_of_a_run_is_drawn(
+    browse: Browse, cli: Run, run_directory: Path, tmp_path: Path
+) -> None:
     cli("report", run_directory, "-o", "report.html")
-    done = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *("--virtual-time-budget=3000", f"--user-data-dir={tmp_path / 'profile'}"),
-            (tmp_path / "report.html").as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.count("<polyline") == 2  # sizes and losses
-    assert "pinned" in text_of(done.stdout, "steps")
+    dom = browse(tmp_path / "report.html", "", "--blink-settings=preferredColorScheme=0")
+    assert re.findall(r'aria-label="([^"]*) by step"', dom) == ["size on disk", "loss"]
+    assert dom.count('class="dot"') == 2 * 3 + 2  # and one each to point with
+    steps = text_of(dom, "steps")
+    assert steps.index("0.25") < steps.index("0.5")  # the newest first
+    assert "pinned" in steps
+
+
+@pytest.mark.slow
+def test_fifty_thousand_leaves_are_a_page_like_any_other(browse: Browse, tmp_path: Path) -> None:
+    tree = {f"m{i}": {f"w{j}": np.full(1, i) for j in range(100)} for i in range(500)}
+    ocp.save(tmp_path / "many", tree)
+    write_report(tmp_path / "many", tmp_path / "report.html", statistics=False)
+    dom = browse(tmp_path / "report.html", "#sort=-shown")
+    assert "50,000 leaves" in dom
+    assert rows_of(dom)[0] == "m99/w99"
+    assert len(rows_of(dom)) < 200
+    assert dom.count("<div") < 6000
+    dom = browse(tmp_path / "report.html", "#search=m123/w45")
+    assert rows_of(dom) == ["m123/w45"]
