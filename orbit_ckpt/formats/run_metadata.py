@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from msgspec import Struct
 
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.formats.zarr_tree import find_arrays
 from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.storage.path import resolve_path
 
@@ -85,29 +85,39 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
     Returns:
         The directory of the checkpoint, None if there is none.
     """
-    run = resolve_path(path)
-    found = [(metadata.time, metadata.step, at) for at, metadata in _marked(run)]
+    problems: list[FormatError] = []
+    found = _marked(resolve_path(path), problems)
+    for error in problems:
+        _logger.warning("Not taken for a checkpoint: %s", error)
     return max(found)[2] if found else None
 
 
 def several_message(path: Path) -> str:
-    """Return text that says which checkpoints a directory holds, empty if none."""
-    names = sorted(at.name for at, _ in _marked(path) if at != path)
-    latest = find_latest_checkpoint(path)
-    if not names or latest is None:
+    """Return text that says which checkpoints a directory holds, empty if none with arrays."""
+    found = _marked(path, [])
+    names = sorted(at.name for _, _, at in found if at != path)
+    if not any(_has_arrays(path / name) for name in names):
         return ""
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return f"; it holds several checkpoints ({shown}): give one, {latest} is the latest"
+    return f"; it holds several checkpoints ({shown}): give one, {max(found)[2]} is the latest"
 
 
-def _marked(path: Path) -> Iterator[tuple[Path, RunMetadata]]:
-    if not path.is_dir():
-        return
-    for directory in (path, *sorted(path.iterdir())):
+def _marked(path: Path, problems: list[FormatError]) -> list[tuple[float, int, Path]]:
+    """Return time, step and directory of what is marked as a checkpoint; note damaged files."""
+    found: list[tuple[float, int, Path]] = []
+    for directory in (path, *sorted(path.iterdir())) if path.is_dir() else ():
         try:
             metadata = read_run_metadata(directory)
         except FormatError as error:
-            _logger.warning("Not taken for a checkpoint: %s", error)
+            problems.append(error)
             continue
         if metadata is not None:
-            yield directory, metadata
+            found.append((metadata.time, metadata.step, directory))
+    return found
+
+
+def _has_arrays(directory: Path) -> bool:
+    try:
+        return next(find_arrays(directory), None) is not None
+    except FormatError:  # a link
+        return True

@@ -155,6 +155,17 @@ def test_a_run_of_several_checkpoints_is_refused_with_the_latest() -> None:
         ocp.load(RUNS)
 
 
+def test_files_of_that_name_of_others_are_no_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
+    mark(tmp_path / "notes", 1, "2026-01-02T00:00:00")
+    (tmp_path / "logs").mkdir()
+    write_json(tmp_path / "logs" / "metadata.json", {"author": "me"})
+    assert list(ocp.load(tmp_path)) == ["w"]
+    assert not caplog.records
+
+
 class Malice:
     """Creates a file when it is unpickled."""
 
