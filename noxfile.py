@@ -12,6 +12,7 @@ from pathlib import Path
 import nox
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+PARALLEL = "-n", "auto", "--dist", "loadgroup"
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
 
@@ -46,7 +47,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
     session.install("-e", ".[examples]", *group("test"))
-    session.run("pytest", "-n", "auto", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False)
@@ -77,7 +78,7 @@ def minimums(session: nox.Session) -> None:
     """Run the tests with the lowest version of every runtime dependency."""
     lowest = [bound.replace(">=", "==") for bound in PYPROJECT["project"]["dependencies"]]
     session.install("-e", ".[examples]", *lowest, *group("test"))
-    session.run("pytest", "-n", "auto", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from orbit_ckpt.manager.index import StepEntry, StepIndex
 from orbit_ckpt.manager.keeper import StepKeeper
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt.storage.path import resolve_path
 
 
 class StepNews(Struct, frozen=True):
@@ -167,7 +167,7 @@ def _entry(news: StepNews) -> StepEntry:
         temporary=news.temporary,
         items=frozenset(news.items),
     )
-    return StepEntry(info, Path(news.path))
+    return StepEntry(info, resolve_path(news.path))
 
 
 def _notes(error: BaseException) -> list[str]:

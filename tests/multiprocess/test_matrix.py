@@ -24,6 +24,8 @@ from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.ocdbt import read_index
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
 
+pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
 GROUPS = [("ours", count, DEVICES[count]) for count in COUNTS] + [("orbax", 2, [2, 2])]

@@ -15,6 +15,8 @@ import pytest
 import orbit_ckpt as ocp
 from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
 
+pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 
