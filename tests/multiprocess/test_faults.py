@@ -20,9 +20,8 @@ import orbit_ckpt as ocp
 from tests.multiprocess.life import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, values_of
 from tests.multiprocess.support import Life
 
-pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
-
-pytestmark = pytest.mark.slow
+# not several groups at once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 ROUNDS = int(os.environ.get("ORBIT_CKPT_FAULT_ROUNDS", "1"))
 """How many random faults."""
