@@ -153,8 +153,7 @@ class StepKeeper:
                 self._delete(step.step, path)
                 return
             for item in step.dropped_items:
-                forget_files(path, f"{item}/")
-                self._remove(self._put_aside(path / item, f"item {item!r} of step {step.step}"))
+                self._drop(path / item, f"item {item!r} of step {step.step}")
             self._index.add(step.step, path)
         except StepNotFoundError:
             pass  # somebody else was faster
@@ -166,6 +165,14 @@ class StepKeeper:
         if aside is not None or not path.exists():
             self._index.remove(step)
         self._remove(aside)
+
+    def _drop(self, item: Path, what: str) -> None:
+        try:
+            forget_files(item.parent, f"{item.name}/")
+        except OSError as error:
+            self._note_failed(what, item, error)
+        else:
+            self._remove(self._put_aside(item, what))
 
     def _put_aside(self, path: Path, what: str) -> Path | None:
         try:
