@@ -1,5 +1,8 @@
 """Type handlers and their registry, by Orbax's names."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -19,11 +22,13 @@ from orbit_ckpt.handlers.registry import (
     supported_types,
 )
 from orbit_ckpt.handlers.scalar import ScalarHandler
-from orbit_ckpt.handlers.single_replica import (
-    SingleReplicaArrayHandler,
-    SingleReplicaArrayRestoreArgs,
-)
 from orbit_ckpt.handlers.string import StringHandler
+
+if TYPE_CHECKING:
+    from orbit_ckpt.handlers.single_replica import (
+        SingleReplicaArrayHandler,
+        SingleReplicaArrayRestoreArgs,
+    )
 
 __all__ = [
     "GLOBAL_TYPE_HANDLER_REGISTRY",
@@ -45,3 +50,11 @@ __all__ = [
     "register_type_handler",
     "supported_types",
 ]
+
+_LATER = frozenset({"SingleReplicaArrayHandler", "SingleReplicaArrayRestoreArgs"})
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("orbit_ckpt.handlers.single_replica"), name)

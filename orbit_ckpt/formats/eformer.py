@@ -17,7 +17,6 @@ from msgspec import Struct, field, structs
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.formats.pickle_literal import decode_literal
 from orbit_ckpt.formats.run_metadata import read_run_metadata, several_message
 from orbit_ckpt.formats.zarr_tree import (
@@ -28,7 +27,7 @@ from orbit_ckpt.formats.zarr_tree import (
     listed_arrays,
 )
 from orbit_ckpt.metadata.codec import decode_json
-from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, name_path

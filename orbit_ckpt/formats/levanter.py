@@ -11,14 +11,13 @@ from msgspec import structs
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.formats.run_metadata import (
     RUN_METADATA,
     is_marked,
     read_run_metadata,
 )
 from orbit_ckpt.formats.zarr_tree import find_arrays, in_tree_order, key_paths
-from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
 from orbit_ckpt.storage.layout import AGGREGATE, STEP_METADATA, ZARR2_DOCUMENT
 

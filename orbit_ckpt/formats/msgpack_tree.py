@@ -12,12 +12,13 @@ from orbit_ckpt.arrays.dtypes import as_dtype
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.msgpack_scan import ArrayNode, BytesNode
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE, empty_typestr
+from orbit_ckpt.formats.orbax_legacy import empty_typestr
 from orbit_ckpt.handlers.numpy import BYTES
 from orbit_ckpt.handlers.scalar import NUMPY
 from orbit_ckpt.metadata.rich_types import encode_rich_types, outline_of
 from orbit_ckpt.metadata.schema import (
     NUMPY_ARRAY,
+    UNKNOWN_TYPE,
     LeafDetail,
     LeafRecord,
     TreeDetails,

@@ -12,14 +12,13 @@ from msgspec.structs import replace
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.orbax_legacy import (
-    UNKNOWN_TYPE,
     LegacyTree,
     infer_structure,
     read_aggregate,
 )
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
-from orbit_ckpt.metadata.schema import JAX_ARRAY, TreeDocument
+from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import open_store

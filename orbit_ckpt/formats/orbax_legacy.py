@@ -8,15 +8,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orbit_ckpt.formats.msgpack_scan import scan_bytes
-from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord, TreeDocument
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import make_key
-
-UNKNOWN_TYPE = "Unknown"
-"""Type of a leaf that nothing records; restored as `np.ndarray` unless asked otherwise."""
 
 _DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
@@ -54,6 +50,8 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     Raises:
         FormatError: It is not msgpack, or holds what Orbax never wrote.
     """
+    from orbit_ckpt.formats.msgpack_scan import scan_bytes  # noqa: PLC0415 - for old ones only
+
     flat: FlatTree = flatten(scan_bytes(data, f"{where}: not an aggregate file of Orbax"))
     leaves: list[LeafRecord] = []
     inline: dict[str, object] = {}

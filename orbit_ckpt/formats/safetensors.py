@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.formats.safetensors_header import (
     Header,
     Tensor,
@@ -23,7 +22,7 @@ from orbit_ckpt.formats.safetensors_header import (
     read_header,
 )
 from orbit_ckpt.metadata.codec import decode_json
-from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, RawArray
 
 SUFFIX = ".safetensors"

@@ -35,6 +35,9 @@ from orbit_ckpt.tree.keypath import (
 
 Document = Mapping[str, object]
 
+UNKNOWN_TYPE = "Unknown"
+"""Type of a leaf that nothing records; restored as `np.ndarray` unless asked otherwise."""
+
 EMPTY_TYPES: Mapping[str, object] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
 """Value types of empty containers and what they stand for, `NamedTuple` apart."""
 

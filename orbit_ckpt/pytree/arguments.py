@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
-from orbit_ckpt.metadata.schema import JAX_ARRAY
+from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.align import Alignment
 from orbit_ckpt.pytree.request import RestoreRequest

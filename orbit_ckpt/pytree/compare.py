@@ -14,12 +14,11 @@ from orbit_ckpt.arrays.dtypes import DType, is_prng_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, is_same_sharding
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.formats.base import StoredTree
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.numpy import NUMPY_BYTES
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import class_name, find_namedtuple
-from orbit_ckpt.metadata.schema import LeafRecord
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt.pytree.compare_values import RecordPair, compare_leaves, naming_checkpoint
 from orbit_ckpt.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf

@@ -13,11 +13,10 @@ from msgspec import Struct, structs
 
 from orbit_ckpt.errors import FormatError, TransformError
 from orbit_ckpt.formats.base import StoredTree
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, LoadBatch
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import decode_rich_types, has_rich_types
-from orbit_ckpt.metadata.schema import LeafRecord
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.pytree.align import Alignment, align, check_leaves, made_of, mismatch
 from orbit_ckpt.pytree.arguments import (
     Args,

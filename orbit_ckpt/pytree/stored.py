@@ -16,7 +16,6 @@ from orbit_ckpt.errors import (
     UnsupportedLeafError,
 )
 from orbit_ckpt.formats.base import StoredTree
-from orbit_ckpt.formats.orbax_legacy import UNKNOWN_TYPE
 from orbit_ckpt.handlers.array import check_width, requested_sharding
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -30,7 +29,7 @@ from orbit_ckpt.handlers.stored import cast_host
 from orbit_ckpt.metadata.rich_types import (
     find_namedtuple,
 )
-from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, LeafRecord
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.path import as_epath
