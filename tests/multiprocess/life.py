@@ -26,6 +26,9 @@ from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.saver import StepSaver
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.atomic import AtomicDirectory
+from orbit_ckpt.storage.object_commit import ObjectDirectory
+from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.value_write import DatabaseWriter
 
 PHASES: dict[str, tuple[object, str]] = {
@@ -207,7 +210,8 @@ def live(
         index: Which one.
         count: How many there are.
         port: Where the first one has JAX's coordination service.
-        plan: What to do; `root`, `background`, `timeout_s`, `heartbeat_s`, `faults`, `endless`.
+        plan: What to do; `root`, `background`, `timeout_s`, `heartbeat_s`, `faults`, `endless`;
+            `environment` has variables to set first.
         reports: Where to report what happens.
         log: Where standard error goes.
     """
@@ -215,10 +219,14 @@ def live(
     with log.open("a") as errors:
         os.dup2(errors.fileno(), 2)
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ.update(plan["environment"])
     jax.distributed.initialize(
         f"127.0.0.1:{port}", count, index, heartbeat_timeout_seconds=plan["heartbeat_s"]
     )
-    run(Path(plan["root"]), plan)
+    root = resolve_path(plan["root"])
+    if isinstance(root, StorePath):
+        PHASES["committing"] = (ObjectDirectory, "commit")
+    run(root, plan)
     jax.distributed.shutdown()
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,20 @@ DURABLE = {"waiting for 'committing'", "after the commit", "in a deletion"}
 class Run:
     """A run with many lives."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root / "run"
-        self.logs = root
+    def __init__(
+        self, root: str, logs: Path, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.root = root
+        self.logs = logs
+        self.environment = dict(environment or {})
         self.durable = 0
 
     def begin(self, faults: list[Any], *, background: bool, endless: bool = False) -> Life:
         # where the first process is lost, JAX itself has to end the others
         loses_first = endless or any(victim == 0 for _, _, victim in faults)
         plan = {
-            "root": str(self.root),
+            "root": self.root,
+            "environment": self.environment,
             "background": background,
             "timeout_s": DEADLINE_S,
             "heartbeat_s": HEARTBEAT_S if loses_first else 100,
@@ -84,7 +89,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+    return Run(str(tmp_path / "run"), tmp_path)
 
 
 def raised_after(life: Life, index: int) -> dict[str, list[dict[str, Any]]]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import resolve_path
+from tests.multiprocess.test_faults import DURABLE, ENDED_S, OF_SECOND, Run, raised_after
 from tests.multiprocess.test_processes import assert_done, run
 from tests.multiprocess.trees import check_tree, make_tree
 
-pytestmark = pytest.mark.slow
+# not several groups at once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+PHASES = [phase for phase in OF_SECOND if phase != "before the decision"]
 
 
 def names_in(url: str) -> list[str]:
@@ -40,3 +47,68 @@ def test_killed_process_is_named_and_nothing_of_its_save_is_left(s3: str) -> Non
     assert victim.returncode == -signal.SIGKILL
     assert_done(survivor)
     assert names_in(f"{s3}/run") == ["earlier"]
+
+
+@pytest.fixture
+def in_store(s3: str, tmp_path: Path) -> Run:
+    """A run of two processes in a bucket."""
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    environment = {name: os.environ[name] for name in names}
+    return Run(f"{s3}/some/run", tmp_path, environment=environment)
+
+
+def assert_only_steps(run: Run, steps: list[int]) -> None:
+    """Check that all of a run's steps are committed, and nothing is there beside them."""
+    root = resolve_path(run.root)
+    with_objects = {path.name for path in root.iterdir() if path.is_dir()}
+    assert {name for name in with_objects if name.isdecimal()} == set(map(str, steps))
+    assert all((root / str(step) / COMMIT_MARKER).is_file() for step in steps)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_manager_of_two_processes_keeps_the_newest_steps(in_store: Run, background: bool) -> None:
+    for _ in range(4):
+        life = in_store.begin([], background=background)
+        assert life.end(ENDED_S) == [0, 0], in_store.text(life)
+        in_store.check(life)
+    assert in_store.durable == 4
+    assert_only_steps(in_store, [3, 4])
+
+
+def test_what_one_process_of_a_manager_raises_is_raised_on_both(in_store: Run) -> None:
+    faults = [["writing", "raise", 1], ["committing", "raise", 0], ["in a deletion", "raise", 0]]
+    life = in_store.begin(faults, background=True)
+    assert life.end(ENDED_S) == [0, 0], in_store.text(life)
+    for phase, _, victim in faults:
+        for index in range(2):
+            found = raised_after(life, index)[f"{phase} {victim}"]
+            assert any("the disk is on fire" in report["text"] for report in found), found
+    in_store.check(life)
+    in_store.go_on()
+    assert_only_steps(in_store, [in_store.durable - 1, in_store.durable])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_goes_on_after_one_process_of_its_manager_was_killed(
+    in_store: Run, phase: str
+) -> None:
+    life = in_store.begin([[phase, "kill", 1]], background=PHASES.index(phase) % 2 == 1)
+    assert life.wait_for(0, ENDED_S) == 0, in_store.text(life)
+    raised = raised_after(life, 0)[f"{phase} 1"]
+    assert raised, in_store.text(life)
+    assert raised[0]["named"] == [1], raised
+    in_store.check(life)
+    saved = 2 if phase in DURABLE else 1
+    assert ocp.CheckpointManager(in_store.root).latest_step() == saved
+    in_store.go_on()
+    assert in_store.durable == saved + 1
+    assert_only_steps(in_store, [saved, saved + 1])
+
+
+def test_a_run_goes_on_after_its_first_process_was_killed_in_the_commit(in_store: Run) -> None:
+    life = in_store.begin([["committing", "kill", 0]], background=True)
+    assert life.wait_for(1, ENDED_S) not in (None, 0), in_store.text(life)
+    in_store.check(life)
+    in_store.go_on()
+    assert in_store.durable == 2
+    assert_only_steps(in_store, [1, 2])
