@@ -73,7 +73,9 @@ class StepKeeper:
                 )
                 return
             for aside in list(self._aside):
-                self._finish(aside)  # perhaps it succeeds now
+                running = self._running.get(aside)
+                if running is None or running.done():
+                    self._finish(aside)  # perhaps it succeeds now
             for step in plan.steps:
                 self._apply_to(step)
 
@@ -195,7 +197,10 @@ class StepKeeper:
         self._running[aside] = self._pool.submit(self._finish, aside)
 
     def _finish(self, aside: Path) -> None:
-        path, what = self._aside.pop(aside)
+        found = self._aside.pop(aside, None)
+        if found is None:
+            return  # another thread is removing it
+        path, what = found
         try:
             self._deleter.remove(aside, path)
         except OSError as error:

@@ -559,6 +559,32 @@ def test_a_step_that_is_being_deleted_is_not_listed(
     assert manager.all_steps() == [2]
 
 
+def test_deletions_that_wait_for_others_are_done_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    remove = deletion.StepDeleter.remove
+    removed: list[Path] = []
+
+    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
+        assert release.wait(60)
+        removed.append(directory)
+        remove(self, aside, directory)
+
+    monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
+    manager = run(enable_background_delete=True, max_to_keep=1)
+    for step in (1, 2, 3, 4):
+        manager.save(step, tree(step))
+    save_next = threading.Thread(target=manager.save, args=(5, tree(5)))
+    save_next.start()
+    save_next.join(5)  # a save does not wait for deletions
+    assert not save_next.is_alive()
+    release.set()
+    manager.wait_until_finished()
+    assert [directory.name for directory in removed] == ["1", "2", "3", "4"]
+    assert manager.all_steps() == [5]
+
+
 def test_a_subclass_of_a_handler_does_not_take_its_place() -> None:
     class Mine(ocp.JsonHandler):
         pass
