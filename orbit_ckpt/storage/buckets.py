@@ -2,7 +2,8 @@
 
 Where a store is, and who asks, is said the way the store's own tools have it: for S3 by the
 variables `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`,
-`AWS_ACCESS_KEY_ID` and so on. No message has a credential, nor what a server says beside its code.
+`AWS_ACCESS_KEY_ID` and so on; for Google's by `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's files or
+the machine's account. No message has a credential, nor what a server says beside its code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from orbit_ckpt.errors import StorageError
 
 T = TypeVar("T")
 
-SCHEMES = frozenset({"s3", "memory"})
+SCHEMES = frozenset({"s3", "gs", "memory"})
 """What URLs of object stores begin with; `memory` is one of this process, for tests."""
 
 MAX_OBJECT_BYTES = 5 * 2**30
@@ -170,7 +171,7 @@ class Bucket:
             future.cancel()  # pyright: ignore[reportUnknownMemberType] - tensorstore stubs
             raise StorageError(
                 f"{where}: {doing}: the store has not answered within {deadline_s:g} s. Check that "
-                "it can be reached (AWS_ENDPOINT_URL, network) and try again."
+                f"it can be reached (AWS_ENDPOINT_URL of s3://, network) and try again."
             ) from None
         except (ValueError, NotImplementedError) as error:
             # not as its cause, which quotes the server's answer, and that the access key
@@ -189,6 +190,8 @@ def open_bucket(scheme: str, name: str) -> Bucket:
     """
     if scheme == "memory":
         return _open_memory(name)
+    if scheme == "gs":
+        return _open_google(name)
     endpoint = _setting("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     region = _setting("AWS_REGION", "AWS_DEFAULT_REGION")
     credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
@@ -211,6 +214,13 @@ def _open_s3(
     if all(credentials):  # else the driver complains on stderr of every place that has none
         spec["aws_credentials"] = {"type": "environment"}
     return Bucket("s3", name, _open(spec, f"s3://{name}", None), spec)
+
+
+@functools.lru_cache(maxsize=16)
+def _open_google(name: str) -> Bucket:
+    retries = {"gcs_request_retries": _RETRIES}
+    spec = {"driver": "gcs", "bucket": name, "context": retries}
+    return Bucket("gs", name, _open(spec, f"gs://{name}", None), spec)
 
 
 @functools.lru_cache(maxsize=64)
@@ -255,10 +265,13 @@ _REFUSED = (
 _UNREACHABLE = "ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"
 _FAILURES = (_REFUSED, _UNREACHABLE)
 _REASONS = {
-    "NoSuchBucket": "There is no such bucket: create it, or check its name and the endpoint.",
+    "NoSuchBucket|^NOT_FOUND": (
+        "There is no such bucket: create it, or check its name and the endpoint."
+    ),
     _REFUSED: (
         "The store refuses the credentials, or they give no right to this: check "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and the bucket's policy."
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE (s3://), "
+        "GOOGLE_APPLICATION_CREDENTIALS (gs://) and the bucket's policy."
     ),
     _UNREACHABLE: (
         "The store cannot be reached, or is overloaded: check the endpoint, try again later."

@@ -27,8 +27,8 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "file":
         raise ValueError(
-            f"{text}: checkpoints on {scheme}:// are not supported; give a local directory "
-            "or s3://."
+            f"{text}: checkpoints on {scheme}:// are not supported; give a local "
+            "directory, or a URL with s3:// or gs://."
         )
     return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
 

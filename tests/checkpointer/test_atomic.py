@@ -252,8 +252,8 @@ def test_a_symlink_to_a_checkpoint_loads(saved: Path) -> None:
     ("path", "message"),
     [
         ("", "path of a checkpoint is empty"),
-        ("gs://bucket/checkpoint", "gs://bucket/checkpoint: .*gs:// are not supported"),
-        ("ftp://host/checkpoint", "give a local directory or s3://"),
+        ("az://bucket/checkpoint", "az://bucket/checkpoint: .*az:// are not supported"),
+        ("ftp://host/checkpoint", "give a local directory, or a URL with s3:// or gs://"),
         ("s3://", "s3://: no bucket"),
         ("s3://bucket/run/../checkpoint", "'..' has no meaning"),
     ],

@@ -1,14 +1,16 @@
-"""Object stores to test with: an S3 server on loopback, and a store in memory."""
+"""Object stores to test with: servers of S3 and Google's protocol on loopback, and memory."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +30,26 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The endpoint of an S3 server that lives as long as the tests."""
+    with _running("-m", "moto.server", "-H", "127.0.0.1", "-p") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[str]:
+    """The endpoint of a server that speaks the protocol of Google's store."""
+    pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed")
+    with _running(str(Path(__file__).with_name("google_server.py"))) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def _running(*arguments: str) -> Generator[str]:
+    """Run a server in Python, which is given the number of a free port; yield its endpoint."""
     port = free_port()
-    arguments = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(
-        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, *arguments, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         try:
             _wait_for(port, process)
@@ -47,7 +65,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)  # the server is another program, which tells nobody
-    raise RuntimeError("moto's server did not start")
+    raise RuntimeError("the server did not start")
 
 
 @pytest.fixture
@@ -67,12 +85,26 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{bucket}"
 
 
-@pytest.fixture(params=["s3", "memory"])
+@pytest.fixture
+def gs(google_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket of Google's protocol."""
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", google_server)
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "test-secret-value")
+    bucket = f"test-{uuid.uuid4().hex}"
+    connection = HTTPConnection(google_server.removeprefix("http://"))
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/storage/v1/b?project=p", f'{{"name": "{bucket}"}}', headers)
+    assert connection.getresponse().status == 200
+    connection.close()
+    return f"gs://{bucket}"
+
+
+@pytest.fixture(params=["s3", "gs", "memory"])
 def store(request: pytest.FixtureRequest) -> str:
     """The URL of an empty bucket of each kind of store."""
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}"
-    return request.getfixturevalue("s3")
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -93,6 +93,22 @@ def test_a_missing_bucket_is_told(s3: str) -> None:
         ocp.load("s3://no-such-bucket/1")
 
 
+def test_a_missing_bucket_of_google_is_told(gs: str) -> None:
+    assert gs
+    with pytest.raises(StorageError, match=r"gs://no-such-bucket.*no such bucket"):
+        resolve_path("gs://no-such-bucket/a").write_bytes(b"1")
+
+
+def test_googles_store_that_cannot_be_reached_is_told(
+    gs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gs
+    monkeypatch.setattr(buckets, "_RETRIES", {"max_retries": 2, "max_delay": "50ms"})
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(StorageError, match=r"gs://unreachable/.*connect.*check the endpoint"):
+        ocp.load("gs://unreachable/1")
+
+
 def test_a_file_of_another_program_has_to_be_copied_first(s3: str) -> None:
     resolve_path(f"{s3}/model.safetensors").write_bytes(b"whatever")
     with pytest.raises(CheckpointNotFoundError, match="from a local file system only"):
