@@ -10,6 +10,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import stored_tree
+from orbit_ckpt.storage.store_path import file_names, read_extent
 
 SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
@@ -28,8 +29,7 @@ class FlaxFormat:
             return None if _candidates(path) else f"no checkpoint_<step> and no *{SUFFIX} in it"
         if path.name.endswith(SUFFIX):
             return None
-        with open(path, "rb") as stream:
-            data = stream.read(_KEY_BYTES)
+        data = read_extent(str(path), 0, _KEY_BYTES)
         return None if _begins_tree(data) else "it does not begin as a dict in msgpack"
 
     def open(self, path: Path) -> StoredTree:
@@ -51,7 +51,7 @@ FORMAT = FlaxFormat()
 
 def _candidates(directory: Path) -> Sequence[str]:
     """Return which files of a directory are checkpoints, the latest step last."""
-    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
+    names = file_names(directory)
     steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
     return sorted(steps, key=lambda name: float(steps[name][1])) or [
         name for name in names if name.endswith(SUFFIX)

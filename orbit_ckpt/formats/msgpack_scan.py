@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,7 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import StorePath, file_size, read_extent
 from orbit_ckpt.storage.value_read import Pieces
 
 NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
@@ -69,10 +71,17 @@ def scan_file(file: Path) -> object:
         FormatError: It is cut short, damaged, or holds what Flax does not write.
         OSError: It cannot be read.
     """
+    where = f"{file} is not a sound msgpack file of Flax"
+    if isinstance(file, StorePath):
+        return _scan(_File(str(file), file_size(file), partial(read_extent, str(file))), where)
     with open(file, "rb", buffering=0) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        source = _File(str(file), size, stream.fileno())
-        return _scan(source, f"{file} is not a sound msgpack file of Flax")
+        descriptor = stream.fileno()
+        size = os.fstat(descriptor).st_size
+
+        def read(start: int, length: int) -> bytes:
+            return os.pread(descriptor, length, start)
+
+        return _scan(_File(str(file), size, read), where)
 
 
 def scan_bytes(data: bytes, where: str) -> object:
@@ -102,17 +111,17 @@ def _scan(source: _File | _Memory, where: str) -> object:
 class _File:
     """Bytes in a file, read a window at a time."""
 
-    def __init__(self, file: str, size: int, descriptor: int) -> None:
+    def __init__(self, file: str, size: int, read: Callable[[int, int], bytes]) -> None:
         self.size = size
         self._file = file
-        self._descriptor = descriptor
+        self._read = read
         self._window = b""
         self._start = 0
 
     def read(self, start: int, length: int) -> bytes:
         offset = start - self._start
         if not 0 <= offset <= len(self._window) - length:
-            self._window = os.pread(self._descriptor, max(length, _WINDOW_BYTES), start)
+            self._window = self._read(start, max(length, _WINDOW_BYTES))
             self._start, offset = start, 0
         return self._window[offset : offset + length]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +15,9 @@ from orbit_ckpt.storage.store_path import StorePath
 
 BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
+
+IN_STORES = ("safetensors", "flax_msgpack")
+"""Those that are read from object stores too."""
 
 
 def open_checkpoint(
@@ -54,12 +57,11 @@ def open_checkpoint(
 
 def find_format(path: Path) -> Format | str:
     """Return the other program's format of what is at a path, or what each one lacks, as text."""
-    if isinstance(path, StorePath):
-        return "\nOther formats are read from a local file system only; copy the checkpoint there."
     if not (path.is_file() or path.is_dir()):  # a pipe would be read for ever
         return ""
     lacks: list[str] = []
-    for known in formats():
+    in_store = isinstance(path, StorePath)
+    for known in formats(IN_STORES if in_store else BUILT_IN, plug_ins=not in_store):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -70,14 +72,20 @@ def find_format(path: Path) -> Format | str:
             return known
         extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
         lacks.append(f"\n  {known.name}{extra}: {problem}")
+    if in_store:
+        lacks.append(
+            "\n  Others are read from a local file system only; copy the checkpoint there."
+        )
     return "\nOther formats:" + "".join(lacks)
 
 
-def formats() -> Iterator[Format]:
+def formats(built_in: Sequence[str] = BUILT_IN, *, plug_ins: bool = True) -> Iterator[Format]:
     """Yield the formats of other programs: those built in, then those of plug-ins."""
-    for name in BUILT_IN:
+    for name in built_in:
         module = importlib.import_module(f"orbit_ckpt.formats.{name}")
         yield cast(Format, module.FORMAT)
+    if not plug_ins:
+        return
     for _, plugin in load_plugins(FORMATS, _prepare_plugin):
         yield plugin
 

@@ -24,6 +24,7 @@ from orbit_ckpt.formats.safetensors_header import (
 from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, RawArray
+from orbit_ckpt.storage.store_path import file_names, file_size, map_paths, read_extent
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -43,9 +44,7 @@ class SafetensorsFormat:
             return None if _candidates(path) else f"no *{SUFFIX} or *{INDEX_SUFFIX} in it"
         if path.name.endswith((SUFFIX, INDEX_SUFFIX)):
             return None
-        with open(path, "rb") as stream:
-            data = stream.read(_SNIFFED_BYTES)
-        if looks_like_header(data, path.stat().st_size):
+        if looks_like_header(read_extent(str(path), 0, _SNIFFED_BYTES), file_size(path)):
             return None
         return "it does not begin with the length of a header and the header"
 
@@ -82,7 +81,7 @@ class _Index(Struct):
 
 def _candidates(directory: Path) -> Sequence[str]:
     """Return which files of a directory may be the model, those named as by Hugging Face first."""
-    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
+    names = file_names(directory)
     usual = [name for name in (INDEX, SINGLE) if name in names]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     return usual[:1] or indexes or [name for name in names if name.endswith(SUFFIX)]
@@ -113,9 +112,14 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
             raise FormatError(f"{index}: {name!r} is not the name of a file beside the index")
-        if not (index.parent / name).is_file():
-            raise FormatError(f"{index}: {name} is missing. Was the checkpoint copied completely?")
-    headers = {index.parent / name: read_header(index.parent / name) for name in sorted(expected)}
+    files = [index.parent / name for name in sorted(expected)]
+    are_there = map_paths(lambda file: file.is_file(), files, root=index)
+    for file, is_there in zip(files, are_there, strict=True):
+        if not is_there:
+            raise FormatError(
+                f"{index}: {file.name} is missing. Was the checkpoint copied completely?"
+            )
+    headers = dict(zip(files, map_paths(read_header, files, root=index), strict=True))
     for name, tensors in expected.items():
         _compare(index, name, tensors, headers[index.parent / name])
     return headers, fields.metadata or {}

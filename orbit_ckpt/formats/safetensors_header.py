@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt.storage.store_path import StorePath, file_size, read_extent
 
 MAX_HEADER_BYTES = 100_000_000
 """What the format allows; the library itself reads no longer ones."""
@@ -109,19 +109,31 @@ def read_header(file: Path) -> Header:
         FormatError: The file is none of the format, is cut short, or contradicts itself.
         OSError: It cannot be read.
     """
-    with open(file, "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        data_bytes = size - LENGTH_BYTES - length
-        if size < LENGTH_BYTES or data_bytes < 0:
-            raise _bad(file, f"it has {size} bytes, fewer than the {length} of its header")
-        if length > MAX_HEADER_BYTES:
-            raise _bad(file, f"its header has {length} bytes, of at most {MAX_HEADER_BYTES}")
-        text = stream.read(length)
+    name = str(file)
+    first = read_extent(name, 0, LENGTH_BYTES)
+    length = int.from_bytes(first, "little")
+    start = LENGTH_BYTES + length
+    # the size of an object is known cheaply once its header is
+    size = len(first) if len(first) < LENGTH_BYTES else None
+    if size is None and not (isinstance(file, StorePath) and length <= MAX_HEADER_BYTES):
+        size = file_size(file)
+    if size is not None and (size < LENGTH_BYTES or size < start):
+        raise _bad(file, f"it has {size} bytes, fewer than the {length} of its header")
+    if length > MAX_HEADER_BYTES:
+        raise _bad(file, f"its header has {length} bytes, of at most {MAX_HEADER_BYTES}")
+    text = read_extent(name, LENGTH_BYTES, length)
+    if len(text) < length:
+        size = LENGTH_BYTES + len(text)
+        raise _bad(file, f"it has {size} bytes, fewer than the {length} of its header")
     try:
-        return _parse(text, str(file), LENGTH_BYTES + length, data_bytes)
+        header = _parse(text, name, start)
+        if size is None:
+            extents = [tensor.extent for tensor in header.tensors.values()]
+            size = file_size(file, max([e.offset + e.length for e in extents], default=start))
+        _check_cover(header.tensors, start, size - start)
     except (ValueError, TypeError, RecursionError) as error:
         raise _bad(file, str(error)) from error
+    return header
 
 
 def looks_like_header(data: bytes, size: int) -> bool:
@@ -136,7 +148,7 @@ def looks_like_header(data: bytes, size: int) -> bool:
     return is_possible and data[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
 
 
-def _parse(text: bytes, file: str, start: int, data_bytes: int) -> Header:
+def _parse(text: bytes, file: str, start: int) -> Header:
     if not text.startswith(b"{"):
         raise ValueError("its header does not begin with '{'")
     # the types bound what is made of a header that says anything
@@ -150,7 +162,6 @@ def _parse(text: bytes, file: str, start: int, data_bytes: int) -> Header:
         except ValueError as error:
             raise ValueError(f"{name!r}: {error}") from error
     json.loads(text.decode(), object_pairs_hook=_check_unique)
-    _check_cover(tensors, start, data_bytes)
     return Header(tensors, metadata)
 
 

@@ -158,7 +158,7 @@ class BatchReader:
     def cost(self, read: ArrayRead) -> ReadCost:
         """Return what a read costs, from the index or the sizes of files."""
         layout = read.layout
-        if layout.is_plain and self.can_stream(layout) and not self._store.is_remote:
+        if self._chunks.reads_parts(layout) and self.can_stream(layout):
             return ReadCost(read.nbytes, read.nbytes, read.nbytes)
         lengths = [
             self._store.length(layout.chunk_key(read.name, index)) or 0

@@ -12,13 +12,17 @@ from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.storage.ocdbt_encode import Extent
-from orbit_ckpt.storage.value_read import ValueReader, part_of
+from orbit_ckpt.storage.store_path import is_store_url
+from orbit_ckpt.storage.value_read import MAX_OBJECT_AHEAD_BYTES, ValueReader, part_of
 from orbit_ckpt.storage.zarr import ZarrArray
 
 _PAGE_BYTES = 4096
 """Gaps up to this size are read too: the system reads whole pages anyway."""
 
 _SPAN_BYTES = 1 << 20
+
+_OBJECT_SPAN_BYTES = 1 << 25
+"""The same for objects of a store, whose requests cost what `MAX_OBJECT_AHEAD_BYTES` cost."""
 
 
 def read_box(
@@ -44,8 +48,10 @@ def read_box(
         return _read(value, position, into, reading)
     stride = strides[len(outer) - 1]
     count = 1
-    if (stride - run) * itemsize <= _PAGE_BYTES:
-        count = max(1, _SPAN_BYTES // (stride * itemsize))
+    in_store = is_store_url(value.file)
+    if (stride - run) * itemsize <= (MAX_OBJECT_AHEAD_BYTES if in_store else _PAGE_BYTES):
+        span_bytes = _OBJECT_SPAN_BYTES if in_store else _SPAN_BYTES
+        count = max(1, span_bytes // (stride * itemsize))
     for start, rows in _groups(outer, count):
         index = tuple(s + i for s, i in zip(box.start, start, strict=False))
         index += box.start[len(index) :]

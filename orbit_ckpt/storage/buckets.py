@@ -34,6 +34,11 @@ _READ_BYTES = 1 << 23
 _READS = 8
 """Larger reads are cut into ranges of so many bytes, so many of which are under way at once."""
 
+_PROBED_BYTES = 1 << 16
+_MAX_SIZE_BITS = 43
+_READS_OF_SIZE = 16
+"""How the size of an object is found: what is read at once, the largest one, requests at once."""
+
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -87,6 +92,31 @@ class Bucket:
             if len(data) < stop - start:
                 break
         return done
+
+    def size(self, key: str, guess: int = 0) -> int:
+        """Return how many bytes an object has, which stores do not tell through TensorStore.
+
+        Takes two requests if it has as many as guessed, or few; else some dozens, many at once.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        if guess and len(self.read_range(key, guess - 1, 2)) == 1:
+            return guess
+        low = len(self.read_range(key, 0, _PROBED_BYTES))  # all bytes before are there
+        if low < _PROBED_BYTES:
+            return low
+        ends = [1 << power for power in range(_PROBED_BYTES.bit_length(), _MAX_SIZE_BITS)]
+        while True:
+            found = [self._begin_read(key, end, end + 1) for end in ends]
+            there = [bool(self._end_read(key, end, f)) for end, f in zip(ends, found, strict=True)]
+            count = sum(there)
+            high = ends[count] if count < len(ends) else ends[-1]
+            low = ends[count - 1] if count else low
+            if high - low <= _PROBED_BYTES:
+                return low + len(self.read_range(key, low, high - low + 1))
+            step = -(-(high - low) // _READS_OF_SIZE)
+            ends = [*range(low + step, high, step), high]
 
     def write(self, key: str, data: bytes) -> None:
         """Write an object; once this returns it is durable and everybody sees it."""

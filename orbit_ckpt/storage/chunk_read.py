@@ -105,8 +105,7 @@ class ChunkReader:
                 self._read_chunk(read, index, memory, reading)
                 break
             common = region.intersect(chunk)
-            # of an object store a part costs more requests than the whole
-            if layout.is_plain and common is not None and not self._store.is_remote:
+            if common is not None and self.reads_parts(layout):
                 into = result[(*common.within(region).slices, ...)]
                 if self._read_part(read, index, common.within(chunk), into, reading):
                     continue
@@ -115,6 +114,12 @@ class ChunkReader:
                 if common is not None:
                     result[common.within(region).slices] = values[common.within(block).slices]
         return result
+
+    def reads_parts(self, layout: ZarrArray) -> bool:
+        """Whether of chunks only those bytes are read that are asked for, or little more."""
+        # of a small object a part costs more requests than the whole
+        is_small = self._store.is_remote and layout.chunk_nbytes <= self._alone_bytes
+        return layout.is_plain and not is_small
 
     def _read_part(
         self, read: ArrayRead, index: Shape, part: Region, into: HostArray, reading: ValueReader

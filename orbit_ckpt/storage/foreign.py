@@ -20,6 +20,7 @@ from orbit_ckpt.storage.identity import stamp_of
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 from orbit_ckpt.storage.zarr import plain_array
 
 
@@ -147,11 +148,11 @@ class ForeignStore:
             error, because the arrays may be elsewhere then.
     """
 
-    is_remote = False
-
     def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
+        self.is_remote = any(isinstance(file, StorePath) for file in files)
         self._arrays = arrays
-        self._stamps = {str(file): stamp_of(file) for file in files}
+        stamps = map_paths(stamp_of, files, root=files[0]) if files else ()
+        self._stamps = {str(f): (f, stamp) for f, stamp in zip(files, stamps, strict=True)}
 
     def find(self, key: str) -> Value | None:
         """See `ValueStore`."""
@@ -189,11 +190,14 @@ class ForeignStore:
         return name, rest
 
     def _check(self, file: str) -> None:
-        expected = self._stamps.get(file)
-        if expected is None:
+        known = self._stamps.get(file)
+        if known is None:
             return
+        path, expected = known
+        if isinstance(path, StorePath):  # asking costs a request; once is enough
+            self._stamps.pop(file, None)
         try:
-            found = stamp_of(Path(file))
+            found = stamp_of(path)
         except FileNotFoundError:
             found = None
         if found != expected:

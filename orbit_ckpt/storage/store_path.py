@@ -144,6 +144,10 @@ class StorePath(PosixPath):
         """Return the names of the directories in it, in order; lists everything below it."""
         return sorted({key.partition("/")[0] for key in self.keys_below() if "/" in key})
 
+    def objects(self) -> list[str]:
+        """Return the names of the objects in it, in order; lists everything below it."""
+        return [key for key in self.keys_below() if "/" not in key]
+
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Do nothing: directories need not be made."""
 
@@ -218,6 +222,28 @@ def read_object_into(file: str, offset: int, buffers: Sequence[memoryview]) -> i
         if count < buffer.nbytes:
             break
     return done
+
+
+def file_size(file: Path, guess: int = 0) -> int:
+    """Return how many bytes a file has, or an object.
+
+    Args:
+        file: The file.
+        guess: How many it probably has; finding out is then cheap.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if isinstance(file, StorePath):
+        return file.bucket.size(file.key, guess)
+    return file.stat().st_size
+
+
+def file_names(directory: Path) -> list[str]:
+    """Return the names of the files in a directory, in order."""
+    if isinstance(directory, StorePath):
+        return directory.objects()
+    return sorted(entry.name for entry in directory.iterdir() if entry.is_file())
 
 
 def read_extent(file: str, offset: int, nbytes: int) -> bytes:

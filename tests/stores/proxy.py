@@ -27,11 +27,13 @@ class Proxy:
     Attributes:
         fails: Called with method, path and number of every request; says how to fail it.
         requests: Method and path of every request.
+        nbytes: How many bytes were sent in answers.
     """
 
     def __init__(self, port: int) -> None:
         self.fails: Choice = lambda *_: None
         self.requests: list[tuple[str, str]] = []
+        self.nbytes = 0
         self._silence = threading.Event()
         proxy = self
 
@@ -57,6 +59,7 @@ class Proxy:
                 upstream.request(self.command, self.path, body, dict(self.headers))
                 answer = upstream.getresponse()
                 data = answer.read()
+                proxy.nbytes += len(data)
                 self.send_response_only(answer.status)
                 for name, value in answer.getheaders():
                     if name.lower() not in {"transfer-encoding", "connection", "content-length"}:

@@ -110,9 +110,9 @@ def test_googles_store_that_cannot_be_reached_is_told(
 
 
 def test_a_file_of_another_program_has_to_be_copied_first(s3: str) -> None:
-    resolve_path(f"{s3}/model.safetensors").write_bytes(b"whatever")
+    resolve_path(f"{s3}/model.index").write_bytes(b"whatever")
     with pytest.raises(CheckpointNotFoundError, match="from a local file system only"):
-        ocp.load(f"{s3}/model.safetensors")
+        ocp.load(f"{s3}/model.index")
 
 
 def test_wrong_credentials_are_told_and_never_shown(
