@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.last_save import LastSave
 from orbit_ckpt.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
 )
-from orbit_ckpt.checkpointer.saving import LastSave, SaveRequest, begin_save
+from orbit_ckpt.checkpointer.saving import SaveRequest, begin_save
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs

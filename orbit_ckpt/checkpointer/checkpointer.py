@@ -9,13 +9,14 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
+from orbit_ckpt.checkpointer.last_save import told_beside
 from orbit_ckpt.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
     SessionOptions,
 )
-from orbit_ckpt.checkpointer.saving import SaveRequest, save_now, told_beside
+from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
     CheckpointHandler,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import jax
@@ -14,7 +14,8 @@ from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt.arrays.indexing import Selection
 from orbit_ckpt.arrays.sharding import ShardingMetadata
 from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows, whole
-from orbit_ckpt.handlers.array import ArrayHandler, requested_sharding, wanted_shape
+from orbit_ckpt.handlers.array import ArrayHandler
+from orbit_ckpt.handlers.array_target import requested_sharding, wanted_shape
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
     ParamInfo,
@@ -45,6 +46,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         key_impl: PRNG implementation if it holds the data of typed keys.
         key_dtype: Their dtype.
         key_rank: How many trailing dimensions their data has.
+        told: Called with the size of every block that has been read in order.
     """
 
     info: ParamInfo
@@ -57,6 +59,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
     key_impl: str | None = None
     key_dtype: DType | None = None
     key_rank: int = 0
+    told: Callable[[int], object] | None = None
 
     @property
     def dtype(self) -> DType:
@@ -115,11 +118,11 @@ class LazyLeaf(Struct, frozen=True, gc=False):
                 reader = load_batch_of(self.info).reader
                 stored_bytes = elements * layout.dtype.itemsize
                 for block in reader.read_blocks(self.read, region, stored_bytes):
-                    yield self._cast(block)
+                    yield self._next(self._cast(block))
                 return
             for part in split_by_rows(region, (1,) * len(region.shape), elements):
                 chosen = tuple(map(range, part.start, part.stop))
-                yield self.values(Selection(chosen, (...,)))
+                yield self._next(self.values(Selection(chosen, (...,))))
 
     def in_order(self, block_bytes: int, max_bytes: int) -> Iterator[HostArray]:
         """Yield all of it in blocks that follow one another in C order.
@@ -145,7 +148,12 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         elements = max(1, block_bytes // self.widest_dtype.itemsize)
         with self.directory.reading(self.info.label):
             for part in split_by_rows(whole(self.shape), (1,) * len(self.shape), elements):
-                yield self._cast(stream.next(part))
+                yield self._next(self._cast(stream.next(part)))
+
+    def _next(self, block: HostArray) -> HostArray:
+        if self.told is not None:
+            self.told(block.nbytes)
+        return block
 
     def _cast(self, host: HostArray) -> HostArray:
         values = host if host.dtype == self.logical else host.view(self.logical)

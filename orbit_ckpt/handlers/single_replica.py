@@ -21,7 +21,8 @@ from orbit_ckpt.arrays.broadcast import (
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region
 from orbit_ckpt.errors import ProcessFailedError
-from orbit_ckpt.handlers.array import ArrayHandler, ArrayTarget, plan_targets
+from orbit_ckpt.handlers.array import ArrayHandler
+from orbit_ckpt.handlers.array_target import ArrayTarget, plan_targets
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, load_batch_of
 from orbit_ckpt.handlers.prng import wrap_keys
 from orbit_ckpt.storage.batch_read import BatchReader

@@ -5,34 +5,30 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.last_save import told_beside
 from orbit_ckpt.checkpointer.options import MultiprocessingOptions
-from orbit_ckpt.checkpointer.saving import (
-    told_beside,
-)
 from orbit_ckpt.errors import (
     StepAlreadyExistsError,
-    StepNotFoundError,
 )
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.manager.council import Council
-from orbit_ckpt.manager.fallback import restore_newest_intact, restore_on_all
-from orbit_ckpt.manager.index import StepIndex, read_metrics
+from orbit_ckpt.manager.index import read_metrics
 from orbit_ckpt.manager.opening import open_run
 from orbit_ckpt.manager.options import CheckpointManagerOptions
-from orbit_ckpt.manager.preservation import rank
+from orbit_ckpt.manager.restoring import EventLog, Restorer, StatisticsLogger
 from orbit_ckpt.manager.retention import RetentionPlan
 from orbit_ckpt.manager.root_metadata import read_root_metadata
 from orbit_ckpt.manager.saver import StepRequest
-from orbit_ckpt.manager.shared_index import News, SharedIndex
+from orbit_ckpt.manager.shared_index import News
+from orbit_ckpt.manager.step_info import rank
 from orbit_ckpt.manager.step_items import (
     Handlers,
     StepItems,
@@ -47,14 +43,6 @@ from orbit_ckpt.storage.path import resolve_path
 PathLike = str | os.PathLike[str]
 
 _logger = logging.getLogger(__name__)
-
-
-class StatisticsLogger(Protocol):
-    """Takes what happened, once per save and restore; Orbax's `AbstractLogger`."""
-
-    def log_entry(self, entry: dict[str, Any], /) -> None:
-        """Take one event."""
-        ...
 
 
 class CheckpointManager:
@@ -110,7 +98,7 @@ class CheckpointManager:
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
         self._directory = resolve_path(directory)
-        self._logger = logger
+        self._events = EventLog(logger, self._directory)
         processes = self._options.multiprocessing_options or MultiprocessingOptions()
         name = f"run {self._directory}"
         self._council = Council(processes.find_group(), name, processes.timeout_s)
@@ -189,7 +177,7 @@ class CheckpointManager:
         try:
             self._saver.save(request)
         finally:
-            self._log("save", number, self._saver.blocked)
+            self._events.add("save", number, self._saver.blocked)
         return True
 
     def restore(
@@ -222,49 +210,17 @@ class CheckpointManager:
             CorruptionError: Stored data is missing or damaged.
             CheckpointError: What handlers raise.
         """
-        shared = self._look_again(step, directory)
-        index = shared.view
-        steps = index.steps()
-        if step is None and not steps:
-            raise StepNotFoundError(f"No steps found in {directory or self._directory}.")
-        first = steps[-1] if step is None else as_step(step)
-        index.path(first)  # says which steps there are
 
-        def restore_one(number: int) -> Any:  # as above
-            return restore_on_all(self._council, number, lambda: read(number))
-
-        def read(number: int) -> Any:  # as above
-            began = time.monotonic()
-            path = index.path(number)
+        def read(path: Path) -> Any:  # as above
             wanted = self._items.to_restore(path, items, restore_kwargs, args)
-            restored = self._checkpointer.restore(path, args=wanted)
-            self._log("restore", number, timedelta(seconds=time.monotonic() - began))
-            return self._items.unwrap(restored)
+            return self._items.unwrap(self._checkpointer.restore(path, args=wanted))
 
-        if not fallback:
-            return restore_one(first)
-        older = [number for number in reversed(steps) if number <= first]
-        return restore_newest_intact(older, restore_one, shared.refuse)
-
-    def _look_again(self, step: int | None, directory: PathLike | None) -> SharedIndex:
-        """Wait until no save goes on; return the steps of this run, or of another one."""
+        restorer = Restorer(
+            *(self._directory, self._options.step_names(), self._council),
+            *(self._shared, self._saver, self._events),
+        )
         other = None if directory is None else resolve_path(directory)
-        if other is None or other == self._directory:
-            shared, say = self._shared, self._saver.news
-        else:
-            index = StepIndex(other, self._options.step_names(), reads=False)
-            shared = SharedIndex(self._council, index)
-
-            def say() -> News:
-                index.reload()
-                return shared.news()
-
-        with self._council.meeting(f"restore({step})") as meeting:
-            self._saver.wait()
-            meeting.collect()
-            news = meeting.share(say, News)
-        shared.follow(news)
-        return shared
+        return restorer.restore(step, read, other=other, fallback=fallback)
 
     @property
     def refused(self) -> Mapping[int, Exception]:
@@ -458,9 +414,3 @@ class CheckpointManager:
     def _check_writable(self) -> None:
         if self._options.read_only:
             raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
-
-    def _log(self, event: str, step: int, duration: timedelta | None) -> None:
-        if self._logger is not None:
-            seconds = 0.0 if duration is None else duration.total_seconds()
-            entry = {"event_type": event, "step": step, "directory": str(self._directory)}
-            self._logger.log_entry({**entry, "duration_secs": seconds})

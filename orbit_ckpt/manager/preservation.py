@@ -6,16 +6,14 @@ is deleted. Policies written for Orbax work here too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.manager.step_info import MetricFn, StepInfo, rank
 
-MetricFn = Callable[[Any], float]
 """Takes the metrics of a step, as they were given to `save`; returns what to rank it by."""
 
 
@@ -344,22 +342,6 @@ class InTurn(Struct, frozen=True):
             answers = policy.should_preserve([checkpoints[i] for i in seen], context=context)
             kept |= {i for i, wanted in zip(seen, answers, strict=True) if wanted}
         return [i in kept for i in range(len(checkpoints))]
-
-
-def rank(checkpoints: Sequence[StepInfo], metric: MetricFn, mode: str) -> list[int]:
-    """Return indices of steps, the worst first.
-
-    Without metrics, or with one that is not a number, a step ranks lowest. Equal ones are in the
-    order of their steps.
-    """
-    sign = -1.0 if mode == "min" else 1.0
-
-    def quality(index: int) -> float:
-        metrics = checkpoints[index].metrics
-        value = math.nan if metrics is None else sign * float(metric(metrics))
-        return -math.inf if math.isnan(value) else value
-
-    return sorted(range(len(checkpoints)), key=quality)
 
 
 def explain(

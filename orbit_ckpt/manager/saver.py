@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from orbit_ckpt.checkpointer.last_save import LastSave
 from orbit_ckpt.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -17,7 +18,6 @@ from orbit_ckpt.checkpointer.options import (
     SessionOptions,
 )
 from orbit_ckpt.checkpointer.saving import (
-    LastSave,
     SaveHandle,
     SaveRequest,
     begin_save,

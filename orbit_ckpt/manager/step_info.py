@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
+
+MetricFn = Callable[[Any], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +30,19 @@ class StepInfo:
     pinned: bool = False
     temporary: bool = False
     items: frozenset[str] = field(default=frozenset())
+
+
+def rank(checkpoints: Sequence[StepInfo], metric: MetricFn, mode: str) -> list[int]:
+    """Return indices of steps, the worst first.
+
+    Without metrics, or with one that is not a number, a step ranks lowest. Equal ones are in the
+    order of their steps.
+    """
+    sign = -1.0 if mode == "min" else 1.0
+
+    def quality(index: int) -> float:
+        metrics = checkpoints[index].metrics
+        value = math.nan if metrics is None else sign * float(metric(metrics))
+        return -math.inf if math.isnan(value) else value
+
+    return sorted(range(len(checkpoints)), key=quality)

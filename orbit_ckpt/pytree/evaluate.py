@@ -12,7 +12,7 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray, is_prng_dtype
 from orbit_ckpt.errors import TransformError
-from orbit_ckpt.handlers.array import check_width
+from orbit_ckpt.handlers.array_target import check_width
 from orbit_ckpt.transform.nodes import Apply, FromTarget, Node, Part, Read, identity, inputs_of
 from orbit_ckpt.tree.keypath import NamePath, format_path
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Shape
-from orbit_ckpt.handlers.array import requested_sharding
+from orbit_ckpt.handlers.array_target import requested_sharding
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ReadPlanner, RestoreArgs
 from orbit_ckpt.metadata.schema import JAX_ARRAY, LeafRecord
 from orbit_ckpt.metadata.values import ArrayMetadata

@@ -16,7 +16,7 @@ from orbit_ckpt.errors import (
     UnsupportedLeafError,
 )
 from orbit_ckpt.formats.base import StoredTree
-from orbit_ckpt.handlers.array import check_width, requested_sharding
+from orbit_ckpt.handlers.array_target import check_width, requested_sharding
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
     LoadBatch,
