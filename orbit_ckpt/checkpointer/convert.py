@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.functions import load, metadata
 from orbit_ckpt.formats.outgoing import WriteRequest
+from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.transform.patterns import PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
+from orbit_ckpt.tree.flatten import flatten
 
 __all__ = ["WRITERS", "convert"]
 
@@ -32,6 +37,9 @@ WRITERS: Mapping[str, str] = {
 }
 """Formats of others that can be written, and the modules whose `write` does it."""
 
+Progress = Callable[[int, int], object]
+"""Called with the bytes that have gone through so far, and how many there are."""
+
 
 def convert(  # noqa: PLR0913 - all optional, each about one thing
     src: str | os.PathLike[str],
@@ -46,6 +54,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     overwrite: bool = False,
     max_bytes: int = _MAX_BYTES,
     max_shard_bytes: int | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Copy a checkpoint into another format; touches no device.
 
@@ -68,6 +77,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
             or of T5X is never replaced.
         max_bytes: About how many bytes to hold at once.
         max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
+        progress: Called now and then with the bytes of arrays that have gone through, and how many
+            there are.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
@@ -89,6 +100,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     tree = load(
         src, only=only, skip=skip, transforms=transforms, cast=cast or "same_kind", lazy=True
     )
+    if progress is not None:
+        tree = _watched(tree, progress)
     found = metadata(src).custom_metadata
     kept: Mapping[str, object] = {}
     if isinstance(found, Mapping):
@@ -104,6 +117,27 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
             write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
             write(request)
     _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def _watched(tree: object, progress: Progress) -> object:
+    """Return a tree whose lazy arrays tell how much of all of them has been read."""
+    flat = flatten(tree)
+    total = sum(leaf.nbytes for leaf in flat.values if isinstance(leaf, LazyArray))
+    done = 0
+    lock = threading.Lock()
+
+    def told(nbytes: int) -> None:
+        nonlocal done
+        with lock:  # writers read several arrays at once
+            done += nbytes
+            progress(min(done, total), total)
+
+    return flat.unflatten(
+        [
+            type(leaf)(replace(leaf.leaf, told=told)) if isinstance(leaf, LazyArray) else leaf
+            for leaf in flat.values
+        ]
+    )
 
 
 def _save(request: WriteRequest) -> None:

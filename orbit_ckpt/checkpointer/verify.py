@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptionError
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.formats.registry import foreign_format, foreign_steps
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.pytree.verification import Damage, Unchecked, VerifyReport
 from orbit_ckpt.pytree.verify import Findings, verify_tree
+from orbit_ckpt.pytree.verify_foreign import verify_foreign
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
@@ -54,10 +57,12 @@ def verify(
     or a manifest names has to be there. Damage does not end the check: all of it is in the report.
 
     What other writers have left without checksums is decoded or parsed, which finds what would
-    make a load fail; the report says what that is.
+    make a load fail; the report says what that is. So it is with checkpoints of other programs, of
+    which all leaves are decoded.
 
     Args:
-        path: A checkpoint, an item of one, or a run, whose finished steps are all checked.
+        path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
+            format that `load` reads.
         max_bytes: About how many bytes to hold at once. More is held for larger chunks that only
             TensorStore can decode.
         progress: Called now and then.
@@ -76,13 +81,17 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        check_complete(root)
-        checkpoints, unfinished = _checkpoints(root)
+        foreign = foreign_format(root)
+        if foreign is not None:
+            checkpoints, unfinished = [s.path for s in foreign_steps(root, foreign)] or [root], 0
+        else:
+            check_complete(root)
+            checkpoints, unfinished = _checkpoints(root)
         sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
         total = sum(sum(found) for found in sizes)
         findings = _new_findings(max_bytes, total, progress)
         findings.skip(root, "saves that did not finish", unfinished)
-        run_sync(_verify_all(checkpoints, findings))
+        run_sync(_verify_all(checkpoints, findings, foreign))
     return VerifyReport(
         root,
         tuple(checkpoints),
@@ -114,9 +123,15 @@ def _new_findings(max_bytes: int, total: int, progress: Progress | None) -> Find
     return Findings(ByteLimiter(max_bytes), advance)
 
 
-async def _verify_all(checkpoints: list[Path], findings: Findings) -> None:
+async def _verify_all(
+    checkpoints: list[Path], findings: Findings, foreign: Format | None = None
+) -> None:
     for checkpoint in checkpoints:
-        await _verify_directory(checkpoint, findings, checkpoint)
+        reader = foreign and (foreign_format(checkpoint) or foreign)  # a run may hold another's
+        if reader is not None:
+            await verify_foreign(checkpoint, reader, findings)
+        else:
+            await _verify_directory(checkpoint, findings, checkpoint)
 
 
 def _checkpoints(root: Path) -> tuple[list[Path], int]:
@@ -256,8 +271,8 @@ def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> 
         return  # a step with several items, or an item of another kind
 
 
-def _files_below(directory: Path) -> list[int]:
-    return list(_sizes(directory))
+def _files_below(path: Path) -> list[int]:
+    return [path.stat().st_size] if path.is_file() else list(_sizes(path))
 
 
 def _sizes(directory: Path) -> Iterator[int]:

@@ -9,6 +9,7 @@ import typer
 
 import orbit_ckpt
 from orbit_ckpt.cli.check import diff, plan, verify
+from orbit_ckpt.cli.convert import convert
 from orbit_ckpt.cli.inspect import ls, tree
 from orbit_ckpt.cli.manage import cp, plugins, prune, rm
 from orbit_ckpt.cli.report import report
@@ -16,7 +17,10 @@ from orbit_ckpt.cli.values import show, stats
 from orbit_ckpt.errors import CheckpointError
 
 # A new command is a function with Typer's annotations in one of the modules of this package.
-_COMMANDS = (ls, tree, show, stats, diff, verify, plan, cp, rm, prune, plugins, report)
+_COMMANDS = (
+    *(ls, tree, show, stats, diff, verify, plan, report),
+    *(convert, cp, rm, prune, plugins),
+)
 
 app = typer.Typer(
     name="orbit-ckpt",
@@ -41,7 +45,7 @@ def options(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Look at checkpoints, check them, copy and delete them. No command touches a device.
+    """Look at checkpoints, check them, convert, copy and delete them. No command touches a device.
 
     Exit codes: 0, 1 if a command found something (damage, a difference), 2 if it cannot be done.
     """

@@ -13,7 +13,7 @@ from msgspec import structs
 import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import is_prng_dtype
 from orbit_ckpt.cli.output import JSON_OPTION, echo, print_json, progress_bar
-from orbit_ckpt.cli.rule_files import read_rules
+from orbit_ckpt.cli.rule_files import RULES_OPTION, read_rules
 from orbit_ckpt.errors import TransformError, TreeMismatchError
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
@@ -108,9 +108,7 @@ Choice = Literal["error", "skip"]
 
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
-    rules: Annotated[
-        Path | None, typer.Option(help="Rules, TOML or JSON; see the reference.", metavar="FILE")
-    ] = None,
+    rules: Annotated[Path | None, RULES_OPTION] = None,
     like: Annotated[
         str | None, typer.Option(help="Restore what this checkpoint has.", metavar="CHECKPOINT")
     ] = None,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from msgspec import structs
 
+import orbit_ckpt
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
 from orbit_ckpt.cli.output import (
     FILTER_OPTION,
@@ -21,6 +22,7 @@ from orbit_ckpt.cli.output import (
     human_number,
     print_json,
     print_table,
+    stored_bytes,
 )
 from orbit_ckpt.cli.runs import (
     KEEP_BEST,
@@ -33,7 +35,9 @@ from orbit_ckpt.cli.runs import (
     is_run,
     unfinished_saves,
 )
+from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.orbax import find_items, holds_tree
+from orbit_ckpt.formats.registry import foreign_format, foreign_steps
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.files import read_step
@@ -67,7 +71,13 @@ def ls(
     would keep each step.
     """
     root = resolve_path(path)
-    if is_run(root):
+    foreign = foreign_format(root)
+    steps = foreign_steps(root, foreign) if foreign is not None else ()
+    if steps:
+        _list_foreign_run(root, steps, as_json)
+    elif foreign is not None:
+        _list_foreign(root, foreign.name, as_json)
+    elif is_run(root):
         _list_run(root, Keeping(keep_last, keep_every, keep_best, metric, lowest), as_json)
     else:
         _list_checkpoint(root, as_json)
@@ -118,6 +128,54 @@ def step_fields(index: StepIndex, info: StepInfo) -> dict[str, object]:
         "pinned": info.pinned,
         "temporary": info.temporary,
     }
+
+
+def _list_foreign_run(root: Path, found: Sequence[ForeignStep], as_json: bool) -> None:
+    steps: list[dict[str, object]] = [
+        {
+            "step": one.step,
+            "path": one.path,
+            "bytes": stored_bytes(one.path),
+            "time": datetime.fromtimestamp(one.time, tz=UTC).isoformat(timespec="seconds"),
+            "metrics": None,
+            "pinned": one.is_pinned,
+            "temporary": one.is_temporary,
+            "kept_by": None,
+        }
+        for one in found
+    ]
+    if as_json:
+        print_json("ls", kind="run", path=root, steps=steps, unfinished=[])
+        return
+    rows = [
+        [
+            str(one.step),
+            human_bytes(stored_bytes(one.path)),
+            format_time(datetime.fromtimestamp(one.time, tz=UTC)),
+            ", ".join(name for name in ("pinned", "temporary") if step[name]),
+            one.path.name,
+        ]
+        for one, step in zip(found, steps, strict=True)
+    ]
+    print_table(["step", "size", "time", "marks", "name"], rows, right={"step", "size"})
+
+
+def _list_foreign(root: Path, name: str, as_json: bool) -> None:
+    nbytes, leaves = stored_bytes(root), len(list_leaves(str(root)))
+    custom = orbit_ckpt.metadata(root).custom_metadata
+    if as_json:
+        items = [{"item": "", "bytes": nbytes, "leaves": leaves, "handler": name}]
+        print_json(
+            "ls", kind="checkpoint", path=root, time=None, custom_metadata=custom, items=items
+        )
+        return
+    row = ["(the checkpoint)", human_bytes(nbytes), str(leaves), name]
+    print_table(["item", "size", "leaves", "format"], [row], right={"size", "leaves"})
+    known: Mapping[object, object] = {}
+    if isinstance(custom, Mapping):
+        known = cast(Mapping[object, object], custom)
+    for key, value in known.items():
+        echo(f"{key}: {value}")
 
 
 def _list_checkpoint(root: Path, as_json: bool) -> None:

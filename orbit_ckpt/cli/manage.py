@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ from orbit_ckpt.cli.runs import (
     is_run,
 )
 from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.registry import built_in_formats
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
@@ -163,7 +165,10 @@ def _delete(index: StepIndex, deleter: StepDeleter, steps: list[int]) -> list[in
 
 
 def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
-    """List the plug-ins of installed packages; exits with 1 if one cannot be used."""
+    """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
+    built_in: list[dict[str, object]] = [
+        {"name": one.name, "extra": one.extra} for one in built_in_formats()
+    ]
     found: list[dict[str, object]] = []
     for group in _GROUPS:
         for entry in importlib.metadata.entry_points(group=group):
@@ -179,24 +184,31 @@ def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
             )
     failed = any(plugin["error"] is not None for plugin in found)
     if as_json:
-        print_json("plugins", plugins=found)
-    elif not found:
-        echo("no plug-ins are installed")
+        print_json("plugins", formats=built_in, plugins=found)
     else:
-        header = ["kind", "name", "package", "object", "state"]
-        rows = [
-            [
-                str(plugin["group"]).removeprefix("orbit_ckpt."),
-                str(plugin["name"]),
-                str(plugin["package"] or ""),
-                str(plugin["object"]),
-                "ok" if plugin["error"] is None else str(plugin["error"]),
-            ]
-            for plugin in found
-        ]
-        print_table(header, rows)
+        needs = [[str(one["name"]), str(one["extra"] or "nothing")] for one in built_in]
+        print_table(["format", "needs"], needs)
+        echo()
+        _print_plugins(found)
     if failed:
         raise typer.Exit(1)
+
+
+def _print_plugins(found: Sequence[dict[str, object]]) -> None:
+    if not found:
+        echo("no plug-ins are installed")
+        return
+    rows = [
+        [
+            str(plugin["group"]).removeprefix("orbit_ckpt."),
+            str(plugin["name"]),
+            str(plugin["package"] or ""),
+            str(plugin["object"]),
+            "ok" if plugin["error"] is None else str(plugin["error"]),
+        ]
+        for plugin in found
+    ]
+    print_table(["kind", "name", "package", "object", "state"], rows)
 
 
 def _failure(entry: importlib.metadata.EntryPoint) -> str | None:

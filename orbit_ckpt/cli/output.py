@@ -123,6 +123,11 @@ def directory_bytes(path: Path) -> int:
     )
 
 
+def stored_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files below a directory."""
+    return directory_bytes(path) if path.is_dir() else path.stat().st_size
+
+
 @contextlib.contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """Show how far long work has come, if a person is looking: bytes, rate and time left.

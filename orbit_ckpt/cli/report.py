@@ -22,12 +22,12 @@ from orbit_ckpt.cli.inspect import step_fields
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
 from orbit_ckpt.cli.output import (
     JSON_OPTION,
-    directory_bytes,
     echo,
     human_bytes,
     plain,
     print_json,
     progress_bar,
+    stored_bytes,
 )
 from orbit_ckpt.cli.runs import AnyStepName, is_run
 from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
@@ -133,7 +133,7 @@ def report_data(
         "shown": shown.name if history else None,
         "version": orbit_ckpt.__version__,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "stored_bytes": directory_bytes(shown) if shown.is_dir() else shown.stat().st_size,
+        "stored_bytes": stored_bytes(shown),
         "custom_metadata": document.custom_metadata,
         "has_statistics": statistics,
         "columns": COLUMNS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -43,6 +43,7 @@ class StoredTree(Struct, frozen=True):
         inline: Values that are not read through the store, by storage name.
         identity: The file that tells this tree from one that is put in its place; None for one of
             those that every save of our own format writes.
+        has_checksums: Whether its store compares all arrays with checksums of its own.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class StoredTree(Struct, frozen=True):
     details: TreeDetails = field(default_factory=TreeDetails)
     inline: Mapping[str, object] = field(default_factory=dict[str, object])
     identity: Path | None = None
+    has_checksums: bool = False
 
     def load_batch(
         self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
@@ -113,5 +115,36 @@ class Format(Protocol):
         Raises:
             FormatError: It is damaged, or of a version that is not known.
             MissingPackageError: `extra` is not installed.
+        """
+        ...
+
+
+class ForeignStep(Struct, frozen=True):
+    """One checkpoint of a run of another program.
+
+    Attributes:
+        step: Its number.
+        path: Where it is.
+        time: When it was written, in seconds since the epoch.
+        is_pinned: Whether the run never deletes it.
+        is_temporary: Whether the run deletes it once it has saved the next one.
+    """
+
+    step: int
+    path: Path
+    time: float
+    is_pinned: bool = False
+    is_temporary: bool = False
+
+
+@runtime_checkable
+class RunLister(Protocol):
+    """What a `Format` may have besides: it knows the steps of a run."""
+
+    def steps(self, path: Path) -> Sequence[ForeignStep]:
+        """Return the finished steps of a run, ascending; none if the path is no run.
+
+        Args:
+            path: What `sniff` accepted.
         """
         ...

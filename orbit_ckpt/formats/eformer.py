@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Struct, field, structs
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt.formats.pickle_literal import decode_literal
-from orbit_ckpt.formats.run_metadata import read_run_metadata, several_message
+from orbit_ckpt.formats.run_metadata import marked_steps, read_run_metadata, several_message
 from orbit_ckpt.formats.zarr_tree import (
     ArrayEntry,
     find_arrays,
@@ -85,6 +85,10 @@ class EFormerFormat:
             },
             identity=root / INDEX,
         )
+
+    def steps(self, path: Path) -> Sequence[ForeignStep]:
+        """See `RunLister`; those of Levanter's runs too."""
+        return marked_steps(path) if path.is_dir() and _root_of(path) is None else ()
 
 
 FORMAT = EFormerFormat()

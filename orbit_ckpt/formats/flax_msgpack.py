@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.formats.base import StoredTree
+from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import stored_tree
 from orbit_ckpt.storage.store_path import file_names, read_extent
@@ -44,6 +44,17 @@ class FlaxFormat:
                     f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
                 )
         return stored_tree(scan_file(file), path, file)
+
+    def steps(self, path: Path) -> Sequence[ForeignStep]:
+        """See `RunLister`; several `checkpoint_<step>` in a directory are a run."""
+        names = _candidates(path) if path.is_dir() else ()
+        steps = [(name, match) for name in names if (match := _STEP.fullmatch(name))]
+        if len(steps) < 2:
+            return ()
+        return [
+            ForeignStep(int(float(match[1])), path / name, (path / name).stat().st_mtime)
+            for name, match in steps
+        ]
 
 
 FORMAT = FlaxFormat()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import cast
 
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt.formats.base import Format, StoredTree
-from orbit_ckpt.formats.orbax import find_tree, is_tree, open_tree
+from orbit_ckpt.formats.base import ForeignStep, Format, RunLister, StoredTree
+from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins
+from orbit_ckpt.storage.layout import STEP_METADATA
 from orbit_ckpt.storage.store_path import StorePath
 
 BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
@@ -55,6 +56,28 @@ def open_checkpoint(
     return open_tree(directory, allow_unstructured=allow_unstructured)
 
 
+def foreign_format(path: Path) -> Format | None:
+    """Return the other program's format that a path is opened as; None for Orbax's, or none.
+
+    Raises:
+        IncompleteCheckpointError: It is a save that did not finish.
+        StorageError: It cannot be read.
+    """
+    try:
+        if is_tree(find_tree(path)):
+            return None
+    except CheckpointNotFoundError:
+        if path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path)):
+            return None  # a run
+    found = find_format(path)
+    return None if isinstance(found, str) else found
+
+
+def foreign_steps(path: Path, known: Format) -> Sequence[ForeignStep]:
+    """Return the steps of another program's run, ascending; none if it is one checkpoint."""
+    return known.steps(path) if isinstance(known, RunLister) else ()
+
+
 def find_format(path: Path) -> Format | str:
     """Return the other program's format of what is at a path, or what each one lacks, as text."""
     if not (path.is_file() or path.is_dir()):  # a pipe would be read for ever
@@ -81,13 +104,18 @@ def find_format(path: Path) -> Format | str:
 
 def formats(built_in: Sequence[str] = BUILT_IN, *, plug_ins: bool = True) -> Iterator[Format]:
     """Yield the formats of other programs: those built in, then those of plug-ins."""
-    for name in built_in:
-        module = importlib.import_module(f"orbit_ckpt.formats.{name}")
-        yield cast(Format, module.FORMAT)
+    yield from built_in_formats(built_in)
     if not plug_ins:
         return
     for _, plugin in load_plugins(FORMATS, _prepare_plugin):
         yield plugin
+
+
+def built_in_formats(names: Sequence[str] = BUILT_IN) -> Iterator[Format]:
+    """Yield the formats of other programs that this package reads."""
+    for name in names:
+        module = importlib.import_module(f"orbit_ckpt.formats.{name}")
+        yield cast(Format, module.FORMAT)
 
 
 def _prepare_plugin(plugin: object) -> Format:

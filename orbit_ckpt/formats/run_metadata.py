@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import find_arrays
 from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.storage.path import resolve_path
@@ -90,6 +91,19 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
     for error in problems:
         _logger.warning("Not taken for a checkpoint: %s", error)
     return max(found)[2] if found else None
+
+
+def marked_steps(path: Path) -> list[ForeignStep]:
+    """Return the checkpoints with arrays in a directory, ascending by step; none if it is one."""
+    if is_marked(path):
+        return []
+    steps: list[ForeignStep] = []
+    for time, step, directory in _marked(path, []):
+        metadata = read_run_metadata(directory)
+        is_temporary = metadata is not None and metadata.is_temporary
+        if _has_arrays(directory):
+            steps.append(ForeignStep(step, directory, time, is_temporary=is_temporary))
+    return sorted(steps, key=lambda found: (found.step, found.time))
 
 
 def several_message(path: Path) -> str:

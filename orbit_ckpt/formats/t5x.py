@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +19,11 @@ from orbit_ckpt.errors import (
     ProcessCountError,
     VersionError,
 )
-from orbit_ckpt.formats.base import StoredTree
+from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
-from orbit_ckpt.storage.layout import AGGREGATE
+from orbit_ckpt.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt.storage.path import resolve_path
 
 PathLike = str | os.PathLike[str]
@@ -94,6 +94,17 @@ class T5XFormat:
                 )
         body = self._body(scan_file(file), file)
         return stored_tree(self._arrays(body, file, ()), path, file)
+
+    def steps(self, path: Path) -> Sequence[ForeignStep]:
+        """See `RunLister`."""
+        if not path.is_dir() or (path / AGGREGATE).is_file():
+            return ()
+        return [
+            ForeignStep(
+                step, at, (at / AGGREGATE).stat().st_mtime, is_pinned=(at / PINNED).exists()
+            )
+            for step, at in sorted(_directories(path).items())
+        ]
 
     def _body(self, root: object, file: Path) -> object:
         """Return the state, once its version is known to be readable."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,9 +93,7 @@ def write(request: WriteRequest) -> None:
     threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(plans), room))
     share = replace(request, max_bytes=max(1, request.max_bytes // threads))
     with new_directory(request.path) as directory:
-        with ThreadPoolExecutor(threads) as pool:
-            for done in [pool.submit(_write_array, directory, p, share) for p in plans.values()]:
-                done.result()
+        _write_arrays(directory, list(plans.values()), share, threads)
         write_file(directory / AGGREGATE, data)
 
 
@@ -185,13 +184,31 @@ def _node(
     return node
 
 
-def _write_array(directory: Path, plan: _Plan, request: WriteRequest) -> None:
+def _write_arrays(
+    directory: Path, plans: Sequence[_Plan], request: WriteRequest, threads: int
+) -> None:
+    ended = threading.Event()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for done in [pool.submit(_write_array, directory, p, request, ended) for p in plans]:
+                done.result()
+        except BaseException:
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _write_array(
+    directory: Path, plan: _Plan, request: WriteRequest, ended: threading.Event
+) -> None:
     array = plan.array
     place = directory / plan.name
     place.mkdir()
     write_file(place / ZARR2_DOCUMENT, document_of(array.shape, array.dtype, plan.chunks, _GZIP))
     with ChunkFiles(place, array.shape, plan.chunks, array.dtype.itemsize) as files:
         for piece in _pieces(array, request):
+            if ended.is_set():
+                return
             files.write(piece)
     if files.written != array.nbytes:
         raise StorageError(f"{plan.name}: {files.written} of {array.nbytes} bytes could be read")

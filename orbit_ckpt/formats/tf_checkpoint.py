@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt.arrays.slices import Shape
@@ -173,7 +174,7 @@ class TensorFlowFormat:
                     f"{index}: {str(error)[:2000]}. TensorFlowFormat(translate=None) reads "
                     "variables under their own names."
                 ) from error
-        return stored_tree(_tree(variables, index), path, index)
+        return replace(stored_tree(_tree(variables, index), path, index), has_checksums=True)
 
 
 FORMAT = TensorFlowFormat()

@@ -123,7 +123,12 @@ async def verify_tree(
             others += 1
     how = "were compared with the manifest" if checked.manifest else "have no checksums"
     findings.skip(directory, f"leaves of other type handlers: their files {how}", others)
-    await _check_arrays(checked, batch.reader, arrays, findings, checkpoint)
+    reads = await check_arrays(
+        directory, batch.reader, arrays, findings, checkpoint, _knows(checked)
+    )
+    if checked.manifest is None:
+        unsigned = sum(not read.layout.checksum for read in reads)
+        findings.skip(directory, "arrays without checksums: decoded only", unsigned)
 
 
 def _open_batch(
@@ -164,13 +169,27 @@ def _check_string(
         findings.damage.append(Damage(checkpoint, "the string is missing", file, leaf))
 
 
-async def _check_arrays(
-    directory: CheckedDirectory,
+async def check_arrays(
+    directory: Path,
     reader: BatchReader,
     records: Sequence[LeafRecord],
     findings: Findings,
     checkpoint: Path,
-) -> None:
+    is_known: Callable[[Value], bool],
+) -> list[ArrayRead]:
+    """Check all chunks of some arrays.
+
+    Args:
+        directory: Where they are, for what cannot be checked.
+        reader: What reads them.
+        records: The arrays.
+        findings: Where to put what is found.
+        checkpoint: The checkpoint that they belong to.
+        is_known: Whether a chunk need not be read, because its bytes have been compared.
+
+    Returns:
+        The arrays that there are.
+    """
     reads: list[ArrayRead] = []
     for record in records:
         try:
@@ -179,7 +198,6 @@ async def _check_arrays(
             findings.note(checkpoint, error, leaf=format_path(record.path))
         else:
             reads.append(ArrayRead(record.path, record.name, layout, ()))
-    is_known = _knows(directory)
     block = max(1, min(_BLOCK_BYTES, (findings.limiter.max_bytes or _BLOCK_BYTES) // 4))
     absent = 0
 
@@ -194,12 +212,8 @@ async def _check_arrays(
         absent += found.absent
 
     await run_all(check(group) for group in _groups(reads))
-    if directory.manifest is None:
-        unsigned = sum(not read.layout.checksum for read in reads)
-        findings.skip(directory.path, "arrays without checksums: decoded only", unsigned)
-    findings.skip(
-        directory.path, "chunks that are not there: they stand for zeros, or are lost", absent
-    )
+    findings.skip(directory, "chunks that are not there: they stand for zeros, or are lost", absent)
+    return reads
 
 
 def _knows(directory: CheckedDirectory) -> Callable[[Value], bool]:

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
 ]
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def on_terminal(*args: object) -> pexpect.spawn:
@@ -60,7 +60,7 @@ def test_long_work_shows_bytes_rate_and_time_left(
     args = [command, large, *([tmp_path / "copy"] if command == "cp" else [])]
     child = on_terminal(*args)
     child.expect(title)
-    shown = _ESCAPE.sub("", ending(child))
+    shown = ESCAPE.sub("", ending(child))
     assert child.exitstatus == 0
     assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? MB", shown), shown  # done of all
     assert re.search(r"\d+:\d\d:\d\d", shown), shown  # time left
@@ -76,7 +76,7 @@ def test_tables_have_colours_on_a_terminal_only(run_directory: Path, cli: Run) -
     shown = ending(child)
     assert child.exitstatus == 0
     assert "\x1b[1m" in shown
-    plain = [line.rstrip() for line in _ESCAPE.sub("", shown).splitlines()]
+    plain = [line.rstrip() for line in ESCAPE.sub("", shown).splitlines()]
     assert plain == cli("ls", run_directory).out.splitlines()
 
 

@@ -1,0 +1,132 @@
+"""Commands on checkpoints of other programs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import orbit_ckpt as ocp
+from tests.cli.conftest import Run
+
+SAMPLES = Path(__file__).parent.parent / "formats" / "samples"
+LEAVES = {
+    "safetensors/model.safetensors": ("safetensors", 2, "a.w"),
+    "t5x/v3_save_f32/checkpoint_42": ("T5X", 5, "target/kernel"),
+    "t5x/tf_t5_ckpt": ("TensorFlow", 29, "target/encoder/encoder_norm/scale"),
+    "eformer/run-10_unstructured": ("eFormer", 7, "dense/kernel"),
+    "eformer/run-20_structured/model": ("eFormer", 7, "dense/kernel"),
+    "levanter/step-7": ("Levanter", 10, "model/layers/0/weight"),
+    "flax_msgpack/chunked_64B.msgpack": ("flax msgpack", 4, "big"),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("sample", LEAVES)
+def test_every_command_that_looks_knows_every_format(sample: str, cli: Run, tmp_path: Path) -> None:
+    path, (name, count, leaf) = SAMPLES / sample, LEAVES[sample]
+    (item,) = cli("ls", path, "--json").json["items"]
+    assert (item["leaves"], item["handler"]) == (count, name)
+    size = path.stat().st_size if path.is_file() else None
+    assert size is None or item["bytes"] == size
+    assert name in cli("ls", path).out
+    assert leaf in [found["name"] for found in cli("tree", path, "--json").json["leaves"]]
+    assert cli("show", path, leaf, "--json").json["leaf"]["kind"] == "array"
+    assert len(cli("stats", path, "--json").json["leaves"]) >= count
+    assert cli("plan", path, "--json").json["possible"] is True
+    assert cli("diff", path, path, "--values", "--json").json["same"] is True
+    cli("report", path, "-o", "page.html")
+    assert leaf in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("sample", LEAVES)
+def test_verify_decodes_every_leaf_and_says_what_has_no_checksums(sample: str, cli: Run) -> None:
+    path, (name, count, _) = SAMPLES / sample, LEAVES[sample]
+    found = cli("verify", path, "--json").json
+    assert (found["intact"], found["leaves"], found["damage"]) == (True, count, [])
+    assert found["bytes_checked"] > 0
+    if name == "TensorFlow":
+        assert found["unchecked"] == []
+    else:
+        what = f"leaves of {name}, which has no checksums: decoded only"
+        assert [(one["what"], one["count"]) for one in found["unchecked"]] == [(what, count)]
+
+
+@pytest.mark.parametrize(
+    ("sample", "file"),
+    [
+        ("t5x/v3_save_f32", "checkpoint_42/target.kernel/0.0"),
+        ("t5x/v3_save_f32", "checkpoint_42/checkpoint"),
+        ("t5x/tf_t5_ckpt", "*.data-00000-of-00001"),
+        ("eformer/run-10_unstructured", "dense/kernel/0.0"),
+        ("levanter/step-7", "model/layers/0/weight/0.0"),
+        ("flax_msgpack", "all_types.msgpack"),
+        ("safetensors", "model.safetensors"),
+    ],
+)
+def test_verify_finds_files_that_are_cut_short(
+    sample: str, file: str, cli: Run, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(SAMPLES / sample, tmp_path / "run"))
+    (cut,) = root.glob(file)
+    cut.write_bytes(cut.read_bytes()[:-7])
+    path = cut if cut.parent == root and sample != "t5x/tf_t5_ckpt" else root
+    (damage, *_) = cli("verify", path, "--json", status=1).json["damage"]
+    assert cut.name in (damage["file"] or damage["what"])
+    assert not ocp.verify(path)
+
+
+def test_verify_finds_chunks_that_are_missing(cli: Run, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(SAMPLES / "t5x" / "v3_save_f32", tmp_path / "run"))
+    (root / "checkpoint_42" / "target.bias" / "0.0").unlink()
+    (damage,) = cli("verify", root, "--json", status=1).json["damage"]
+    assert damage["leaf"] == "target.bias"
+    assert damage["checkpoint"] == str(root / "checkpoint_42")
+
+
+def test_steps_of_other_programs_runs_are_listed_and_verified(cli: Run, tmp_path: Path) -> None:
+    run = SAMPLES / "t5x" / "v3_keep_pinned"
+    steps = cli("ls", run, "--json").json["steps"]
+    assert [(step["step"], step["pinned"]) for step in steps] == [(2, True), (4, False), (5, False)]
+    assert "checkpoint_4" in cli("ls", run).out
+    assert len(cli("verify", run, "--json").json["checkpoints"]) == 3
+
+    steps = cli("ls", SAMPLES / "eformer", "--json").json["steps"]
+    assert [(step["step"], step["temporary"]) for step in steps] == [
+        (10, False),
+        (20, False),
+        (30, True),
+    ]
+    assert steps[0]["time"].startswith("2026-11-")
+    levanter = cli("ls", SAMPLES / "levanter", "--json").json["steps"]
+    assert [Path(step["path"]).name for step in levanter] == ["step-7"]
+
+    for step in (7, 10):
+        content = (SAMPLES / "flax_msgpack" / "all_types.msgpack").read_bytes()
+        (tmp_path / f"checkpoint_{step}").write_bytes(content)
+    found = cli("ls", ".", "--json").json["steps"]
+    assert [step["step"] for step in found] == [7, 10]
+
+
+def test_a_directory_that_no_reader_knows_is_refused_with_what_is_there(
+    cli: Run, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        (tmp_path / f"run/at_{step}").mkdir(parents=True)
+        save_file({"w": np.ones(2)}, tmp_path / f"run/at_{step}/model.safetensors")
+    for command in ("ls", "verify"):
+        error = cli(command, "run", status=2).err
+        assert error.startswith("error: No checkpoint at ")
+        assert "at_1, at_2" in error
+
+
+def test_plugins_lists_the_formats_that_are_built_in(cli: Run) -> None:
+    found = cli("plugins", "--json").json
+    names = {one["name"] for one in found["formats"]}
+    assert names == {name for name, _, _ in LEAVES.values()}
+    assert {one["extra"] for one in found["formats"]} == {None}
+    assert "safetensors   nothing" in cli("plugins").out
