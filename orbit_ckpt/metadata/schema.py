@@ -25,9 +25,9 @@ from orbit_ckpt.metadata.codec import (
 from orbit_ckpt.tree.keypath import (
     KeyKind,
     KeyPath,
+    KeysByName,
     NamePath,
     is_sequence_key,
-    key_name,
     make_key,
     name_path,
     storage_name,
@@ -384,7 +384,7 @@ def _encode_leaves(leaves: Sequence[LeafRecord]) -> dict[str, _Leaf]:
 
 
 def _decode_leaves(entries: Mapping[str, _Leaf], where: str) -> list[LeafRecord]:
-    keys = {_DICT: _Keys(is_sequence=False), _SEQUENCE: _Keys(is_sequence=True)}
+    keys = {_DICT: KeysByName(is_sequence=False), _SEQUENCE: KeysByName(is_sequence=True)}
     leaves: list[LeafRecord] = []
     for id_, entry in entries.items():
         recorded = entry.key_metadata
@@ -405,21 +405,3 @@ def _decode_leaves(entries: Mapping[str, _Leaf], where: str) -> list[LeafRecord]
             )
         )
     return leaves
-
-
-class _Keys(dict[str, object]):
-    """Keys of paths by name, of one type; most occur many times."""
-
-    def __init__(self, *, is_sequence: bool) -> None:
-        super().__init__()
-        self._is_sequence = is_sequence
-
-    def __missing__(self, name: str) -> object:
-        try:
-            key = make_key(name, is_sequence=self._is_sequence)
-        except ValueError as error:
-            raise ValueError(f"{name!r} is not a position") from error
-        if key_name(key) != name:
-            raise ValueError(f"{name!r} is not how a position is written")
-        self[name] = key
-        return key

@@ -152,3 +152,21 @@ def _parse_literal(text: str) -> object:
         return ast.literal_eval(text)
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text[:80]!r} is not a Python literal") from error
+
+
+class KeysByName(dict[str, object]):
+    """Keys of paths by name, of one type; most occur many times."""
+
+    def __init__(self, *, is_sequence: bool) -> None:
+        super().__init__()
+        self._is_sequence = is_sequence
+
+    def __missing__(self, name: str) -> object:
+        try:
+            key = make_key(name, is_sequence=self._is_sequence)
+        except ValueError as error:
+            raise ValueError(f"{name!r} is not a position") from error
+        if key_name(key) != name:
+            raise ValueError(f"{name!r} is not how a position is written")
+        self[name] = key
+        return key
