@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -11,10 +11,13 @@ from orbit_ckpt.checkpointer.verify import verify_files
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
 from orbit_ckpt.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
-from orbit_ckpt.storage.layout import COMMIT_MARKER, is_temporary_name
+from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, is_temporary_name
+from orbit_ckpt.storage.object_commit import ObjectDirectory
 from orbit_ckpt.storage.path import describe_directory, storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _BLOCK_BYTES = 1 << 22
+_OBJECT_BLOCK_BYTES = 1 << 26
 
 
 def copy_checkpoint(
@@ -35,7 +38,8 @@ def copy_checkpoint(
         destination: Where the copy is to be; its parents are made.
         overwrite: Whether to replace a checkpoint there.
         check: Whether to `verify` the copy too, which finds damage that the source has.
-        progress: Called with the bytes copied and compared so far, and how many that will be.
+        progress: Called with the bytes copied and compared so far, and how many that will be; not
+            of a source in a store, which does not tell.
 
     Raises:
         CheckpointNotFoundError: The source is no checkpoint.
@@ -44,7 +48,8 @@ def copy_checkpoint(
         StorageError: The storage failed; nothing was left behind.
     """
     check_complete(source)
-    if not (looks_like_checkpoint(source) or holds_tree(source)):
+    is_known = isinstance(source, StorePath)  # which has a marker
+    if not (is_known or looks_like_checkpoint(source) or holds_tree(source)):
         raise CheckpointNotFoundError(
             f"No checkpoint at {source}: {describe_directory(source)}. Give one step of a run, or "
             "another directory that was saved to."
@@ -54,26 +59,39 @@ def copy_checkpoint(
     advice = f"Check that {destination.parent} is a writable directory with space left."
     with storage_errors(source, f"copying to {destination}", advice):
         files = list(_files(source, ""))
-        sizes = {name: (source / name).stat().st_size for name in files}
-        total = 2 * sum(sizes.values())
-        done = 0
+        done, total = 0, _bytes_to_move(source, files)
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
-            if progress is not None:
+            if progress is not None and total is not None:
                 progress(min(done, total), total)
 
-        with AtomicDirectory(destination, overwrite=overwrite) as directory:
+        with _open(destination, overwrite=overwrite) as directory:
             sums = {name: _copy(source / name, directory.path / name, advance) for name in files}
-            sync_files(directory.path)
+            nbytes = done
+            if not isinstance(directory, ObjectDirectory):
+                sync_files(directory.path)
             for name in files:
                 if _sum(directory.path / name, advance) != sums[name]:
                     raise _differs(source / name, destination)
             if check:
                 _verify(directory.path, source)
             directory.commit()
-    return total // 2
+    return nbytes
+
+
+def _open(destination: Path, *, overwrite: bool) -> AtomicDirectory | ObjectDirectory:
+    if isinstance(destination, StorePath):
+        return ObjectDirectory(destination, overwrite=overwrite)
+    return AtomicDirectory(destination, overwrite=overwrite)
+
+
+def _bytes_to_move(source: Path, files: Sequence[str]) -> int | None:
+    """Return how many bytes are copied and compared; None if a store would have to be asked."""
+    if isinstance(source, StorePath):
+        return None
+    return 2 * sum((source / name).stat().st_size for name in files)
 
 
 def _verify(copied: Path, source: Path) -> None:
@@ -89,6 +107,9 @@ def _verify(copied: Path, source: Path) -> None:
 
 def _files(root: Path, prefix: str) -> Iterator[str]:
     """Yield the files to copy; the marker is written when the copy is complete."""
+    if isinstance(root, StorePath):
+        yield from (name for name in root.keys_below() if name not in {COMMIT_MARKER, IN_PROGRESS})
+        return
     for child in sorted((root / prefix).iterdir() if prefix else root.iterdir()):
         name = f"{prefix}{child.name}"
         if child.is_dir():
@@ -99,22 +120,35 @@ def _files(root: Path, prefix: str) -> Iterator[str]:
 
 
 def _copy(source: Path, destination: Path, advance: Callable[[int], object]) -> int:
-    destination.parent.mkdir(parents=True, exist_ok=True)
     checksum = 0
-    with source.open("rb") as reading, destination.open("xb") as writing:
-        while block := reading.read(_BLOCK_BYTES):
+    if isinstance(destination, StorePath):  # an object is sent in one piece
+        data = source.read_bytes()
+        destination.write_bytes(data)
+        advance(len(data))
+        return crc32c(data)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with destination.open("xb") as writing:
+        for block in _blocks(source):
             writing.write(block)
             checksum = crc32c(block, checksum)
             advance(len(block))
     return checksum
 
 
-def _sum(file: Path, advance: Callable[[int], object]) -> int:
-    checksum = 0
+def _blocks(file: Path) -> Iterator[bytes]:
+    if isinstance(file, StorePath):
+        yield from file.blocks(_OBJECT_BLOCK_BYTES)
+        return
     with file.open("rb") as reading:
         while block := reading.read(_BLOCK_BYTES):
-            checksum = crc32c(block, checksum)
-            advance(len(block))
+            yield block
+
+
+def _sum(file: Path, advance: Callable[[int], object]) -> int:
+    checksum = 0
+    for block in _blocks(file):
+        checksum = crc32c(block, checksum)
+        advance(len(block))
     return checksum
 
 

@@ -31,7 +31,9 @@ from orbit_ckpt.storage.layout import (
     is_process_directory,
     is_temporary_name,
 )
+from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 __all__ = ["Damage", "Unchecked", "VerifyReport", "verify"]
 
@@ -81,11 +83,13 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        foreign = foreign_format(root)
+        in_store = isinstance(root, StorePath)
+        foreign = None if in_store else foreign_format(root)
         if foreign is not None:
             checkpoints, unfinished = [s.path for s in foreign_steps(root, foreign)] or [root], 0
         else:
-            check_complete(root)
+            if not in_store:
+                check_complete(root)
             checkpoints, unfinished = _checkpoints(root)
         sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
         total = sum(sum(found) for found in sizes)
@@ -140,6 +144,8 @@ def _checkpoints(root: Path) -> tuple[list[Path], int]:
     Raises:
         CheckpointNotFoundError: There is none.
     """
+    if isinstance(root, StorePath):
+        return _checkpoints_in_store(root)
     if _is_checkpoint(root):
         return [root], 0
     found: list[Path] = []
@@ -157,6 +163,18 @@ def _checkpoints(root: Path) -> tuple[list[Path], int]:
             "saved to, or the one with the steps of a run."
         )
     return found, unfinished
+
+
+def _checkpoints_in_store(root: StorePath) -> tuple[list[Path], int]:
+    if is_committed(root):
+        return [root], 0
+    names = [root / name for name in root.directories()]
+    there = map_paths(is_committed, names, root=root)
+    found: list[Path] = [path for path, is_there in zip(names, there, strict=True) if is_there]
+    if not found:
+        check_complete(root)  # which says what is wrong
+    unfinished = sum(map_paths(is_in_progress, [n for n in names if n not in found], root=root))
+    return sorted(found, key=_order), unfinished
 
 
 def _order(path: Path) -> tuple[int, str]:
@@ -276,6 +294,9 @@ def _files_below(path: Path) -> list[int]:
 
 
 def _sizes(directory: Path) -> Iterator[int]:
+    if isinstance(directory, StorePath):  # finding out takes many requests
+        yield from [0] * len(directory.keys_below())
+        return
     for child in directory.iterdir():
         if child.is_dir():
             yield from _sizes(child)

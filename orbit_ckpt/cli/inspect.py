@@ -105,7 +105,7 @@ def _list_run(root: Path, keeping: Keeping, as_json: bool) -> None:
         rows.append(
             [
                 str(info.step),
-                human_bytes(int(str(step["bytes"]))),
+                human_bytes(directory_bytes(index.path(info.step))),
                 format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks),
@@ -212,7 +212,7 @@ def _list_checkpoint(root: Path, as_json: bool) -> None:
     rows = [
         [
             str(item["item"] or "(the checkpoint)"),
-            human_bytes(int(str(item["bytes"]))),
+            human_bytes(directory_bytes(root / str(item["item"]))),
             "" if item["leaves"] is None else str(item["leaves"]),
             str(item["handler"] or "").rpartition(".")[2],
         ]

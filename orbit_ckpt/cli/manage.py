@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -37,7 +37,9 @@ from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.layout import PINNED, is_temporary_name
+from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.store_path import StorePath
 
 _GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
 _ADVICE = "Check the permissions there."
@@ -86,21 +88,25 @@ def rm(
     if not directory.is_dir():
         raise CheckpointNotFoundError(f"No checkpoint at {directory}: nothing is there.")
     is_left = is_temporary_name(directory.name) or is_in_progress(directory)
+    if isinstance(directory, StorePath):  # beside a marker it says nothing
+        is_left = is_left and not is_committed(directory)
     if not is_left and is_run(directory):
         raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
     if (directory / PINNED).exists() and not force:
         raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
     nbytes = directory_bytes(directory)
-    confirm(f"Delete {directory} ({human_bytes(nbytes)})?", yes=yes)
+    confirm(f"Delete {directory}{_size(nbytes, ' ({})')}?", yes=yes)
     deleter = StepDeleter(directory.parent, AnyStepName())
     with storage_errors(directory, "deleting", _ADVICE):
         aside = deleter.put_aside(directory)
+        if aside is None and is_left:  # in a store it has no marker to take away
+            aside = directory
         if aside is not None:
             deleter.remove(aside, directory)
     if as_json:
         print_json("rm", path=directory, bytes=nbytes)
     else:
-        echo(f"deleted {directory}, {human_bytes(nbytes)}")
+        echo(f"deleted {directory}{_size(nbytes)}")
 
 
 def prune(  # noqa: PLR0913, PLR0917 - options of a command
@@ -128,11 +134,11 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     kept = keeping.rules(index.infos())
     sizes = {step: directory_bytes(index.path(step)) for step in kept}
     going = [step for step, rules in kept.items() if not rules]
-    freed = sum(sizes[step] for step in going)
+    freed = _total(sizes[step] for step in going)
     if going and not dry_run:
-        confirm(f"Delete {len(going)} steps of {root} ({human_bytes(freed)})?", yes=yes)
+        confirm(f"Delete {len(going)} steps of {root}{_size(freed, ' ({})')}?", yes=yes)
         going = _delete(index, StepDeleter(root, AnyStepName()), going)
-        freed = sum(sizes[step] for step in going)
+        freed = _total(sizes[step] for step in going)
     if as_json:
         steps = [
             {"step": step, "bytes": sizes[step], "kept_by": rules, "deleted": step in going}
@@ -146,7 +152,17 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
         for step, rules in kept.items()
     ]
     print_table(["step", "size", "kept by"], rows, right={"step", "size"})
-    echo(f"{len(going)} of {len(kept)} steps {verb}, {human_bytes(freed)}")
+    echo(f"{len(going)} of {len(kept)} steps {verb}{_size(freed)}")
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of sizes, None if one is not known."""
+    found = list(sizes)
+    return None if None in found else sum(size or 0 for size in found)
+
+
+def _size(nbytes: int | None, form: str = ", {}") -> str:
+    return "" if nbytes is None else form.format(human_bytes(nbytes))
 
 
 def _delete(index: StepIndex, deleter: StepDeleter, steps: list[int]) -> list[int]:

@@ -23,6 +23,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from orbit_ckpt.storage.store_path import StorePath
+
 SCHEMA = 1
 """Version of the JSON that commands print; fields are added without changing it."""
 
@@ -98,8 +100,10 @@ def _name_of(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def human_bytes(count: int) -> str:
+def human_bytes(count: int | None) -> str:
     """Return a size for people."""
+    if count is None:
+        return ""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -115,11 +119,14 @@ def human_number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def directory_bytes(path: Path) -> int:
-    """Return the size of all files below a directory."""
+def directory_bytes(path: Path) -> int | None:
+    """Return the size of all files below a directory; None in a store, which does not tell."""
+    return None if isinstance(path, StorePath) else _local_bytes(path)
+
+
+def _local_bytes(path: Path) -> int:
     return sum(
-        directory_bytes(child) if child.is_dir() else child.stat().st_size
-        for child in path.iterdir()
+        _local_bytes(child) if child.is_dir() else child.stat().st_size for child in path.iterdir()
     )
 
 

@@ -24,8 +24,16 @@ from orbit_ckpt.manager.preservation import (
 from orbit_ckpt.manager.retention import RetentionRules
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
-from orbit_ckpt.storage.layout import COMMIT_MARKER, STEP_METADATA, TREE_METADATA, is_temporary_name
+from orbit_ckpt.storage.layout import (
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    STEP_METADATA,
+    TREE_METADATA,
+    is_temporary_name,
+)
+from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 _STEP = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
 _OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
@@ -135,6 +143,8 @@ def is_run(path: Path) -> bool:
         CheckpointNotFoundError: It is neither.
         IncompleteCheckpointError: It is a save that did not finish.
     """
+    if isinstance(path, StorePath):
+        return _is_run_in_store(path)
     check_complete(path)
     if any((path / name).exists() for name in _OWN_FILES) or holds_tree(path):
         return False
@@ -148,6 +158,16 @@ def is_run(path: Path) -> bool:
         f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was saved "
         "to, or the one with the steps of a run."
     )
+
+
+def _is_run_in_store(path: StorePath) -> bool:
+    if is_committed(path):
+        return False
+    steps = [path / name for name in path.directories() if AnyStepName().parse(name) is not None]
+    if any(map_paths(is_committed, steps, root=path)):
+        return True
+    check_complete(path)  # which says what is wrong
+    return False
 
 
 def find_run(path: str) -> Path:
@@ -165,6 +185,14 @@ def find_run(path: str) -> Path:
 
 def unfinished_saves(root: Path) -> list[str]:
     """Return the names of directories with saves that go on or have died."""
+    if isinstance(root, StorePath):
+        keys = set(root.keys_below())
+        begun = {key.partition("/")[0] for key in keys if key.count("/") == 1}
+        return sorted(
+            name
+            for name in begun
+            if f"{name}/{IN_PROGRESS}" in keys and f"{name}/{COMMIT_MARKER}" not in keys
+        )
     return sorted(
         child.name
         for child in root.iterdir()

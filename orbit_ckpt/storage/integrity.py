@@ -154,6 +154,9 @@ def forget_files(directory: Path, prefix: str) -> None:
     if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
         return
     kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
+    if isinstance(directory, StorePath):  # where an object is replaced in one step
+        write_file(directory / MANIFEST, Manifest(kept, manifest.self_checked).to_bytes())
+        return
     new = directory / f"{MANIFEST}.new"
     new.unlink(missing_ok=True)
     write_file(new, Manifest(kept, manifest.self_checked).to_bytes())
