@@ -33,7 +33,7 @@ from orbit_ckpt.cli.runs import AnyStepName, is_run
 from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.manager.index import StepIndex
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import resolve_local, resolve_path, storage_errors
 
 COLUMNS = (
     *("name", "kind", "dtype", "shape", "nbytes", "sharding"),
@@ -121,7 +121,7 @@ def report_data(
         `columns` and `leaves`, a row for each; `history` of a run, an object for each step; and
         what is said at the top.
     """
-    root = resolve_path(path)
+    root = resolve_local(path)
     history = _history(root) if _is_run(root) else []
     shown = Path(str(history[-1]["path"])) if history else root
     leaves = list_leaves(str(shown))

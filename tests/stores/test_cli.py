@@ -72,6 +72,7 @@ def test_steps_leaves_and_checks(run: str) -> None:
     assert "pinned" in cli("ls", run)
     assert "default" in cli("ls", f"{run}/2")
     assert "300, 100" in cli("tree", f"{run}/2")
+    assert "copy it to a local directory" in cli("report", run, "-o", "page.html", status=2)
     checked = json.loads(cli("verify", run, "--json"))
     assert checked["intact"]
     assert len(checked["checkpoints"]) == 3
