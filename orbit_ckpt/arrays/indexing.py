@@ -165,7 +165,8 @@ def _entries(entry: object) -> list[object]:
     """Return an index of one dimension, or of several for an array of booleans."""
     if entry is None or entry is Ellipsis or isinstance(entry, slice):
         return [entry]
-    if not isinstance(entry, bool):
+    is_bool = isinstance(entry, bool | np.bool_)  # numpy's is an integer to older versions
+    if not is_bool:
         with contextlib.suppress(TypeError):
             return [operator.index(cast(Any, entry))]
     array = np.asarray(entry)

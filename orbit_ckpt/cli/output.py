@@ -130,9 +130,11 @@ def _local_bytes(path: Path) -> int:
     )
 
 
-def stored_bytes(path: Path) -> int:
-    """Return the size of a file, or of all files below a directory."""
-    return directory_bytes(path) if path.is_dir() else path.stat().st_size
+def stored_bytes(path: Path) -> int | None:
+    """Return the size of a file, or of all files below a directory; None in a store."""
+    if isinstance(path, StorePath):
+        return None
+    return _local_bytes(path) if path.is_dir() else path.stat().st_size
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def read_header(file: Path) -> Header:
             extents = [tensor.extent for tensor in header.tensors.values()]
             size = file_size(file, max([e.offset + e.length for e in extents], default=start))
         _check_cover(header.tensors, start, size - start)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError, msgspec.DecodeError) as error:
         raise _bad(file, str(error)) from error
     return header
 
@@ -159,7 +159,7 @@ def _parse(text: bytes, file: str, start: int) -> Header:
     for name, raw in sorted(fields.items()):
         try:
             tensors[name] = _tensor(raw, file, start)
-        except ValueError as error:
+        except (ValueError, msgspec.DecodeError) as error:
             raise ValueError(f"{name!r}: {error}") from error
     json.loads(text.decode(), object_pairs_hook=_check_unique)
     return Header(tensors, metadata)

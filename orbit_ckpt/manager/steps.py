@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from orbit_ckpt.errors import FormatError, StorageError
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import read_step_details
@@ -159,7 +161,7 @@ def as_step(value: object) -> int:
         ValueError: It is negative.
     """
     try:
-        step = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
+        step = None if isinstance(value, bool | np.bool_) else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
     except TypeError:
         step = None
     if step is None:

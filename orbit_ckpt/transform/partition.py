@@ -25,7 +25,8 @@ def partition(
         ValueError: A spec names an axis that the mesh lacks.
 
     Example:
-        >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+        >>> devices = np.array(jax.devices()[:1]).reshape(1, 1)
+        >>> mesh = jax.sharding.Mesh(devices, ("data", "model"))
         >>> shardings = partition(mesh, {"**/kernel": PartitionSpec(None, "model")})
         >>> shardings["**/kernel"].spec[1]
         'model'

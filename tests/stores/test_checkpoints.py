@@ -79,7 +79,7 @@ def test_metadata_and_plan(store: str) -> None:
 
 
 def test_parts_are_loaded_onto_a_sharding(store: str) -> None:
-    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     values = jax.device_put(jnp.arange(8000.0).reshape(80, 100), sharding)
     ocp.save(f"{store}/1", {"a": values, "b": 1})
