@@ -161,7 +161,8 @@ def as_step(value: object) -> int:
         ValueError: It is negative.
     """
     try:
-        step = None if isinstance(value, bool | np.bool_) else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
+        is_bool = isinstance(value, bool | np.bool_)
+        step = None if is_bool else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
     except TypeError:
         step = None
     if step is None:
