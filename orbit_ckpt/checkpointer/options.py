@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.process import ProcessGroup
 from orbit_ckpt.storage.atomic import AtomicityMode
 
@@ -100,11 +101,7 @@ class MultiprocessingOptions:
         Raises:
             ValueError: This process, or `primary_host`, is none of `active_processes`.
         """
-        if self.group is not None:
-            return self.group
-        from orbit_ckpt.runtime.coordination import default_group  # noqa: PLC0415 - to save only
-
-        return default_group(
+        return self.group or default_group(
             self.barrier_sync_key_prefix or "",
             primary=self.primary_host,
             active=self.active_processes,
