@@ -228,7 +228,8 @@ class BatchReader:
                 *(read_decoded(i) for i in others),
             ]
         )
-        return results
+        found, results = results, []  # threads let go of what they have run a little later
+        return found
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the chunk as stored or where it is.
