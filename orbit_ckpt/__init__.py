@@ -10,7 +10,6 @@ The classes of Orbax's API are here under Orbax's names.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from orbit_ckpt import args, errors, transform, type_handlers
@@ -26,18 +25,14 @@ from orbit_ckpt.checkpointer.options import (
 from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt.handlers.lazy import LazyArray
-from orbit_ckpt.items.array import ArrayHandler
 from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.composite import CompositeHandler
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.items.memory import MemoryOptions
-from orbit_ckpt.items.proto import ProtoHandler
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
-from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler
-from orbit_ckpt.items.stateful import StatefulHandler
-from orbit_ckpt.pytree.explain import LeafPlan, RestorePlan
+from orbit_ckpt.later import import_later
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 
@@ -54,10 +49,18 @@ if TYPE_CHECKING:
     from orbit_ckpt.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt.checkpointer.convert import convert
     from orbit_ckpt.checkpointer.verify import VerifyReport, verify
+    from orbit_ckpt.items.array import ArrayHandler as ArrayCheckpointHandler
+    from orbit_ckpt.items.proto import ProtoHandler
+    from orbit_ckpt.items.proto import ProtoHandler as ProtoCheckpointHandler
+    from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
+    from orbit_ckpt.items.random_key import JaxRandomKeyHandler as JaxRandomKeyCheckpointHandler
+    from orbit_ckpt.items.random_key import NumpyRandomKeyHandler as NumpyRandomKeyCheckpointHandler
+    from orbit_ckpt.items.stateful import StatefulHandler
     from orbit_ckpt.manager.manager import CheckpointManager
     from orbit_ckpt.manager.options import CheckpointManagerOptions
     from orbit_ckpt.manager.steps import StepNameFormat
     from orbit_ckpt.manager.tensorboard import TensorBoardMetrics
+    from orbit_ckpt.pytree.explain import LeafPlan, RestorePlan
     from orbit_ckpt.transform_utils import (
         RestoreTransform,
         Transform,
@@ -65,54 +68,47 @@ if TYPE_CHECKING:
         merge_trees,
     )
 
-ArrayCheckpointHandler = ArrayHandler
 CompositeCheckpointHandler = CompositeHandler
-JaxRandomKeyCheckpointHandler = JaxRandomKeyHandler
 JsonCheckpointHandler = JsonHandler
-NumpyRandomKeyCheckpointHandler = NumpyRandomKeyHandler
-ProtoCheckpointHandler = ProtoHandler
 PyTreeCheckpointHandler = PyTreeHandler
 StandardCheckpointHandler = StandardHandler
 
 __version__ = "0.1.0"
 
-# What saving and loading do not need is imported when it is first asked for.
-_LATER = {
-    "CheckpointDiff": "checkpointer.compare",
-    "CheckpointManager": "manager.manager",
-    "CheckpointManagerOptions": "manager.options",
-    "StepNameFormat": "manager.steps",
-    "TensorBoardMetrics": "manager.tensorboard",
-    "convert": "checkpointer.convert",
-    "VerifyReport": "checkpointer.verify",
-    "diff": "checkpointer.compare",
-    **dict.fromkeys(
-        ("RestoreTransform", "Transform", "apply_transformations", "merge_trees"),
-        "transform_utils",
-    ),
-    "verify": "checkpointer.verify",
+_NAMES = {
+    "ArrayCheckpointHandler": "items.array:ArrayHandler",
+    "CheckpointDiff": "checkpointer.compare:CheckpointDiff",
+    "CheckpointManager": "manager.manager:CheckpointManager",
+    "CheckpointManagerOptions": "manager.options:CheckpointManagerOptions",
+    "JaxRandomKeyCheckpointHandler": "items.random_key:JaxRandomKeyHandler",
+    "JaxRandomKeyHandler": "items.random_key:JaxRandomKeyHandler",
+    "LeafPlan": "pytree.explain:LeafPlan",
+    "NumpyRandomKeyCheckpointHandler": "items.random_key:NumpyRandomKeyHandler",
+    "NumpyRandomKeyHandler": "items.random_key:NumpyRandomKeyHandler",
+    "ProtoCheckpointHandler": "items.proto:ProtoHandler",
+    "ProtoHandler": "items.proto:ProtoHandler",
+    "RestorePlan": "pytree.explain:RestorePlan",
+    "RestoreTransform": "transform_utils:RestoreTransform",
+    "StatefulHandler": "items.stateful:StatefulHandler",
+    "StepNameFormat": "manager.steps:StepNameFormat",
+    "TensorBoardMetrics": "manager.tensorboard:TensorBoardMetrics",
+    "Transform": "transform_utils:Transform",
+    "VerifyReport": "checkpointer.verify:VerifyReport",
+    "apply_transformations": "transform_utils:apply_transformations",
+    "checkpoint_managers": "checkpoint_managers",
+    "checkpoint_utils": "checkpoint_utils",
+    "convert": "checkpointer.convert:convert",
+    "diff": "checkpointer.compare:diff",
+    "merge_trees": "transform_utils:merge_trees",
+    "policies": "policies",
+    "step": "step",
+    "t5x": "t5x",
+    "transform_utils": "transform_utils",
+    "utils": "utils",
+    "verify": "checkpointer.verify:verify",
 }
-_LATER_MODULES = frozenset(
-    {
-        "checkpoint_managers",
-        "checkpoint_utils",
-        "policies",
-        "step",
-        "t5x",
-        "transform_utils",
-        "utils",
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    if name in _LATER_MODULES:
-        return importlib.import_module(f"orbit_ckpt.{name}")
-    if name not in _LATER:
-        raise AttributeError(f"module 'orbit_ckpt' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"orbit_ckpt.{_LATER[name]}"), name)
-    globals()[name] = found
-    return found
+# What most saves and loads do not need is imported when it is first asked for.
+__getattr__ = import_later(globals(), {name: f"orbit_ckpt.{at}" for name, at in _NAMES.items()})
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,5 @@
 """Type handlers and their registry, by Orbax's names."""
 
-import importlib
 from typing import TYPE_CHECKING
 
 from orbit_ckpt.handlers.array import ArrayHandler
@@ -23,6 +22,7 @@ from orbit_ckpt.handlers.registry import (
 )
 from orbit_ckpt.handlers.scalar import ScalarHandler
 from orbit_ckpt.handlers.string import StringHandler
+from orbit_ckpt.later import import_later
 
 if TYPE_CHECKING:
     from orbit_ckpt.handlers.single_replica import (
@@ -51,10 +51,15 @@ __all__ = [
     "supported_types",
 ]
 
-_LATER = frozenset({"SingleReplicaArrayHandler", "SingleReplicaArrayRestoreArgs"})
+_SINGLE_REPLICA = "orbit_ckpt.handlers.single_replica"
+__getattr__ = import_later(
+    globals(),
+    {
+        "SingleReplicaArrayHandler": f"{_SINGLE_REPLICA}:SingleReplicaArrayHandler",
+        "SingleReplicaArrayRestoreArgs": f"{_SINGLE_REPLICA}:SingleReplicaArrayRestoreArgs",
+    },
+)
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("orbit_ckpt.handlers.single_replica"), name)
+def __dir__() -> list[str]:
+    return __all__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 
@@ -17,13 +17,15 @@ from orbit_ckpt.formats.base import Format
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.arguments import cast_on_save
-from orbit_ckpt.pytree.explain import RestorePlan
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.patterns import PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
 from orbit_ckpt.transform.state import StateFunction, transform_state
+
+if TYPE_CHECKING:
+    from orbit_ckpt.pytree.explain import RestorePlan
 
 _logger = logging.getLogger(__name__)
 

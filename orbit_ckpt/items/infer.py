@@ -6,17 +6,14 @@ from pathlib import Path
 
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.orbax import holds_tree
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointHandler
+from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.items.pytree import PyTreeHandler
-from orbit_ckpt.items.registry import find_handler_class
+from orbit_ckpt.items.registry import JAX_RANDOM_KEY, NUMPY_RANDOM_KEY, find_handler_class
 from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
 from orbit_ckpt.storage.path import describe_directory
 
-_RANDOM_KEYS = {
-    "jax_random_key": f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler",
-    "np_random_key": f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler",
-}
+_RANDOM_KEYS = {"jax_random_key": JAX_RANDOM_KEY, "np_random_key": NUMPY_RANDOM_KEY}
 _ORBAX = "orbax."
 
 

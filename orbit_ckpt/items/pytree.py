@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,7 +24,6 @@ from orbit_ckpt.items.base import (
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.metadata.values import TreeMetadata
-from orbit_ckpt.pytree.explain import RestorePlan, explain
 from orbit_ckpt.pytree.plan import plan_save
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.restore import (
@@ -39,7 +38,10 @@ from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import Process, this_process
 from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.transform.legacy import LegacyRules
+from orbit_ckpt.transform.rules import LegacyRules
+
+if TYPE_CHECKING:
+    from orbit_ckpt.pytree.explain import RestorePlan
 
 T = TypeVar("T")
 
@@ -207,6 +209,8 @@ class PyTreeHandler:
         on_host: bool = False,
     ) -> RestorePlan:
         """Return what `run_request` would do; see `explain`."""
+        from orbit_ckpt.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+
         return self._run(directory, request, resolver, partial(explain, on_host=on_host))
 
     def run_and_explain(
@@ -217,6 +221,7 @@ class PyTreeHandler:
         resolver: ShardingResolver | None = None,
     ) -> tuple[object, RestorePlan]:
         """Read a tree as a request says, and return what was done too."""
+        from orbit_ckpt.pytree.explain import explain  # noqa: PLC0415 - few ask for it
 
         async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
             explained = await explain(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
     CheckpointHandler,
     handler_class_of,
     known_handlers,
@@ -17,6 +19,18 @@ from orbit_ckpt.items.base import (
 from orbit_ckpt.plugins import ITEMS
 
 Key = tuple[str | None, type]
+
+JAX_RANDOM_KEY = f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
+NUMPY_RANDOM_KEY = f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
+
+_LATER = {
+    f"{ORBAX_PREFIX}array_checkpoint_handler.ArrayCheckpointHandler": "array",
+    f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler": "proto",
+    JAX_RANDOM_KEY: "random_key",
+    NUMPY_RANDOM_KEY: "random_key",
+    "orbit_ckpt.items.stateful.StatefulHandler": "stateful",
+}
+"""Modules of the handlers that are imported when something is theirs, by typestr."""
 
 
 class DefaultCheckpointHandlerRegistry:
@@ -87,6 +101,8 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     Raises:
         ValueError: There is none.
     """
+    if typestr in _LATER:
+        importlib.import_module(f"orbit_ckpt.items.{_LATER[typestr]}")
     known = known_handlers()
     if typestr in known:
         return known[typestr]

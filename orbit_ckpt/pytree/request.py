@@ -11,9 +11,8 @@ from msgspec import Struct, field
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.pytree.view import LegacyFunction
-from orbit_ckpt.transform.legacy import LegacyRules
 from orbit_ckpt.transform.patterns import Pattern, PatternMap, Patterns
-from orbit_ckpt.transform.rules import Rule
+from orbit_ckpt.transform.rules import LegacyRules, Rule
 
 Missing = Literal["error", "target", "skip"]
 Unexpected = Literal["error", "ignore"]

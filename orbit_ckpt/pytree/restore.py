@@ -26,7 +26,6 @@ from orbit_ckpt.pytree.arguments import (
     same_kind,
     shardings_of,
 )
-from orbit_ckpt.pytree.compute import compute_leaves
 from orbit_ckpt.pytree.lazy import lazy_leaves
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves, convert_value, read_leaves
@@ -40,8 +39,8 @@ from orbit_ckpt.pytree.view import (
     view_through_function,
     view_through_legacy,
 )
-from orbit_ckpt.transform.legacy import LegacyRules
 from orbit_ckpt.transform.patterns import join_name
+from orbit_ckpt.transform.rules import LegacyRules
 from orbit_ckpt.tree.diff import TreeDifference
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, NamePath
@@ -216,6 +215,8 @@ def _through_legacy(
 
 
 async def _computed(plan: TreePlan) -> dict[NamePath, object]:
+    from orbit_ckpt.pytree.compute import compute_leaves  # noqa: PLC0415 - for some rules only
+
     alignment, request = plan.alignment, plan.request
 
     def place(names: NamePath, value: object, from_jax: bool) -> object:

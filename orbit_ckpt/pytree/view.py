@@ -16,7 +16,6 @@ from orbit_ckpt.handlers.base import ParamInfo, RestoreArgs
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.transform.engine import apply_rules
-from orbit_ckpt.transform.legacy import LegacyRules, Original, compile_legacy
 from orbit_ckpt.transform.nodes import (
     UNKNOWN,
     Apply,
@@ -30,7 +29,15 @@ from orbit_ckpt.transform.nodes import (
     sources_of,
 )
 from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
-from orbit_ckpt.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename, Rule
+from orbit_ckpt.transform.rules import (
+    AssignmentMap,
+    Copy,
+    Drop,
+    Fallback,
+    LegacyRules,
+    Rename,
+    Rule,
+)
 from orbit_ckpt.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path
 
@@ -188,6 +195,11 @@ def view_through_legacy(
     Raises:
         TransformError: The transforms do not fit the leaves.
     """
+    from orbit_ckpt.transform.legacy import (  # noqa: PLC0415 - few need it
+        Original,
+        compile_legacy,
+    )
+
     leaves = {names: record for names, record in stored.items() if not record.is_empty}
     original = Original(
         {names: record.path for names, record in leaves.items()},

@@ -24,6 +24,7 @@ from msgspec import Struct
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform.nodes import Apply, FromTarget, Node, Read
 from orbit_ckpt.transform.patterns import join_name
+from orbit_ckpt.transform.rules import LegacyRules
 from orbit_ckpt.transform.undeclared import Undeclared, find_undeclared
 from orbit_ckpt.tree.diff import nearest_names
 from orbit_ckpt.tree.flatten import build_tree, flatten, is_empty_node
@@ -100,19 +101,6 @@ class RestoreTransform(Transform):
                 "RestoreTransform: multi_value_fn_input_args are the inputs of multi_value_fn, "
                 "which was not given."
             )
-
-
-class LegacyRules(Struct, frozen=True):
-    """What a caller asks for.
-
-    Attributes:
-        transforms: Tree of transforms.
-        default_to_original: Whether leaves that no transform matches are those of the checkpoint,
-            if it has them; else the target's.
-    """
-
-    transforms: object
-    default_to_original: bool = True
 
 
 class Original(Struct, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +80,19 @@ def test_items_of_every_kind_round_trip_and_need_no_arguments(tmp_path: Path) ->
     found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / "x")
     assert_every_item(found)
     assert found.config is found["config"]
+
+
+def test_a_program_that_names_no_item_restores_every_kind(tmp_path: Path) -> None:
+    """Handlers that are imported when they are needed are found by what is recorded."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "x", ocp.args.Composite(**every_item(ocp.args)))
+    script = (
+        "import sys, orbit_ckpt as o;"
+        "print(sorted(o.Checkpointer(o.CompositeCheckpointHandler()).restore(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "x")]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert shown.strip() == str(sorted(every_item(ocp.args)))
 
 
 def test_items_are_saved_in_the_background_too(tmp_path: Path) -> None:
