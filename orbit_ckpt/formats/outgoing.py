@@ -54,7 +54,7 @@ class OutgoingArray(Struct, frozen=True):
 
     Attributes:
         shape: Its shape.
-        dtype: Its dtype.
+        dtype: Its dtype, little-endian as its bytes are.
         blocks: Returns its values in blocks that follow one another in C order.
     """
 
@@ -81,13 +81,16 @@ def outgoing(leaf: object) -> OutgoingArray | None:
             return None
         lazy = leaf.leaf
         return OutgoingArray(
-            leaf.shape, leaf.dtype, lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2)
+            leaf.shape,
+            leaf.dtype.newbyteorder("<"),
+            lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2),
         )
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         host = cast(HostArray, leaf)
         if is_prng_dtype(host.dtype):
             return None
-        return OutgoingArray(host.shape, np.dtype(host.dtype), lambda r: _cut(host, r.block_bytes))
+        dtype = np.dtype(host.dtype).newbyteorder("<")
+        return OutgoingArray(host.shape, dtype, lambda r: _cut(host, r.block_bytes))
     return None
 
 

@@ -75,7 +75,7 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
         is_number = isinstance(value, bool | int | float | complex)
         array = outgoing(np.asarray(value) if is_number else value)
         name = storage_name(names)
-        if array is None or array.dtype.newbyteorder("<") not in _NAMES:
+        if array is None or array.dtype not in _NAMES:
             what = type(value).__name__ if array is None else str(array.dtype)
             refused.append(f"{format_path(names)} ({what})")
         elif name in arrays or name == METADATA:
@@ -121,7 +121,7 @@ def _write_file(
     position = 0
     for name, array in ordered.items():
         end = position + array.nbytes
-        dtype = _NAMES[array.dtype.newbyteorder("<")]
+        dtype = _NAMES[array.dtype]
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -192,7 +192,7 @@ def _write_arrays(
         try:
             for done in [pool.submit(_write_array, directory, p, request, ended) for p in plans]:
                 done.result()
-        except BaseException:
+        except BaseException:  # an interrupt too: the other threads stop before the directory goes
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

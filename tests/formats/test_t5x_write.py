@@ -149,6 +149,12 @@ def test_casts_and_rules_apply_on_the_way(tmp_path: Path) -> None:
     assert_same(kernel, TREE["target"]["kernel"].astype(ml_dtypes.bfloat16))
 
 
+def test_numbers_in_the_other_byte_order_keep_their_values(tmp_path: Path) -> None:
+    value = np.arange(6, dtype=np.float32)
+    path = written(tmp_path, {"w": value, "n": np.int16(7)}, cast={"w": ">f4", "n": ">i2"})
+    assert_same(independent(path), {"w": value, "n": np.int16(7)})
+
+
 def test_chunks_are_those_that_t5x_chooses() -> None:
     for shape, elements, chunks in EXPECTED["behaviours"]["choose_chunk_shape"]:
         if math.prod(shape) > elements == CHUNK_BYTES // 4:
