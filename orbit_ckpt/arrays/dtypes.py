@@ -71,15 +71,22 @@ def parse_dtype(name: str) -> DType:
     Raises:
         TypeError: There is no numeric dtype of that name.
     """
-    dtype = np.dtype(name.removeprefix("|"))
+    dtype = as_dtype(name.removeprefix("|"))
     if not storable(dtype):
         raise TypeError(f"{name!r} is not a numeric dtype")
     return dtype
 
 
 def as_dtype(dtype_like: object) -> DType:
-    """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`."""
-    return np.dtype(cast(Any, dtype_like))
+    """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`.
+
+    Raises:
+        TypeError: There is none.
+    """
+    try:
+        return np.dtype(cast(Any, dtype_like))
+    except SyntaxError as error:  # numpy's for texts with commas
+        raise TypeError(f"data type {dtype_like!r} not understood") from error
 
 
 def cast_array(host: HostArray, dtype_like: object) -> HostArray:

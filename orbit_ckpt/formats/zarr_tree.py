@@ -53,7 +53,7 @@ class ArrayEntry(Struct, frozen=True):
         try:
             dtype = parse_dtype(self.dtype)
             check_shape(tuple(self.shape), dtype.itemsize)
-        except (TypeError, ValueError, SyntaxError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: shape or dtype: {error}") from error
         return tuple(self.shape), dtype
 

@@ -159,6 +159,7 @@ BAD = {
     "object": b"\x81\xa1a" + ext(1, array([1], "object", b"12345678")),
     "text": b"\x81\xa1a" + ext(1, array([1], "U1", b"1234")),
     "no_dtype": b"\x81\xa1a" + ext(1, array([1], "nothing", b"1234")),
+    "commas": b"\x81\xa1a" + ext(1, array([1], "f4,,", b"1234")),
     "no_list": b"\x81\xa1a" + ext(1, b"\x01"),
     "scalar": b"\x81\xa1a" + ext(3, array([1], "int8", b"1")),
     "complex": b"\x81\xa1a" + ext(2, msgspec.msgpack.encode([1, 2, 3])),
