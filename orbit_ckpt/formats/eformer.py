@@ -21,7 +21,7 @@ from orbit_ckpt.formats.pickle_literal import decode_literal
 from orbit_ckpt.formats.run_metadata import marked_steps, read_run_metadata, several_message
 from orbit_ckpt.formats.zarr_tree import (
     ArrayEntry,
-    find_arrays,
+    has_arrays,
     in_tree_order,
     key_paths,
     listed_arrays,
@@ -49,7 +49,7 @@ class EFormerFormat:
         root = _root_of(path)
         if root is None:
             return None if several_message(path) else f"no {INDEX} in it"
-        if root != path and path.is_dir() and next(find_arrays(path), None) is None:
+        if root != path and path.is_dir() and not has_arrays(path):
             return f"no {ZARR2_DOCUMENT} below it"
         return None
 

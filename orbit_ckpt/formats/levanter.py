@@ -16,7 +16,7 @@ from orbit_ckpt.formats.run_metadata import (
     is_marked,
     read_run_metadata,
 )
-from orbit_ckpt.formats.zarr_tree import find_arrays, in_tree_order, key_paths
+from orbit_ckpt.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
 from orbit_ckpt.storage.layout import AGGREGATE, STEP_METADATA, ZARR2_DOCUMENT
@@ -36,7 +36,7 @@ class LevanterFormat:
             return "it is a file"
         if _root_of(path) is None and not _is_unfinished(path):
             return f"no {RUN_METADATA} of Levanter in it"
-        return None if next(find_arrays(path), None) else f"no {ZARR2_DOCUMENT} below it"
+        return None if has_arrays(path) else f"no {ZARR2_DOCUMENT} below it"
 
     def open(self, path: Path) -> StoredTree:
         """See `Format`."""
@@ -86,5 +86,6 @@ def _is_unfinished(path: Path) -> bool:
     """
     if any((path / name).exists() for name in _NOT_HERE):
         return False
-    depths = {min(len(names), 2) for names, _ in find_arrays(path) if names}
-    return depths == {1, 2}
+    if not any((child / ZARR2_DOCUMENT).is_file() for child in path.iterdir()):
+        return False  # before all that is below is looked through
+    return any(len(names) > 1 for names, _ in find_arrays(path, skip_links=True))

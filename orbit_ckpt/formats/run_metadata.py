@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
-from orbit_ckpt.formats.zarr_tree import find_arrays
+from orbit_ckpt.formats.zarr_tree import has_arrays
 from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.storage.path import resolve_path
 
@@ -101,7 +101,7 @@ def marked_steps(path: Path) -> list[ForeignStep]:
     for time, step, directory in _marked(path, []):
         metadata = read_run_metadata(directory)
         is_temporary = metadata is not None and metadata.is_temporary
-        if _has_arrays(directory):
+        if has_arrays(directory):
             steps.append(ForeignStep(step, directory, time, is_temporary=is_temporary))
     return sorted(steps, key=lambda found: (found.step, found.time))
 
@@ -110,7 +110,7 @@ def several_message(path: Path) -> str:
     """Return text that says which checkpoints a directory holds, empty if none with arrays."""
     found = _marked(path, [])
     names = sorted(at.name for _, _, at in found if at != path)
-    if not any(_has_arrays(path / name) for name in names):
+    if not any(has_arrays(path / name) for name in names):
         return ""
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return f"; it holds several checkpoints ({shown}): give one, {max(found)[2]} is the latest"
@@ -128,10 +128,3 @@ def _marked(path: Path, problems: list[FormatError]) -> list[tuple[float, int, P
         if metadata is not None:
             found.append((metadata.time, metadata.step, directory))
     return found
-
-
-def _has_arrays(directory: Path) -> bool:
-    try:
-        return next(find_arrays(directory), None) is not None
-    except FormatError:  # a link
-        return True

@@ -165,8 +165,12 @@ def listed_arrays(
     return arrays
 
 
-def find_arrays(directory: Path) -> Iterator[tuple[NamePath, str]]:
+def find_arrays(directory: Path, *, skip_links: bool = False) -> Iterator[tuple[NamePath, str]]:
     """Yield names and directories of the arrays in a directory, its own with no name.
+
+    Args:
+        directory: Where to look.
+        skip_links: Whether to pass over links to directories.
 
     Raises:
         FormatError: There is a link to a directory, which may lead anywhere.
@@ -174,13 +178,21 @@ def find_arrays(directory: Path) -> Iterator[tuple[NamePath, str]]:
     for at, below, files in os.walk(directory, onerror=_fail):
         below.sort()
         for name in below:
-            if os.path.islink(os.path.join(at, name)):
+            if not skip_links and os.path.islink(os.path.join(at, name)):
                 raise FormatError(
                     f"{os.path.join(at, name)} is a link to a directory, which is not followed. "
                     "Put the directory itself there."
                 )
         if ZARR2_DOCUMENT in files:
             yield Path(at).relative_to(directory).parts, at
+
+
+def has_arrays(directory: Path) -> bool:
+    """Whether there are arrays in a directory, or a link, which `find_arrays` refuses."""
+    try:
+        return next(find_arrays(directory), None) is not None
+    except FormatError:
+        return True
 
 
 def _fail(error: OSError) -> None:

@@ -82,6 +82,16 @@ def test_a_plugin_that_fails_is_a_warning_and_the_others_go_on(
     assert "'broken_format' of group orbit_ckpt.formats cannot be used: broken" in caplog.text
 
 
+def test_a_linked_directory_does_not_keep_other_formats_from_being_asked(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install("npy_format", NPY)
+    (tmp_path / "run" / "real").mkdir(parents=True)
+    (tmp_path / "run" / "latest").symlink_to("real")
+    with pytest.raises(CheckpointNotFoundError, match=r"(?s)Levanter: no metadata.*npy \("):
+        ocp.load(tmp_path / "run")
+
+
 def test_own_checkpoints_import_no_other_format(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {"a": 1})
     known = [name for name in sys.modules if name.startswith("orbit_ckpt.formats.safetensors")]
