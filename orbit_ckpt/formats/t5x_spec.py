@@ -214,7 +214,7 @@ class SpecArray:
         if most <= _SLACK_BYTES or layout.compression not in _DEFLATED:
             return
         stored = sum(
-            os.lstat(self._spec.directory / name).st_size
+            os.stat(self._spec.directory / name).st_size
             for name in self._files.keys()  # noqa: SIM118 - no mapping
         )
         if most > _SLACK_BYTES + _MAX_RATIO * stored:

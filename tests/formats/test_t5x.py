@@ -29,6 +29,8 @@ from orbit_ckpt.errors import (
     TreeMismatchError,
     VersionError,
 )
+from orbit_ckpt.formats.outgoing import WriteRequest
+from orbit_ckpt.formats.t5x_write import write
 from tests.support import make_mesh, scratch
 
 SAMPLES = Path(__file__).parent / "samples" / "t5x"
@@ -337,6 +339,15 @@ def test_an_array_larger_than_its_files_can_hold_takes_no_memory(
         assert tracemalloc.get_traced_memory()[1] < 1 << 23
     finally:
         tracemalloc.stop()
+
+
+def test_files_may_be_links_as_caches_of_downloads_have_them(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).random((1024, 512))
+    write(WriteRequest(tmp_path / "checkpoint_1", {"w": value}))
+    files = [file for file in (tmp_path / "checkpoint_1").rglob("*") if file.is_file()]
+    for i, file in enumerate(files):
+        file.symlink_to(file.rename(tmp_path / f"blob-{i}"))
+    assert np.array_equal(ocp.load(tmp_path / "checkpoint_1")["w"], value)
 
 
 def test_a_missing_or_damaged_chunk_is_named(saved: Path) -> None:
