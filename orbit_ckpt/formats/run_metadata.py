@@ -13,7 +13,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import has_arrays
 from orbit_ckpt.metadata.codec import decode_json
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_local
 
 RUN_METADATA = "metadata.json"
 
@@ -85,9 +85,12 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
 
     Returns:
         The directory of the checkpoint, None if there is none.
+
+    Raises:
+        ValueError: The path is a URL; runs in object stores are not looked through.
     """
     problems: list[FormatError] = []
-    found = _marked(resolve_path(path), problems)
+    found = _marked(resolve_local(path), problems)
     for error in problems:
         _logger.warning("Not taken for a checkpoint: %s", error)
     return max(found)[2] if found else None
