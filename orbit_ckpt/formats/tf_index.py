@@ -23,6 +23,7 @@ MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5
 _MAX_BYTES = 1 << 28
+_ENTRY_BYTES = 1 << 8
 _MAX_DIMENSIONS = 64
 _CRC_DELTA = 0xA282EAD8
 
@@ -100,10 +101,9 @@ def _parse(data: bytes, file: Path) -> dict[str, IndexEntry]:
     total = 0
     for _, value in _entries(_block(data, index)):
         block = _block(data, _Handle.read(value, 0)[0])
-        total += len(block)
-        if total > _MAX_BYTES:
-            raise ValueError(f"its blocks have more than {_MAX_BYTES} bytes")
+        total = _limited(total + len(block))
         for key, entry in _entries(block):
+            total = _limited(total + len(key) + _ENTRY_BYTES)  # names share what they begin with
             if not key:
                 shards = _shard_count(entry)
             else:
@@ -111,6 +111,12 @@ def _parse(data: bytes, file: Path) -> dict[str, IndexEntry]:
     if not shards:
         raise ValueError("it does not say how many files of data there are")
     return found
+
+
+def _limited(nbytes: int) -> int:
+    if nbytes > _MAX_BYTES:
+        raise ValueError(f"its names and tensors would take more than {_MAX_BYTES} bytes")
+    return nbytes
 
 
 class _Handle(NamedTuple):

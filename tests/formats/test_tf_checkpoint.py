@@ -7,12 +7,14 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ from orbit_ckpt.errors import (
     ProcessCountError,
     TreeMismatchError,
 )
+from orbit_ckpt.formats import tf_index
 from orbit_ckpt.formats.snappy import decompress
 from tests.support import make_mesh, scratch
 
@@ -199,6 +202,38 @@ def test_no_rule_is_applied_to_what_another_format_is(tmp_path: Path) -> None:
         ocp.load(tmp_path / "a.index")
 
 
+def varint(number: int) -> bytes:
+    head = bytearray()
+    while number > 127:
+        head.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*head, number])
+
+
+def entry(shared: int, rest: bytes, value: bytes) -> bytes:
+    return varint(shared) + varint(len(rest)) + varint(len(value)) + rest + value
+
+
+def table_of(names: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return an index of tensors without values.
+
+    Args:
+        names: How much every name has of the one before, and what follows that.
+    """
+    data = bytearray()
+
+    def add(entries: bytes) -> bytes:
+        handle = varint(len(data)) + varint(len(entries) + 8)
+        block = entries + struct.pack("<IIB", 0, 1, 0)
+        data.extend(block + struct.pack("<I", tf_index.mask_checksum(crc32c(block))))
+        return handle
+
+    entries = [(0, b"", b"\x08\x01"), *((shared, rest, b"") for shared, rest in names)]
+    tensors = add(b"".join(entry(*fields) for fields in entries))
+    handles = add(b"") + add(entry(0, b"z", tensors))
+    return bytes(data) + handles.ljust(40, b"\0") + tf_index.MAGIC
+
+
 def literal(data: bytes) -> bytes:
     return struct.pack("<BI", 63 << 2, len(data) - 1) + data
 
@@ -221,12 +256,7 @@ def compressed(data: bytes, pieces: random.Random) -> bytes:
         else:
             result += struct.pack("<BI", (size - 1) << 2 | 3, offset)
         position += size
-    length = len(data)
-    head = bytearray()
-    while length > 127:
-        head.append(length & 127 | 128)
-        length >>= 7
-    return bytes([*head, length]) + bytes(result)
+    return varint(len(data)) + bytes(result)
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"abcabc", b"\0" * 70]), max_size=60), st.randoms())
@@ -242,6 +272,24 @@ def test_snappy_gives_back_what_was_compressed(parts: list[bytes], pieces: rando
 def test_no_snappy_is_a_value_error_in_bounded_memory(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert len(decompress(data, 1 << 16)) <= 64 * len(data)
+
+
+def test_names_that_are_long_because_they_share_much_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf_index, "_MAX_BYTES", 1 << 20)
+    file = tmp_path / "model.index"
+
+    def write(count: int) -> None:
+        rests = (bytes([97 + i // 26, 97 + i % 26]) for i in range(count))
+        file.write_bytes(table_of([(0, b"x" * 10_000), *((10_000, rest) for rest in rests)]))
+
+    write(20)
+    assert len(tf_index.read_index(file)) == 21
+    write(200)
+    assert file.stat().st_size < 20_000
+    with pytest.raises(FormatError, match="its names and tensors would take more"):
+        tf_index.read_index(file)
 
 
 def write_with_tensorflow(directory: Path, values: dict[str, Any]) -> Path:
