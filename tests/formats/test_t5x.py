@@ -31,10 +31,9 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.formats.t5x_write import write
+from tests.formats.t5x_samples import EXPECTED, SAMPLES, check, named_leaves
 from tests.support import make_mesh, scratch
 
-SAMPLES = Path(__file__).parent / "samples" / "t5x"
-EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
 SAVED = SAMPLES / "v3_save_f32" / "checkpoint_42"
 STEPS = [
     (name, step)
@@ -42,29 +41,6 @@ STEPS = [
     if name.startswith(("v3_", "upstream_tiny_t5"))
     for step in sample["values"]
 ]
-
-
-def flat(tree: object) -> dict[str, Any]:
-    """Return leaves by their keys, joined by slashes; None and `{}` are leaves."""
-
-    def is_leaf(node: object) -> bool:
-        return not isinstance(node, dict) or not node
-
-    pairs, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
-    return {"/".join(key.key for key in path): leaf for path, leaf in pairs}
-
-
-def check(found: object, expected: dict[str, Any]) -> None:
-    """Compare a tree with a description of its leaves."""
-    leaves = flat(found)
-    assert sorted(leaves) == sorted(expected)
-    for name, value in expected.items():
-        leaf = leaves[name]
-        if value is None or "empty" in value:
-            assert leaf == (value and {})
-        else:
-            assert (leaf.dtype.name, list(leaf.shape)) == (value["dtype"], value["shape"])
-            assert np.asarray(leaf).astype(np.float64).tolist() == value["data"]
 
 
 @pytest.fixture
@@ -152,7 +128,7 @@ def test_metadata_targets_shardings_and_lazy_arrays_work_as_for_own_checkpoints(
     assert kernel.sharding == by_column
     assert np.array_equal(kernel, ocp.load(SAVED)["target"]["kernel"])
     bf16 = ocp.load(SAVED, cast={"target/**": "bfloat16"})
-    assert {leaf.dtype.name for leaf in flat(bf16["target"]).values()} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in named_leaves(bf16["target"]).values()} == {"bfloat16"}
     assert bf16["state"]["step"].dtype == np.int32  # only what the pattern names
     lazy = ocp.load(SAVED, lazy=True)
     assert np.array_equal(lazy["target"]["kernel"][1, 3:5], kernel[1, 3:5])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -29,10 +28,8 @@ from orbit_ckpt.errors import (
 from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.formats.t5x_chunks import ChunkFiles, document_of
 from orbit_ckpt.formats.t5x_write import CHUNK_BYTES, choose_chunks, write
+from tests.formats.t5x_samples import EXPECTED, SAMPLES
 from tests.support import put, scratch
-
-SAMPLES = Path(__file__).parent / "samples" / "t5x"
-EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
 
 
 class Pair(NamedTuple):

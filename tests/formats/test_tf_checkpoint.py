@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 import struct
@@ -30,27 +29,12 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.formats import tf_index
 from orbit_ckpt.formats.snappy import decompress
+from tests.formats.t5x_samples import EXPECTED, SAMPLES, check, named_leaves
 from tests.support import make_mesh, scratch
 
-SAMPLES = Path(__file__).parent / "samples" / "t5x"
-EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
 T5 = SAMPLES / "tf_t5_ckpt"
 MESH_T5 = SAMPLES / "upstream_mtf_tiny_t5"
 KEPT = t5x.TensorFlowFormat(translate=None)
-
-
-def flat(tree: object) -> dict[str, Any]:
-    pairs, _ = jax.tree.flatten_with_path(tree)
-    return {"/".join(key.key for key in path): leaf for path, leaf in pairs}
-
-
-def check(found: object, expected: dict[str, Any]) -> None:
-    leaves = flat(found)
-    assert sorted(leaves) == sorted(expected)
-    for name, value in expected.items():
-        leaf = leaves[name]
-        assert (leaf.dtype.name, list(leaf.shape)) == (value["dtype"], value["shape"])
-        assert np.asarray(leaf).astype(np.float64).tolist() == value["data"]
 
 
 @pytest.fixture
@@ -73,11 +57,11 @@ def test_variables_are_read_under_their_own_names_when_asked_for() -> None:
 
 
 def test_a_compressed_index_of_many_blocks_is_read() -> None:
-    found = flat(ocp.metadata(MESH_T5, reader=KEPT).tree)
+    found = named_leaves(ocp.metadata(MESH_T5, reader=KEPT).tree)
     variables = EXPECTED["upstream_mtf_tiny_t5"]["variables"]
     shapes = {name: [leaf.dtype.name, list(leaf.shape)] for name, leaf in found.items()}
     assert shapes == variables
-    renamed = flat(ocp.metadata(MESH_T5).tree)
+    renamed = named_leaves(ocp.metadata(MESH_T5).tree)
     assert "target/decoder/layers_1/encoder_decoder_attention/out/kernel" in renamed
     assert "state/param_states/encoder/relpos_bias/rel_embedding/v" in renamed
     assert ocp.load(MESH_T5, only="state/step")["state"]["step"].dtype == np.int32
@@ -87,12 +71,14 @@ def test_a_compressed_index_of_many_blocks_is_read() -> None:
 
 def test_targets_shardings_and_lazy_arrays_work_as_for_own_checkpoints(tmp_path: Path) -> None:
     by_row = jax.NamedSharding(make_mesh(x=4), jax.P("x"))
-    like = {"target": {"token_embedder": {"embedding": jax.ShapeDtypeStruct((8, 4), np.float32)}}}
+    like: dict[str, Any] = {
+        "target": {"token_embedder": {"embedding": jax.ShapeDtypeStruct((8, 4), np.float32)}}
+    }
     found = ocp.load(T5, like, unexpected="ignore", sharding=by_row)
     assert found["target"]["token_embedder"]["embedding"].sharding == by_row
     ocp.convert(T5, tmp_path / "checkpoint_1000", to="t5x")
     check(ocp.load(tmp_path / "checkpoint_1000"), EXPECTED["tf_t5_ckpt"]["translated"])
-    like["target"]["extra"] = np.zeros(3)  # pyright: ignore[reportArgumentType]
+    like["target"]["extra"] = np.zeros(3)
     with pytest.raises(TreeMismatchError, match=r"target\.extra"):
         ocp.load(T5, like, unexpected="ignore")
 
@@ -309,7 +295,7 @@ def test_what_tensorflow_writes_is_read_bit_for_bit(tmp_path: Path) -> None:
     values = {f"v/{name}": np.arange(6).reshape(2, 3).astype(np.dtype(name)) for name in dtypes}
     values |= {f"many/{i:04}/{'x' * (1 + i % 40)}": np.full(3, i) for i in range(500)}
     prefix = write_with_tensorflow(tmp_path, values)
-    found = flat(ocp.load(tmp_path, reader=KEPT))
+    found = named_leaves(ocp.load(tmp_path, reader=KEPT))
     assert sorted(found) == sorted(values)
     for name, value in values.items():
         assert (found[name].dtype, found[name].tobytes()) == (value.dtype, value.tobytes())

@@ -18,8 +18,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 def named_leaves(tree: object) -> dict[str, Any]:
     """Return the leaves of a tree by their keys' names, joined by slashes."""
-    is_none = lambda x: x is None  # noqa: E731
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_none)[0]
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
     return {"/".join(name_path(path)): leaf for path, leaf in flat}
 
 
