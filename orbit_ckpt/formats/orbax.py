@@ -84,7 +84,8 @@ def _check_committed(path: StorePath) -> None:
     )
 
 
-_CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, AGGREGATE})
+_CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
+"""Names that other programs, who write no marker, do not use."""
 
 
 def find_tree(path: Path) -> Path:

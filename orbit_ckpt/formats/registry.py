@@ -17,8 +17,10 @@ from orbit_ckpt.storage.store_path import StorePath
 BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
 
-IN_STORES = ("safetensors", "flax_msgpack")
-"""Those that are read from object stores too."""
+IN_STORES = ("safetensors", "t5x", "flax_msgpack")
+"""Those that are known in object stores too; T5X's are so that nothing else takes them for its own,
+and are refused.
+"""
 
 
 def open_checkpoint(

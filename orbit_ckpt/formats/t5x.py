@@ -24,7 +24,8 @@ from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt.storage.layout import AGGREGATE, PINNED
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.storage.path import resolve_local, resolve_path
+from orbit_ckpt.storage.store_path import StorePath, map_paths, read_extent
 
 PathLike = str | os.PathLike[str]
 
@@ -79,8 +80,8 @@ class T5XFormat:
         return None if _is_temporary(files[0].parent.name) else _lacks(files[0])
 
     def open(self, path: Path) -> StoredTree:
-        """See `Format`."""
-        file = find_checkpoint(path, self._step)
+        """See `Format`; not from object stores."""
+        file = find_checkpoint(resolve_local(path), self._step)
         if _is_temporary(file.parent.name):
             raise IncompleteCheckpointError(
                 f"Found incomplete checkpoint at {file.parent}: the save of T5X that wrote it did "
@@ -97,7 +98,7 @@ class T5XFormat:
 
     def steps(self, path: Path) -> Sequence[ForeignStep]:
         """See `RunLister`."""
-        if not path.is_dir() or (path / AGGREGATE).is_file():
+        if isinstance(path, StorePath) or not path.is_dir() or (path / AGGREGATE).is_file():
             return ()
         return [
             ForeignStep(
@@ -173,11 +174,11 @@ def all_steps(directory: PathLike) -> list[int]:
 
 def _directories(run: PathLike) -> dict[int, Path]:
     """Return the directories of the steps that T5X finished."""
-    return {
-        int(match[1]): entry
-        for entry in resolve_path(run).iterdir()
-        if (match := _STEP.fullmatch(entry.name)) and (entry / AGGREGATE).is_file()
-    }
+    root = resolve_path(run)
+    found = {entry: match for entry in root.iterdir() if (match := _STEP.fullmatch(entry.name))}
+    finished = map_paths(lambda entry: (entry / AGGREGATE).is_file(), found, root=root)
+    pairs = zip(found, finished, strict=True)
+    return {int(found[entry][1]): entry for entry, is_finished in pairs if is_finished}
 
 
 def latest_step(directory: PathLike) -> int | None:
@@ -261,8 +262,7 @@ def _is_temporary(name: str) -> bool:
 
 def _lacks(file: Path) -> str | None:
     """Return why a file is none of T5X's, None if it seems to be one."""
-    with open(file, "rb") as stream:
-        data = stream.read(_KEY_BYTES)
+    data = read_extent(str(file), 0, _KEY_BYTES)
     key = _first_key(data)
     problem = None
     if data.startswith(TF_STATE):

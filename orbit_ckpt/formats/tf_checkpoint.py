@@ -23,6 +23,7 @@ from orbit_ckpt.formats.tf_names import translate_t5
 from orbit_ckpt.storage.foreign import RawArray
 from orbit_ckpt.storage.layout import AGGREGATE, ZARR2_DOCUMENT
 from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.path import resolve_local
 
 Translate = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -159,8 +160,11 @@ class TensorFlowFormat:
         return None if is_state or is_index else f"{file.name} is no state file and no index of it"
 
     def open(self, path: Path) -> StoredTree:
-        """See `Format`; the path may be that of the index without its suffix too."""
-        index = _find_index(path)
+        """See `Format`; the path may be that of the index without its suffix too.
+
+        Not from object stores.
+        """
+        index = _find_index(resolve_local(path))
         variables: Mapping[str, Any] = {
             name: TFVariable(name, entry) for name, entry in read_index(index).items()
         }

@@ -17,8 +17,10 @@ from safetensors.numpy import save as to_safetensors
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
 from orbit_ckpt.storage import buckets
+from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
 from tests.stores.proxy import Proxy
 from tests.support import make_mesh
 
@@ -127,8 +129,27 @@ def test_the_size_of_an_object_is_found(
         assert path.bucket.size("a", max(0, guess)) == size
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_t5x_is_not_taken_for_anything_else(store: str, tmp_path: Path, *, is_marked: bool) -> None:
+    ocp.save(tmp_path / "ours", {"w": np.arange(6.0)})
+    ocp.convert(tmp_path / "ours", tmp_path / "checkpoint_1", to="t5x")
+    for file in (tmp_path / "checkpoint_1").rglob("*"):
+        if file.is_file():
+            at(f"{store}/run/{file.relative_to(tmp_path)}").write_bytes(file.read_bytes())
+    if is_marked:
+        at(f"{store}/run/checkpoint_1/{COMMIT_MARKER}").write_bytes(b"")
+    for name in ("run", "run/checkpoint_1", "run/checkpoint_1/checkpoint"):
+        for reader in (None, T5XFormat()):
+            with pytest.raises(ValueError, match="not read from an object store; copy it to"):
+                ocp.load(f"{store}/{name}", reader=reader)
+    assert all_steps(f"{store}/run") == [1]
+    with pytest.raises(ValueError, match="not read from an object store; copy it to"):
+        ocp.load(f"{store}/run", reader=TensorFlowFormat())
+
+
 def test_other_formats_have_to_be_copied_first(store: str, tmp_path: Path) -> None:
     at(f"{store}/t5/model.index").write_bytes(b"\x00")
+    at(f"{store}/t5/checkpoint").write_bytes(b'model_checkpoint_path: "model"\n')
     with pytest.raises(CheckpointError, match=r"(?s)safetensors: no .* only; copy"):
         ocp.load(f"{store}/t5")
     assert not list(tmp_path.iterdir())
