@@ -83,14 +83,7 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        in_store = isinstance(root, StorePath)
-        foreign = None if in_store else foreign_format(root)
-        if foreign is not None:
-            checkpoints, unfinished = [s.path for s in foreign_steps(root, foreign)] or [root], 0
-        else:
-            if not in_store:
-                check_complete(root)
-            checkpoints, unfinished = _checkpoints(root)
+        foreign, checkpoints, unfinished = _look_at(root)
         sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
         total = sum(sum(found) for found in sizes)
         findings = _new_findings(max_bytes, total, progress)
@@ -136,6 +129,23 @@ async def _verify_all(
             await verify_foreign(checkpoint, reader, findings)
         else:
             await _verify_directory(checkpoint, findings, checkpoint)
+
+
+def _look_at(root: Path) -> tuple[Format | None, list[Path], int]:
+    """Return the other program's format of what is at a path, and what `_checkpoints` does."""
+    if isinstance(root, StorePath):
+        try:
+            return None, *_checkpoints(root)
+        except CheckpointNotFoundError:
+            foreign = foreign_format(root)
+            if foreign is None:
+                raise
+    else:
+        foreign = foreign_format(root)
+    if foreign is not None:
+        return foreign, [step.path for step in foreign_steps(root, foreign)] or [root], 0
+    check_complete(root)
+    return None, *_checkpoints(root)
 
 
 def _checkpoints(root: Path) -> tuple[list[Path], int]:
@@ -290,13 +300,12 @@ def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> 
 
 
 def _files_below(path: Path) -> list[int]:
+    if isinstance(path, StorePath):  # finding their sizes out takes many requests
+        return [0] * (len(path.keys_below()) or 1)
     return [path.stat().st_size] if path.is_file() else list(_sizes(path))
 
 
 def _sizes(directory: Path) -> Iterator[int]:
-    if isinstance(directory, StorePath):  # finding out takes many requests
-        yield from [0] * len(directory.keys_below())
-        return
     for child in directory.iterdir():
         if child.is_dir():
             yield from _sizes(child)

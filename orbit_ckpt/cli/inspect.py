@@ -131,18 +131,19 @@ def step_fields(index: StepIndex, info: StepInfo) -> dict[str, object]:
 
 
 def _list_foreign_run(root: Path, found: Sequence[ForeignStep], as_json: bool) -> None:
+    times = [None if one.time is None else datetime.fromtimestamp(one.time, UTC) for one in found]
     steps: list[dict[str, object]] = [
         {
             "step": one.step,
             "path": one.path,
             "bytes": stored_bytes(one.path),
-            "time": datetime.fromtimestamp(one.time, tz=UTC).isoformat(timespec="seconds"),
+            "time": time and time.isoformat(timespec="seconds"),
             "metrics": None,
             "pinned": one.is_pinned,
             "temporary": one.is_temporary,
             "kept_by": None,
         }
-        for one in found
+        for one, time in zip(found, times, strict=True)
     ]
     if as_json:
         print_json("ls", kind="run", path=root, steps=steps, unfinished=[])
@@ -151,11 +152,11 @@ def _list_foreign_run(root: Path, found: Sequence[ForeignStep], as_json: bool) -
         [
             str(one.step),
             human_bytes(stored_bytes(one.path)),
-            format_time(datetime.fromtimestamp(one.time, tz=UTC)),
+            format_time(time) if time else "",
             ", ".join(name for name in ("pinned", "temporary") if step[name]),
             one.path.name,
         ]
-        for one, step in zip(found, steps, strict=True)
+        for one, step, time in zip(found, steps, times, strict=True)
     ]
     print_table(["step", "size", "time", "marks", "name"], rows, right={"step", "size"})
 

@@ -125,14 +125,14 @@ class ForeignStep(Struct, frozen=True):
     Attributes:
         step: Its number.
         path: Where it is.
-        time: When it was written, in seconds since the epoch.
+        time: When it was written, in seconds since the epoch; None in a store, which does not tell.
         is_pinned: Whether the run never deletes it.
         is_temporary: Whether the run deletes it once it has saved the next one.
     """
 
     step: int
     path: Path
-    time: float
+    time: float | None
     is_pinned: bool = False
     is_temporary: bool = False
 

@@ -10,7 +10,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import stored_tree
-from orbit_ckpt.storage.store_path import file_names, read_extent
+from orbit_ckpt.storage.store_path import StorePath, file_names, read_extent
 
 SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
@@ -52,7 +52,7 @@ class FlaxFormat:
         if len(steps) < 2:
             return ()
         return [
-            ForeignStep(int(float(match[1])), path / name, (path / name).stat().st_mtime)
+            ForeignStep(int(float(match[1])), path / name, _time_of(path / name))
             for name, match in steps
         ]
 
@@ -67,6 +67,10 @@ def _candidates(directory: Path) -> Sequence[str]:
     return sorted(steps, key=lambda name: float(steps[name][1])) or [
         name for name in names if name.endswith(SUFFIX)
     ]
+
+
+def _time_of(file: Path) -> float | None:
+    return None if isinstance(file, StorePath) else file.stat().st_mtime
 
 
 def _begins_tree(data: bytes) -> bool:

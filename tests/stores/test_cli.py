@@ -117,6 +117,26 @@ def test_a_damaged_checkpoint_is_not_copied(run: str, tmp_path: Path) -> None:
     assert not (tmp_path / "2").exists()
 
 
+def test_runs_and_models_of_other_programs(s3: str, tmp_path: Path) -> None:
+    for step in (3, 20):
+        ocp.save(tmp_path / str(step), {"a": np.arange(step)})
+        ocp.convert(tmp_path / str(step), tmp_path / f"checkpoint_{step}", to="flax")
+        data = (tmp_path / f"checkpoint_{step}").read_bytes()
+        at(f"{s3}/flax/checkpoint_{step}").write_bytes(data)
+    steps = json.loads(cli("ls", f"{s3}/flax", "--json"))["steps"]
+    assert [(step["step"], step["time"]) for step in steps] == [(3, None), (20, None)]
+    assert "checkpoint_20" in cli("ls", f"{s3}/flax")
+    assert json.loads(cli("verify", f"{s3}/flax", "--json"))["intact"]
+    arguments = (f"{s3}/flax/checkpoint_3", f"{s3}/ours")
+    converted = json.loads(cli("convert", *arguments, "--to", "orbit", "--json"))
+    assert converted["bytes"] is None
+    assert ocp.load(f"{s3}/ours")["a"].tolist() == [0, 1, 2]
+    assert "exists already" in cli("convert", *arguments, "--to", "orbit", status=2)
+    cli("convert", *arguments, "--to", "orbit", "--overwrite")
+    refused = cli("convert", f"{s3}/ours", f"{s3}/x", "--to", "flax", status=2)
+    assert "local paths only" in refused
+
+
 DYING = """
 import os, signal, sys
 from orbit_ckpt.storage.buckets import Bucket

@@ -15,7 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save as to_safetensors
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
+from orbit_ckpt.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    FormatError,
+)
 from orbit_ckpt.storage import buckets
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import resolve_path
@@ -127,6 +132,46 @@ def test_the_size_of_an_object_is_found(
     assert path.bucket.size("a") == size
     for guess in (size, size - 1, size + 1, 7):
         assert path.bucket.size("a", max(0, guess)) == size
+
+
+def test_models_in_stores_are_verified(store: str) -> None:
+    model = at(f"{store}/m/model.safetensors")
+    model.write_bytes(to_safetensors(TREE))
+    for path in (f"{store}/m", str(model)):
+        report = ocp.verify(path)
+        assert (report.is_intact, report.files, report.leaves) == (True, 1, len(TREE))
+        assert any("safetensors, which has no checksums" in str(u) for u in report.unchecked)
+    model.write_bytes(model.read_bytes()[:-1])
+    assert "not a sound safetensors file" in str(ocp.verify(f"{store}/m").damage[0])
+    for step in (3, 20):
+        data = serialization.to_bytes({"a": np.arange(step)})
+        at(f"{store}/run/checkpoint_{step}").write_bytes(data)
+    assert [path.name for path in ocp.verify(f"{store}/run").checkpoints] == [
+        "checkpoint_3",
+        "checkpoint_20",
+    ]
+    with pytest.raises(CheckpointNotFoundError, match="nothing is there"):
+        ocp.verify(f"{store}/none")
+
+
+def test_what_is_in_stores_is_converted(store: str, tmp_path: Path) -> None:
+    at(f"{store}/m/model.safetensors").write_bytes(to_safetensors(TREE, {"by": "us"}))
+    ocp.convert(f"{store}/m", f"{store}/ours")
+    assert_same(ocp.load(f"{store}/ours"), TREE)
+    assert ocp.verify(f"{store}/ours").is_intact
+    with pytest.raises(CheckpointExistsError):
+        ocp.convert(f"{store}/m", f"{store}/ours")
+    ocp.convert(f"{store}/m", f"{store}/ours", only="ids", overwrite=True)
+    assert_same(ocp.load(f"{store}/ours"), {"ids": TREE["ids"]})
+    ocp.convert(f"{store}/m", tmp_path / "x.safetensors", to="safetensors")
+    ocp.convert(f"{store}/ours", tmp_path / "x.msgpack", to="flax")
+    assert_same(ocp.load(tmp_path / "x.safetensors"), TREE)
+    assert ocp.metadata(tmp_path / "x.safetensors").custom_metadata == {"by": "us"}
+    assert_same(ocp.load(tmp_path / "x.msgpack"), {"ids": TREE["ids"]})
+    for name, to in (("a.safetensors", "safetensors"), ("a", "flax"), ("checkpoint_1", "t5x")):
+        with pytest.raises(ValueError, match="written to local paths only"):
+            ocp.convert(f"{store}/m", f"{store}/out/{name}", to=to)
+    assert not at(f"{store}/out").exists()
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
