@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
 from orbit_ckpt.storage.batch_read import BatchReader
+from orbit_ckpt.storage.identity import OpenedDirectory
 from orbit_ckpt.storage.kvstore import ValueStore
 
 
@@ -53,6 +55,19 @@ class StoredTree(Struct, frozen=True):
     inline: Mapping[str, object] = field(default_factory=dict[str, object])
     identity: Path | None = None
     has_checksums: bool = False
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Generator[None]:
+        """Make sure that what a `with` block reads is of this tree, where no checksum tells.
+
+        Raises:
+            CheckpointNotFoundError: The file of `identity` was deleted, moved or replaced.
+        """
+        if self.identity is None:
+            yield
+            return
+        with OpenedDirectory.now(self.path, self.identity).reading("the tree"):
+            yield
 
     def load_batch(
         self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None

@@ -240,10 +240,11 @@ class PyTreeHandler:
             source = open_checkpoint(
                 path, allow_unstructured=request.has_target, reader=request.reader
             )
-            batch = source.load_batch(
-                max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
-            )
-            return await run(await plan_tree(source, batch, self._registry, request))
+            with source.unchanged():
+                batch = source.load_batch(
+                    max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
+                )
+                return await run(await plan_tree(source, batch, self._registry, request))
 
         return read_unchanged([resolve_path(directory)], read)
 

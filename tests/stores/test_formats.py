@@ -26,6 +26,7 @@ from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
+from orbit_ckpt.transform.rules import Map
 from tests.stores.proxy import Proxy
 from tests.support import make_mesh
 
@@ -110,6 +111,21 @@ def test_a_model_that_is_replaced_is_noticed(store: str) -> None:
     model.write_bytes(to_safetensors({**TREE, "layer.0.kernel": np.ones(40, np.int8)}))
     with pytest.raises(CheckpointNotFoundError, match="replaced by another one"):
         lazy["layer.0.kernel"].get()
+
+
+@pytest.mark.parametrize("name", ["", "/model.safetensors"])
+def test_a_model_that_is_replaced_while_it_is_loaded_is_noticed(store: str, name: str) -> None:
+    model = at(f"{store}/m/model.safetensors")
+    names = "abcdefgh"
+    model.write_bytes(to_safetensors({n: np.zeros(1000, np.float32) for n in names}))
+    after = to_safetensors({n: np.ones(1000, np.float32) for n in names})
+
+    def replace(value: Any) -> Any:
+        model.write_bytes(after)
+        return value
+
+    with pytest.raises(CheckpointNotFoundError, match="replaced by another one"):
+        ocp.load(f"{store}/m{name}", transforms=[Map("*", replace)])
 
 
 def test_msgpack_of_flax_is_loaded(store: str) -> None:
