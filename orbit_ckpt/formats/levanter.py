@@ -57,7 +57,7 @@ class LevanterFormat:
         order = in_tree_order(paths)
         records = [LeafRecord.at(paths[i], UNKNOWN_TYPE) for i in order]
         arrays = {
-            record.name: LinkedArray({"driver": "file", "path": found[i][1]})
+            record.name: LinkedArray(Path(found[i][1]))
             for record, i in zip(records, order, strict=True)
         }
         if len(arrays) != len(records):

@@ -147,7 +147,7 @@ class SpecArray:
         self._spec = spec
         self._where = where
         self._is_bfloat16 = uint16 == "as_bfloat16" and spec.dtype == as_dtype("uint16")
-        self._files = LinkedArray({"driver": "file", "path": f"{spec.directory}/"})
+        self._files = LinkedArray(spec.directory)
         self._document: bytes | None = None
 
     def find(self, key: str) -> Value | None:

@@ -68,8 +68,7 @@ class ListedArray(LinkedArray):
     """
 
     def __init__(self, directory: Path, layout: tuple[Shape, DType], index: Path) -> None:
-        super().__init__({"driver": "file", "path": str(directory)})
-        self._directory = directory
+        super().__init__(directory)
         self._expected = layout
         self._index = index
 

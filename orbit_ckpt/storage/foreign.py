@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import tensorstore as ts
-
 from orbit_ckpt.arrays.dtypes import DType
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
@@ -79,46 +77,30 @@ class RawArray:
 
 
 class LinkedArray:
-    """A real zarr2 array that another program wrote somewhere.
+    """A real zarr2 array that another program wrote on a local file system.
 
     Args:
-        location: TensorStore's specification of its key-value store, `{"driver": "file", "path":
-            ...}` for a directory.
-        document: What its `.zarray` is taken to be, None for what is there.
+        directory: Where it is.
     """
 
-    def __init__(self, location: Json, document: bytes | None = None) -> None:
-        self._location = location
-        self._document = document
-        self._store: ts.KvStore | None = None
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def find(self, key: str) -> Value | None:
         """See `ForeignArray`."""
-        if key == ZARR2_DOCUMENT and self._document is not None:
-            return self._document
-        if self._location["driver"] != "file":
-            return self._read(key)
-        file = os.path.join(self._location["path"], key)
+        file = os.path.join(self._directory, key)
         try:
             return Extent(file, 0, os.stat(file).st_size)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _read(self, key: str) -> bytes | None:
-        if self._store is None:
-            self._store = ts.KvStore.open(self._location).result()
-        result = self._store.read(key).result()
-        return None if result.state != "value" else result.value
-
     def spec(self) -> Json:
         """See `ForeignArray`."""
-        return self._location
+        return {"driver": "file", "path": f"{self._directory}/"}
 
     def keys(self) -> Sequence[str]:
         """See `ForeignArray`."""
-        if self._location["driver"] != "file":
-            return []
-        root = Path(self._location["path"])
+        root = self._directory
         return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
 
