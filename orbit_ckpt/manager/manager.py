@@ -170,9 +170,8 @@ class CheckpointManager:
             measured = None if metrics is None else plain_metrics(metrics)
             if measured is not None and not self._options.prevent_write_metrics:
                 composite = with_metrics(composite, measured)
-        except Exception as error:
-            self._saver.decline(path, error)
-            raise
+        except Exception as error:  # noqa: BLE001 - raised again, once the others know
+            self._saver.decline(number, path, verdict, error)
         request = StepRequest(number, path, composite, verdict, measured, custom_metadata)
         try:
             self._saver.save(request)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -31,7 +33,7 @@ from orbit_ckpt.errors import (
     StepAlreadyExistsError,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
-from orbit_ckpt.manager.council import Council
+from orbit_ckpt.manager.council import Council, Meeting
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.keeper import StepKeeper
 from orbit_ckpt.manager.options import CheckpointManagerOptions
@@ -215,7 +217,7 @@ class StepSaver:
         began = time.monotonic()
         try:
             if self._saves_at_once(request.verdict):
-                with self._council.meeting(f"end of save({request.step})") as meeting:
+                with self._end_of_save(request.step) as meeting:
                     self._begin_after_last(request)
                     meeting.collect()
                     news = meeting.share(self.news, News)
@@ -231,9 +233,16 @@ class StepSaver:
             self.blocked = timedelta(seconds=time.monotonic() - began)
         self.check_problems()
 
-    def decline(self, path: Path, error: Exception) -> None:
-        """Let the others know that this process will not save a step, and why."""
-        decline_save(path, error, self._session)
+    def decline(self, step: int, path: Path, verdict: Verdict, error: Exception) -> NoReturn:
+        """Let the others know that this process will not save a step, and why; raise that."""
+        # all come to the same meetings, also who has nothing to save
+        at_end = self._end_of_save(step) if self._saves_at_once(verdict) else nullcontext()
+        with at_end:
+            decline_save(path, error, self._session)
+            raise error
+
+    def _end_of_save(self, step: int) -> AbstractContextManager[Meeting]:
+        return self._council.meeting(f"end of save({step})")
 
     def _saves_at_once(self, verdict: Verdict) -> bool:
         return verdict.is_ending or not self._options.enable_async_checkpointing
@@ -252,7 +261,7 @@ class StepSaver:
             self._last.begin(begin, deadline=deadline)
         except TimeoutError as error:
             if not has_begun:  # the others begin, and would wait for this process
-                self.decline(request.path, error)
+                decline_save(request.path, error, self._session)
             raise
 
     def is_running(self) -> bool:

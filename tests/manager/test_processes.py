@@ -254,19 +254,24 @@ def burning(monkeypatch: pytest.MonkeyPatch, guilty: int) -> None:
     monkeypatch.setattr(SaveSession, "write", fail)
 
 
-def test_what_one_process_cannot_save_fails_on_all_at_once(run: Run) -> None:
-    run.open()
-    items = [tree(1), None, tree(1)]
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("background", [True, False])
+def test_what_one_process_cannot_save_fails_on_all_at_once(
+    run: Run, background: bool, guilty: int
+) -> None:
+    run.open(enable_async_checkpointing=background)
+    items = [None if index == guilty else tree(1) for index in range(COUNT)]
     errors = run.each(lambda index: run.managers[index].save(1, items[index]))
-    assert isinstance(errors[1], ValueError)
-    assert "Nothing to save" in str(errors[1])
+    assert isinstance(errors[guilty], ValueError)
+    assert "Nothing to save" in str(errors[guilty])
     later = run.finish()
-    for error in (errors[0], errors[2], later[0], later[2]):
-        if isinstance(error, Exception):
-            assert "process 1 failed" in str(error)
+    for index in {*range(COUNT)} - {guilty}:
+        raised_there = [e for e in (errors[index], later[index]) if isinstance(e, Exception)]
+        assert raised_there
+        for error in raised_there:
+            assert f"process {guilty} failed" in str(error)
             assert "Nothing to save" in str(error)
-    assert isinstance(errors[0], Exception) or isinstance(later[0], Exception)
-    assert same(run.save(2), True)
+    assert same(run.save(2), True)  # all are at the same meeting again
     assert same(run.finish(), None)
 
 
