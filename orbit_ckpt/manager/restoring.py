@@ -110,10 +110,11 @@ class Restorer(Struct, frozen=True):
     def _look_again(self, step: int | None, other: Path | None) -> SharedIndex:
         """Wait until no save goes on; return the steps of this run, or of another one."""
         if other is None or other == self.directory:
-            shared, say = self.shared, self.saver.news
+            shared, say, take = self.shared, self.saver.news, self.saver.take
         else:
             index = StepIndex(other, self.names, reads=False)
             shared = SharedIndex(self.council, index)
+            take = shared.follow
 
             def say() -> News:
                 index.reload()
@@ -123,5 +124,5 @@ class Restorer(Struct, frozen=True):
             self.saver.wait()
             meeting.collect()
             news = meeting.share(say, News)
-        shared.follow(news)
+        take(news)
         return shared

@@ -304,6 +304,20 @@ def test_deletions_are_the_primarys_and_their_errors_are_everybodys(
     assert raised(run.call(lambda manager: manager.delete(2)), StepNotFoundError, "no step 2")
 
 
+def test_a_restore_keeps_no_error_of_a_deletion_to_itself(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(deletion, "_remove", refuse)
+    run.open(max_to_keep=1)
+    run.save(1)
+    run.save(2)
+    assert same(run.call(lambda manager: manager.restore(2)["name"]), "step 2")
+    assert raised(run.finish(), StorageError, "Deleting step 1")
+
+
 def test_a_pin_holds_for_all(run: Run) -> None:
     run.open(max_to_keep=1)
     run.save(1)
