@@ -121,9 +121,11 @@ class StepIndex:
             for step in gone:
                 self._entries.pop(step, None)
                 self._refused.pop(step, None)
-            self._entries.update(changed)
-            for step in changed:
-                self._refused.pop(step, None)
+            for step, entry in changed.items():
+                known = self._entries.get(step)
+                if known is None or known.info.time != entry.info.time:  # it was saved again
+                    self._refused.pop(step, None)
+                self._entries[step] = entry
             self._version += 1
 
     def reload(self) -> None:

@@ -367,6 +367,9 @@ def test_all_go_back_to_the_step_that_all_can_read(
     assert same(run.each(lambda index: restore(index, fallback=True)), "step 2")
     assert same(run.call(lambda manager: list(manager.refused)), [3])
     assert same(run.call(lambda manager: manager.latest_step()), 2)
+    run.call(lambda manager: manager.pin(3))
+    run.call(lambda manager: manager.unpin(3))
+    assert same(run.call(lambda manager: manager.all_steps()), [1, 2])  # it is still damaged
     monkeypatch.undo()
     assert same(run.save(3), True)  # replaces the damaged one
     assert same(run.finish(), None)
