@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -92,6 +93,7 @@ class Council:
         self._forgotten = 0
         self._word = Word()
         self._words: list[Word] = []
+        self._ends: dict[int, float | None] = {}
         self._has_left = self.is_alone
         self._operation: Operation = NOBODY_ELSE
         if not self.is_alone:
@@ -163,7 +165,8 @@ class Council:
 
     def endings(self) -> list[float | None]:
         """Return in how many seconds those processes will be stopped that have said so."""
-        return [word.seconds for word in self._words if word.is_ending]
+        now = time.monotonic()
+        return [None if end is None else end - now for end in self._ends.values()]
 
     def leave(self, error: BaseException | None = None) -> None:
         """Come to no further meeting.
@@ -215,6 +218,9 @@ class Council:
         told = self._operation.told()
         self._words = [msgspec.msgpack.decode(word, type=Word) for word in told.values()]
         for index, word in zip(told, self._words, strict=True):
+            if word.is_ending and index not in self._ends:
+                seconds = word.seconds
+                self._ends[index] = None if seconds is None else time.monotonic() + seconds
             if word.failed is not None:
                 name = self._names[index]
                 text = f"{self._name}: process {name} has left the run: {word.failed}"

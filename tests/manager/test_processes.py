@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from orbit_ckpt.errors import (
     StepNotFoundError,
     StorageError,
 )
-from orbit_ckpt.manager import deletion, saver
+from orbit_ckpt.manager import council, deletion, saver
 from orbit_ckpt.policies import TimeIntervalPolicy
 from orbit_ckpt.runtime.meetings import KeyValueGroup
 from orbit_ckpt.runtime.process import Process, ProcessGroup
@@ -412,6 +413,23 @@ def test_a_signal_to_one_process_is_one_to_all(run: Run) -> None:
     assert same(run.call(lambda manager: manager.should_save(1)), True)
     assert same(run.save(1), True)
     assert same(run.call(lambda manager: manager.all_steps()), [0, 1])  # without waiting
+
+
+def test_the_time_until_one_process_ends_runs_out_for_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(council, "time", SimpleNamespace(monotonic=lambda: now))
+    run.open()
+    watch = run.managers[2]._saver.watch
+    watch._received_at, watch._deadline_s = 0.0, 30.0  # what a signal would do
+    run.call(lambda manager: manager.should_save(1))
+    told = run.call(lambda manager: manager._saver.decide(2, "2").seconds)
+    now += 20.0
+    later = run.call(lambda manager: manager._saver.decide(3, "3").seconds)
+    assert told[0] is not None
+    assert same(told, told[0])
+    assert same(later, told[0] - 20.0)
 
 
 def test_a_policy_that_fails_on_the_primary_fails_on_all(run: Run) -> None:
