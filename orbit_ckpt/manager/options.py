@@ -60,7 +60,7 @@ class CheckpointManagerOptions:
         save_on_steps: Save at these steps besides.
         single_host_load_and_broadcast: Not used; kept because Orbax has it.
         todelete_subdir: Where to put steps instead of deleting them, below the directory.
-        todelete_full_path: As `todelete_subdir` on object stores, which are not supported yet.
+        todelete_full_path: Not supported: object stores have no rename.
         enable_background_delete: Whether `save` and `delete` do not wait for deletions.
         read_only: Whether nothing may be saved or deleted.
         enable_async_checkpointing: Whether saves go on in the background.
@@ -134,8 +134,8 @@ class CheckpointManagerOptions:
             raise ValueError(f"max_to_keep must not be negative, found {self.max_to_keep}")
         if self.todelete_full_path is not None:
             raise ValueError(
-                "todelete_full_path is for object stores, which are not supported; use "
-                "todelete_subdir."
+                "todelete_full_path is not supported: object stores have no rename. Leave it out; "
+                "steps are then deleted. On a disk use todelete_subdir."
             )
         counts = (self.max_to_keep, self.keep_period, self.keep_time_interval)
         if self.preservation_policy is not None and any(count is not None for count in counts):

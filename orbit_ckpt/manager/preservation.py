@@ -14,8 +14,6 @@ from msgspec import Struct, field
 
 from orbit_ckpt.manager.step_info import MetricFn, StepInfo, rank
 
-"""Takes the metrics of a step, as they were given to `save`; returns what to rank it by."""
-
 
 class PreservationContext(Struct, frozen=True, kw_only=True):
     """What policies know besides steps.

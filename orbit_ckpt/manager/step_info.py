@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 MetricFn = Callable[[Any], float]
+"""Takes the metrics of a step, as they were given to `save`; returns what to rank it by."""
 
 
 @dataclass(frozen=True, slots=True)
