@@ -190,7 +190,7 @@ def begin_save(
                 await session.write(commit)
                 typestr = commit.recorded_as or typestr_of(handler)
                 await asyncio.to_thread(session.commit, typestr, commit.finalize)
-        except BaseException:
+        except BaseException:  # raised again: perhaps nobody asks for it
             _logger.exception("Saving %s in the background failed", path)
             raise
         await asyncio.to_thread(_report, path, when_done)
@@ -219,7 +219,7 @@ def _open(request: SaveRequest, options: SessionOptions) -> SaveSession:
     try:
         _check_not_read(request, options)
         return request.open(options)
-    except Exception as error:
+    except Exception as error:  # raised again once the others know
         decline_save(request.path, error, options)
         raise
 

@@ -113,7 +113,7 @@ class SaveSession:
             if self._is_primary:
                 self._atomic.__enter__()
             name = self._broadcast(Barrier.CREATED, self._atomic.path.name.encode())
-        except BaseException as error:
+        except BaseException as error:  # raised again once the others know
             self._leave(error)
             raise
         self._directory = self._atomic.final.with_name(name.decode())

@@ -351,7 +351,7 @@ def _errors_of(name: str, function: Callable[..., object]) -> Generator[None]:
     """Turn what a function of the user's raises into an error that names the item."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a user's object may raise anything
         raise ItemError(
             f"{name}: {_describe(function)} raised {type(error).__name__}: {error}", item=name
         ) from error

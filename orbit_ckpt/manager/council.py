@@ -100,7 +100,7 @@ class Council:
             self._operation = group.join(name, timeout_s)
             try:
                 self._operation.barrier("opened")
-            except BaseException as error:
+            except BaseException as error:  # raised again once the others know
                 self.leave(error)
                 raise
 
@@ -136,7 +136,7 @@ class Council:
                 self._operation.doing(f"calling {call}")
                 self._listen()
                 yield _Meeting(self._operation, name, call, self)
-            except BaseException as error:
+            except BaseException as error:  # raised again once the others know
                 with contextlib.suppress(CheckpointError):  # the store itself is gone
                     self._operation.fail(error, [name])
                 raise

@@ -68,7 +68,7 @@ def restore_on_all(
     with council.meeting(f"restore of step {step}") as meeting:
         try:
             restored = restore()
-        except Exception as mine:
+        except Exception as mine:  # raised by all once all know, see below
             if council.is_alone:
                 raise
             error = mine

@@ -105,7 +105,7 @@ class StepIndex:
             entries = dict(self._entries)
         try:
             infos = self.infos(with_metrics=True)
-        except Exception:
+        except Exception:  # a user's source may raise anything
             _logger.warning("No metrics can be had from %r", self._source, exc_info=True)
             return entries
         told = {

@@ -109,7 +109,7 @@ class CheckpointManager:
             self._items = StepItems(item_handlers, item_names, handler_registry)
             handler = self._items.handler
             run = open_run(self._directory, self._council, self._options, handler, metadata)
-        except BaseException as error:
+        except BaseException as error:  # raised again once the others know
             self._council.leave(error)
             raise
         self._shared, self._keeper, self._saver = run.shared, run.keeper, run.saver

@@ -34,7 +34,7 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     try:
         thread.start()
         return outcome.result()
-    except BaseException:
+    except BaseException:  # raised again; mostly an interrupt
         # not Thread.join: Python 3.11 takes a thread for ended once a join has been interrupted
         if thread.ident is not None and not outcome.done():
             runner.cancel()

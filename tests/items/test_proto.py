@@ -100,7 +100,7 @@ def test_a_restore_needs_the_class_of_the_message(tmp_path: Path) -> None:
     checkpointer = saved(tmp_path / "x")
     for wrong in (struct_pb2.Struct(), dict, None):
         with pytest.raises(TypeError, match=r"give the class of the message, as in ProtoRestore"):
-            checkpointer.restore(tmp_path / "x", ocp.args.ProtoRestore(wrong))  # pyright: ignore[reportArgumentType]
+            checkpointer.restore(tmp_path / "x", ocp.args.ProtoRestore(wrong))  # pyright: ignore[reportArgumentType] - a mistake
     composite = ocp.Checkpointer(ocp.CompositeHandler())
     items = ocp.args.Composite(config=ocp.args.ProtoSave(config()))
     composite.save(tmp_path / "y", items)
@@ -110,7 +110,7 @@ def test_a_restore_needs_the_class_of_the_message(tmp_path: Path) -> None:
 
 def test_what_is_no_message_is_refused_by_name(tmp_path: Path) -> None:
     composite = ocp.Checkpointer(ocp.CompositeHandler())
-    items = ocp.args.Composite(config=ocp.args.ProtoSave({"lr": 1}))  # pyright: ignore[reportArgumentType]
+    items = ocp.args.Composite(config=ocp.args.ProtoSave({"lr": 1}))  # pyright: ignore[reportArgumentType] - a mistake
     with pytest.raises(TypeError, match="config: expected a message of protobuf, found dict"):
         composite.save(tmp_path / "x", items)
     with pytest.raises(TypeError, match=r"^x: expected a message of protobuf, found int"):

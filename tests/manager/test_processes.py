@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.checkpointer.session import SaveSession
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -243,8 +244,6 @@ def test_a_failed_background_save_is_raised_on_all_by_the_same_call(
 
 def burning(monkeypatch: pytest.MonkeyPatch, guilty: int) -> None:
     """Let one process fail as it writes."""
-    from orbit_ckpt.checkpointer.session import SaveSession  # noqa: PLC0415
-
     write = SaveSession.write
 
     async def fail(session: SaveSession, commit: Any) -> None:

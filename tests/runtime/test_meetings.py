@@ -25,7 +25,7 @@ def run_groups(groups, run, timeout_s: float = LONG, name: str = "a save"):
             operation = group.join(name, timeout_s)
             try:
                 return run(group.process, operation)
-            except Exception as error:
+            except Exception as error:  # raised again, or what had failed before
                 raise operation.fail(error, ["first", "second"]) or error from error
             finally:
                 operation.leave()
