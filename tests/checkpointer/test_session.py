@@ -15,20 +15,33 @@ from orbit_ckpt.errors import (
     ProcessTimeoutError,
 )
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.process import ProcessGroup
+from orbit_ckpt.runtime.meetings import KeyValueGroup
+from orbit_ckpt.runtime.process import Process, ProcessGroup
 from orbit_ckpt.storage.atomic import write_file
-from orbit_ckpt.testing.fakes import fake_processes
+from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 
 COUNT = 3
+LONG, SHORT = 20.0, 0.1
 
 
 class Parts:
-    """An item of which every process writes a file; one may fail, and one may never end."""
+    """An item of which every process writes a file; one may fail, and one may never end.
 
-    def __init__(self, group: ProcessGroup, failing: dict[int, str], endless: int | None) -> None:
+    The first one waits for that one to write, and for the others to have written, so that who is
+    missing in the end does not depend on how fast they are.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        failing: dict[int, str] | None = None,
+        endless: int | None = None,
+        store: MemoryKeyValues | None = None,
+    ) -> None:
         self.index = group.process.index
-        self.failing = failing.get(self.index)
+        self.failing = (failing or {}).get(self.index)
         self.is_endless = self.index == endless
+        self.store = store if self.index == 0 else None
 
     async def stage(self, directory: Path, args: object, *, copy: bool) -> Commit:
         del args, copy
@@ -36,6 +49,8 @@ class Parts:
 
         async def write() -> None:
             self.fail_at("write")
+            while self.store and not self.others_are_there(self.store):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.001)
             if self.is_endless:
                 await asyncio.Event().wait()
             write_file(directory / f"part_{self.index}", b"")
@@ -46,6 +61,11 @@ class Parts:
             assert len(list(directory.iterdir())) == COUNT
 
         return Commit(write, finalize)
+
+    @staticmethod
+    def others_are_there(store: MemoryKeyValues) -> bool:
+        texts = [store.get(key, 0) for key in store.keys if key.endswith("/doing/1")]
+        return b"writing" in texts and any(k.endswith("/came/written/2") for k in store.keys)
 
     def fail_at(self, phase: str) -> None:
         if self.failing == phase:
@@ -69,15 +89,14 @@ def save_on_all(
     failing: dict[int, str] | None = None,
     endless: int | None = None,
     background: bool = False,
-    timeout_s: float = 20,
 ) -> list[Exception | None]:
     """Return what the save raised on every process."""
 
     def save(group: ProcessGroup) -> Exception | None:
-        options = ocp.MultiprocessingOptions(timeout_secs=timeout_s, group=group)
+        options = ocp.MultiprocessingOptions(timeout_secs=LONG, group=group)
         kind = ocp.AsyncCheckpointer if background else ocp.Checkpointer
         try:
-            handler = Parts(group, failing or {}, endless)
+            handler = Parts(group, failing, endless)
             with kind(handler, multiprocessing_options=options) as checkpointer:
                 checkpointer.save(path, args=PartsArgs())
         except Exception as error:  # noqa: BLE001 - looked at by the test
@@ -126,31 +145,38 @@ def test_failure_stops_those_that_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_writes_for_too_long_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    raised = save_on_all(fake_processes(COUNT), path, endless=1, timeout_s=0.1)
-    for error in raised:
+@pytest.mark.parametrize("background", [False, True])
+def test_process_that_writes_for_too_long_is_named(tmp_path: Path, background: bool) -> None:
+    store = MemoryKeyValues()
+
+    def save(index: int) -> None:
+        group = KeyValueGroup(store, Process(index, COUNT))
+        handler = Parts(group, endless=1, store=store)
+        limit_s = LONG if index else SHORT
+        if background:
+            options = ocp.MultiprocessingOptions(group=group)
+            checkpointer = ocp.AsyncCheckpointer(
+                handler,
+                async_options=ocp.AsyncOptions(timeout_secs=limit_s),
+                multiprocessing_options=options,
+            )
+        else:
+            options = ocp.MultiprocessingOptions(group=group, timeout_secs=limit_s)
+            checkpointer = ocp.Checkpointer(handler, multiprocessing_options=options)
+        with checkpointer:
+            checkpointer.save(tmp_path / "a", args=PartsArgs())
+
+    def error_of(index: int) -> BaseException | None:
+        with pytest.raises((ProcessTimeoutError, BackgroundSaveError)) as caught:
+            save(index)
+        return caught.value.__cause__ if background else caught.value
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        errors = list(pool.map(error_of, range(COUNT)))
+    for error in errors:
         assert isinstance(error, ProcessTimeoutError)
         assert error.missing == {1: "writing"}
         assert "'written'" in str(error)
-    assert names_in(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_timeout_of_saves_in_the_background_holds_for_other_processes(tmp_path: Path) -> None:
-    def save(group: ProcessGroup) -> None:
-        options = ocp.MultiprocessingOptions(group=group)
-        limit = ocp.AsyncOptions(timeout_secs=1)
-        handler = Parts(group, {}, 1)
-        with ocp.AsyncCheckpointer(
-            handler, async_options=limit, multiprocessing_options=options
-        ) as checkpointer:
-            checkpointer.save(tmp_path / "a", args=PartsArgs())
-            with pytest.raises(BackgroundSaveError, match=r"process 1 \(last: writing\)"):
-                checkpointer.wait_until_finished()
-
-    with ThreadPoolExecutor(COUNT) as pool:
-        list(pool.map(save, fake_processes(COUNT)))
     assert names_in(tmp_path) == []
 
 

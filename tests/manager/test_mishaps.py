@@ -577,7 +577,7 @@ def test_deletions_that_wait_for_others_are_done_once(
         manager.save(step, tree(step))
     save_next = threading.Thread(target=manager.save, args=(5, tree(5)))
     save_next.start()
-    save_next.join(5)  # a save does not wait for deletions
+    save_next.join(30)  # a save does not wait for deletions
     assert not save_next.is_alive()
     release.set()
     manager.wait_until_finished()

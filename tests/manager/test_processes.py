@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +35,7 @@ from orbit_ckpt.storage.atomic import AtomicDirectory
 from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 
 COUNT = 3
-LONG, SHORT = 30.0, 1.0
+LONG, SHORT = 30.0, 0.1
 
 Manager = ocp.CheckpointManager
 
@@ -59,13 +60,11 @@ class Run:
         with ThreadPoolExecutor(len(self.groups)) as pool:
             return list(pool.map(main, range(len(self.groups))))
 
-    def open(
-        self, timeout_s: float = LONG, own: dict[int, dict[str, Any]] | None = None, **options: Any
-    ) -> list[Any]:
+    def open(self, own: dict[int, dict[str, Any]] | None = None, **options: Any) -> list[Any]:
         """Open it with options of all, and own options of some."""
 
         def open_one(index: int) -> Manager:
-            processes = ocp.MultiprocessingOptions(timeout_secs=timeout_s, group=self.groups[index])
+            processes = ocp.MultiprocessingOptions(timeout_secs=LONG, group=self.groups[index])
             given = {**options, **(own or {}).get(index, {}), "multiprocessing_options": processes}
             return Manager(self.root, options=ocp.CheckpointManagerOptions(**given))
 
@@ -81,6 +80,11 @@ class Run:
 
     def finish(self) -> list[Any]:
         return self.call(lambda manager: manager.wait_until_finished())
+
+
+def hurry(manager: Manager) -> None:
+    """Let a process wait for the others for a short time only, now that all have come so far."""
+    manager._council._operation._timeout_s = SHORT  # pyright: ignore[reportAttributeAccessIssue] - not of all operations
 
 
 def tree(step: int) -> dict[str, Any]:
@@ -208,7 +212,7 @@ def test_what_changes_in_the_background_is_listed_where_all_meet(run: Run) -> No
 
 
 def test_asking_for_steps_on_one_process_waits_for_nobody(run: Run) -> None:
-    run.open(timeout_s=SHORT)
+    run.open()
     run.save(1)
     run.finish()
     assert run.managers[2].all_steps() == [1]
@@ -443,7 +447,7 @@ def test_a_policy_that_fails_on_the_primary_fails_on_all(run: Run) -> None:
 
 
 def test_processes_that_call_different_methods_are_told_so(run: Run) -> None:
-    run.open(timeout_s=SHORT)
+    run.open()
     calls: list[Callable[[Manager], Any]] = [
         lambda manager: manager.should_save(1),
         lambda manager: manager.should_save(1),
@@ -455,10 +459,17 @@ def test_processes_that_call_different_methods_are_told_so(run: Run) -> None:
     assert text in str(answers[2])
 
 
-def test_a_process_that_does_not_come_is_named(run: Run) -> None:
-    run.open(timeout_s=SHORT)
+def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
+    store = MemoryKeyValues()
+    groups = [KeyValueGroup(store, Process(index, COUNT)) for index in range(COUNT)]
+    run = Run(tmp_path / "run", groups)
+    run.open()
+    hurry(run.managers[0])
 
     def ask(index: int) -> Any:
+        if index == 0:
+            while not any("came/meetings" in k and k.endswith("/2") for k in store.keys):
+                time.sleep(0.001)
         return run.managers[index].wait_until_finished() if index != 1 else None
 
     errors = run.each(ask)
@@ -508,7 +519,7 @@ def test_another_process_than_the_first_may_be_primary(tmp_path: Path) -> None:
         for index in range(COUNT)
     ]
     run = Run(tmp_path / "run", groups)
-    run.open(timeout_s=SHORT)
+    run.open()
 
     def save(index: int) -> bool:
         return run.managers[index].save(1, {"index": index})
@@ -516,6 +527,8 @@ def test_another_process_than_the_first_may_be_primary(tmp_path: Path) -> None:
     assert same(run.each(save), True)
     run.finish()
     assert ocp.load(run.root / "1") == {"index": 2}
+    for manager in run.managers[:2]:
+        hurry(manager)
     errors = run.each(lambda index: run.managers[index].reload() if index != 2 else None)
     assert raised(errors[:2] * 2, ProcessTimeoutError, "process 5 (last: calling wait_until")
 

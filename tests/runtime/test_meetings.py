@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,17 +14,21 @@ from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 LONG, SHORT = 20.0, 0.1
 
 
-def on_all(count: int, run: Callable[[Process, Operation], object], timeout_s: float = LONG):
+def groups_in(store: MemoryKeyValues, count: int) -> list[KeyValueGroup]:
+    return [KeyValueGroup(store, Process(index, count)) for index in range(count)]
+
+
+def on_all(count: int, run: Callable[[Process, Operation], object]):
     """Return what every process returned or raised, and the store they met in."""
     store = MemoryKeyValues()
-    groups = [KeyValueGroup(store, Process(index, count)) for index in range(count)]
-    return run_groups(groups, run, timeout_s), store
+    return run_groups(groups_in(store, count), run), store
 
 
-def run_groups(groups, run, timeout_s: float = LONG, name: str = "a save"):
+def run_groups(groups, run, *, primary_s: float = LONG, others_s: float = LONG):
     def main(group):
         try:
-            operation = group.join(name, timeout_s)
+            timeout_s = primary_s if group.process.is_primary else others_s
+            operation = group.join("a save", timeout_s)
             try:
                 return run(group.process, operation)
             except Exception as error:  # raised again, or what had failed before
@@ -34,6 +40,14 @@ def run_groups(groups, run, timeout_s: float = LONG, name: str = "a save"):
 
     with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(main, groups))
+
+
+def wait_for(store: MemoryKeyValues, end: str) -> None:
+    """Wait until a key has such an end; who waits for a short time only begins after it."""
+    deadline = time.monotonic() + LONG
+    while not any(key.endswith(end) for key in store.keys):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_barrier_lets_nobody_pass_before_all_have_come():
@@ -92,12 +106,20 @@ def test_what_fails_after_another_process_raises_that_ones_error():
 
 
 def test_deadline_names_who_is_missing_and_what_it_was_doing():
-    def run(process, operation):
-        operation.doing("writing leaf 7")
-        if process.index != 1:
-            operation.barrier("first")
+    store = MemoryKeyValues()
+    has_told = threading.Event()
 
-    results, _ = on_all(3, run, SHORT)
+    def run(process, operation):
+        if process.index == 1:
+            operation.doing("writing leaf 7")
+            has_told.set()
+            return
+        if process.is_primary:
+            assert has_told.wait(LONG)
+            wait_for(store, "came/first/2")
+        operation.barrier("first")
+
+    results = run_groups(groups_in(store, 3), run, primary_s=SHORT)
     assert results[1] is None
     for error in (results[0], results[2]):
         assert isinstance(error, ProcessTimeoutError)
@@ -107,13 +129,19 @@ def test_deadline_names_who_is_missing_and_what_it_was_doing():
 
 
 def test_process_that_never_begins_is_missing():
-    groups = fake_processes(3)
-    errors = run_groups(groups[:2], lambda _, op: op.barrier("first"), SHORT)
+    store = MemoryKeyValues()
+
+    def run(process, operation):
+        if process.is_primary:
+            wait_for(store, "came/first/1")
+        operation.barrier("first")
+
+    errors = run_groups(groups_in(store, 3)[:2], run, primary_s=SHORT)
     assert [getattr(error, "missing", None) for error in errors] == [{2: "not here yet"}] * 2
 
 
 def test_others_do_not_wait_forever_for_a_primary_that_never_begins():
-    (error,) = run_groups(fake_processes(2)[1:], lambda _, op: op.barrier("first"), SHORT)
+    (error,) = run_groups(fake_processes(2)[1:], lambda _, op: op.barrier("first"), others_s=SHORT)
     assert isinstance(error, ProcessTimeoutError)
     assert error.missing == {0: "it has not begun this"}
 
@@ -143,8 +171,8 @@ def test_all_join_another_attempt_after_one_has_failed():
 
 def test_process_that_comes_late_to_a_failed_attempt_learns_so_at_once():
     groups = fake_processes(2)
-    (first,) = run_groups(groups[:1], lambda _, op: op.barrier("first"), SHORT)
-    (second,) = run_groups(groups[1:], lambda _, op: op.barrier("first"), LONG)
+    (first,) = run_groups(groups[:1], lambda _, op: op.barrier("first"), primary_s=SHORT)
+    (second,) = run_groups(groups[1:], lambda _, op: op.barrier("first"))
     assert isinstance(first, ProcessTimeoutError)
     assert isinstance(second, ProcessTimeoutError)
     assert str(first) == str(second)
