@@ -183,7 +183,8 @@ def _checkpoints_in_store(root: StorePath) -> tuple[list[Path], int]:
     found: list[Path] = [path for path, is_there in zip(names, there, strict=True) if is_there]
     if not found:
         check_complete(root)  # which says what is wrong
-    unfinished = sum(map_paths(is_in_progress, [n for n in names if n not in found], root=root))
+    others = [path for path, is_there in zip(names, there, strict=True) if not is_there]
+    unfinished = sum(map_paths(is_in_progress, others, root=root))
     return sorted(found, key=_order), unfinished
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orbit_ckpt.manager.steps import StepNames, StepParser
 from orbit_ckpt.storage.atomic import make_directories, remove_abandoned, sync_directory
-from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, TEMPORARY_SUFFIX
 from orbit_ckpt.storage.object_commit import (
     is_committed,
     is_half_removed,
@@ -121,10 +121,13 @@ class StepDeleter:
             remove_abandoned(self.root, self._is_step)
 
     def _sweep_store(self, root: StorePath, *, everything: bool) -> None:
-        for name in filter(self._is_step, root.directories()):
+        keys = set(root.keys_below())  # tells of most steps that nothing more need be asked
+        names = {key.partition("/")[0] for key in keys if "/" in key}
+        for name in sorted(filter(self._is_step, names)):
             path = root / name
-            is_left = everything and not is_committed(path)
-            if is_left or is_half_removed(path):
+            unmarked = everything and f"{name}/{COMMIT_MARKER}" not in keys
+            begun = f"{name}/{IN_PROGRESS}" in keys
+            if (unmarked and not is_committed(path)) or (begun and is_half_removed(path)):
                 _logger.info("Removing %s, which was left behind", path)
                 remove_checkpoint(path)
 
