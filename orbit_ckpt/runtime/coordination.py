@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Generator
 from typing import Any
 
 from jax._src.distributed import global_state  # the only way to the coordination service
 
+from orbit_ckpt.errors import ProcessFailedError
 from orbit_ckpt.runtime.meetings import KeyValueGroup
 from orbit_ckpt.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
 
@@ -59,6 +61,19 @@ def default_group(
     return JaxProcessGroup(prefix=prefix, primary=primary, active=active)
 
 
+@contextlib.contextmanager
+def _service_errors() -> Generator[None]:
+    """Turn what JAX's client raises into an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessFailedError(
+            "JAX's coordination service, which the first process runs, does not do its work: "
+            f"{error}. Look at the logs of that process.",
+            process=0,
+        ) from error
+
+
 class _CoordinationService:
     """The key-value store of `jax.distributed`."""
 
@@ -66,9 +81,11 @@ class _CoordinationService:
         state: Any = global_state
         self._client: Any = state.client
 
+    @_service_errors()
     def put(self, key: str, value: bytes) -> None:
         self._client.key_value_set_bytes(key, value, allow_overwrite=True)
 
+    @_service_errors()
     def put_new(self, key: str, value: bytes) -> bool:
         try:
             self._client.key_value_set_bytes(key, value)
@@ -78,6 +95,7 @@ class _CoordinationService:
             raise
         return True
 
+    @_service_errors()
     def get(self, key: str, timeout_s: float) -> bytes | None:
         try:
             return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
@@ -86,12 +104,15 @@ class _CoordinationService:
                 return None
             raise
 
+    @_service_errors()
     def list(self, folder: str) -> dict[str, bytes]:
         found = self._client.key_value_dir_get_bytes(folder)
         return {key.removeprefix(folder): value for key, value in found}
 
+    @_service_errors()
     def add(self, key: str, amount: int) -> int:
         return self._client.key_value_increment(key, amount)
 
+    @_service_errors()
     def delete(self, key: str) -> None:
         self._client.key_value_delete(key)

@@ -4,7 +4,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import jax
+import pytest
+from jax._src.distributed import global_state
+
+import orbit_ckpt as ocp
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
 from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.meetings import KeyValueGroup
@@ -189,6 +195,25 @@ def test_one_process_waits_for_nobody():
     assert operation.broadcast("first", b"x") == b"x"
     assert operation.gather("first", b"x") == [b"x"]
     assert operation.fail(ValueError(), ["second"]) is None
+
+
+def test_a_coordination_service_that_is_gone_is_an_error_that_names_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            def fail(*_: object, **__: object) -> object:
+                raise jax.errors.JaxRuntimeError("UNAVAILABLE: failed to connect")
+
+            return fail
+
+    monkeypatch.setattr(global_state, "client", Gone())
+    monkeypatch.setattr(global_state, "process_id", 1)
+    monkeypatch.setattr(global_state, "num_processes", 2)
+    for run in (lambda: ocp.save(tmp_path / "a", {}), lambda: ocp.CheckpointManager(tmp_path)):
+        with pytest.raises(ProcessFailedError, match="UNAVAILABLE: failed to connect") as caught:
+            run()
+        assert caught.value.process == 0
 
 
 def test_this_process_is_alone_without_jax_distributed():
