@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 
 from orbit_ckpt.arrays.memory import Arena
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
@@ -21,6 +20,9 @@ MAX_OBJECT_AHEAD_BYTES = 1 << 22
 """The same for objects of a store, from the first value on; larger values are read alone."""
 
 _STREAM_BYTES = 1 << 25
+
+_MAX_OPEN = 16
+"""Most files that a reader keeps open; in a checkpoint without a database every chunk is one."""
 
 
 class Pieces(Extent, frozen=True, gc=False):
@@ -67,7 +69,6 @@ class ValueReader:
         self.arena = Arena(nbytes)
         self.nbytes = 0
         self._descriptors: dict[str, int] = {}
-        self._stack = ExitStack()
         self._window = memoryview(b"")
         self._window_place = Extent("", 0, 0)
         self._scratch = bytearray()
@@ -76,7 +77,8 @@ class ValueReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        while self._descriptors:
+            self._close_oldest()
 
     def read(self, value: Value) -> memoryview:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
@@ -158,13 +160,19 @@ class ValueReader:
         return done
 
     def _open(self, file: str) -> int:
+        """Return a file's descriptor, valid until the next call."""
         descriptor = self._descriptors.get(file)
-        if descriptor is None and is_store_url(file):
-            descriptor = self._descriptors[file] = _OBJECT
         if descriptor is None:
-            descriptor = self._descriptors[file] = os.open(file, os.O_RDONLY)
-            self._stack.callback(os.close, descriptor)
+            if len(self._descriptors) >= _MAX_OPEN:
+                self._close_oldest()
+            descriptor = _OBJECT if is_store_url(file) else os.open(file, os.O_RDONLY)
+            self._descriptors[file] = descriptor
         return descriptor
+
+    def _close_oldest(self) -> None:
+        descriptor = self._descriptors.pop(next(iter(self._descriptors)))
+        if descriptor != _OBJECT:
+            os.close(descriptor)
 
 
 def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -314,6 +316,29 @@ def test_a_missing_array_says_what_there_is_of_it(tmp_path: Path) -> None:
     (tmp_path / "x" / "w" / "zarr.json").unlink()
     with pytest.raises(CorruptionError, match=r"w: the array's metadata.*there is only w/c/0"):
         store.read("w")
+
+
+@pytest.mark.parametrize("elements", [100, 5000])
+def test_more_arrays_than_files_may_be_open_are_read(elements: int, tmp_path: Path) -> None:
+    arrays = {str(i): np.full(elements, i) for i in range(300)}
+    store = Store(tmp_path / "x", use_ocdbt=False)
+    store.write(arrays)
+    reader = store.reader()
+    layouts = reader.layouts([((name,), name) for name in arrays])
+    reads = [
+        ArrayRead((name,), name, layout, [whole(layout.shape)])
+        for name, layout in zip(arrays, layouts, strict=True)
+    ]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    are_open = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (are_open + 100, hard))
+    try:
+        found = asyncio.run(reader.read(reads))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all(
+        np.array_equal(value, arrays[r.name]) for r, (value,) in zip(reads, found, strict=True)
+    )
 
 
 def test_an_empty_batch_is_a_store_without_keys(tmp_path: Path) -> None:
