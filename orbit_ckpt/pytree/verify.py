@@ -10,7 +10,12 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from orbit_ckpt.arrays.slices import Shape, chunk_indices, whole
-from orbit_ckpt.errors import CheckpointError, CorruptionError, UnsupportedLeafError
+from orbit_ckpt.errors import (
+    CheckpointError,
+    CorruptionError,
+    StorageError,
+    UnsupportedLeafError,
+)
 from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax import open_arrays, open_tree
 from orbit_ckpt.handlers.array import ArrayHandler
@@ -30,6 +35,7 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import STRINGS
 from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.tree.keypath import format_path
 
 _ARRAY_HANDLERS = (ArrayHandler, NumpyHandler, ScalarHandler)
@@ -67,7 +73,13 @@ class Findings(Struct):
         self.progress(nbytes)
 
     def note(self, checkpoint: Path, error: CheckpointError, *, leaf: str | None = None) -> None:
-        """Take down an error; of one file only the first, unless a later one names the chunk."""
+        """Take down an error; of one file only the first, unless a later one names the chunk.
+
+        Raises:
+            StorageError: The error is that a store does not answer, which is no damage.
+        """
+        if isinstance(error, StorageError) and isinstance(checkpoint, StorePath):
+            raise error
         file = leaf_of = chunk = what = None
         if isinstance(error, CorruptionError):
             file, leaf_of, chunk, what = error.file, error.path, error.chunk, error.what

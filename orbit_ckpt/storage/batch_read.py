@@ -20,7 +20,7 @@ import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
-from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
+from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError, StorageError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.buckets import store_failure
@@ -299,6 +299,9 @@ class BatchReader:
             max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
                 is held whole.
             is_known: Whether a chunk need not be read, because its bytes have been compared.
+
+        Raises:
+            StorageError: The store does not answer.
         """
         errors: list[CorruptionError] = []
         nbytes = absent = 0
@@ -319,6 +322,8 @@ class BatchReader:
                     self._check_chunk(read, index, reading, max_bytes)
                 except CorruptionError as error:
                     errors.append(error)
+                except StorageError:
+                    raise  # a store that does not answer is no damage
                 except OSError as error:
                     errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
         return ChunkCheck(errors, nbytes, absent)
