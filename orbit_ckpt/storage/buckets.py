@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -81,10 +82,11 @@ class Bucket:
         """
         starts = range(0, buffer.nbytes, _READ_BYTES)
         ranges = [(offset + s, offset + min(s + _READ_BYTES, buffer.nbytes)) for s in starts]
-        futures = [self._begin_read(key, *part) for part in ranges[:_READS]]
+        # what has been copied is dropped; a future holds what was read
+        futures = deque(self._begin_read(key, *part) for part in ranges[:_READS])
         done = 0
         for number, (start, stop) in enumerate(ranges):
-            data = self._end_read(key, start, futures[number])
+            data = self._end_read(key, start, futures.popleft())
             if number + _READS < len(ranges):
                 futures.append(self._begin_read(key, *ranges[number + _READS]))
             buffer[done : done + len(data)] = data

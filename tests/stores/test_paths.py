@@ -5,12 +5,17 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orbit_ckpt.errors import StorageError
+from orbit_ckpt.storage import buckets
+from orbit_ckpt.storage.buckets import Bucket
 from orbit_ckpt.storage.path import describe_directory, identity, resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -84,6 +89,26 @@ def test_ranges_end_where_the_object_ends(store: str) -> None:
     assert read("a", 50, 5) == b""
     with pytest.raises(FileNotFoundError):
         read("b", 0, 1)
+
+
+def test_a_large_read_holds_few_of_its_ranges_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_READ_BYTES", 10)
+    path = at(f"memory://{uuid.uuid4().hex}") / "a"
+    path.write_bytes(bytes(1000))
+    begin_read = Bucket._begin_read
+    begun: list[weakref.ref[object]] = []
+    held: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        held.append(sum(future() is not None for future in begun))
+        future = begin_read(*args)
+        begun.append(weakref.ref(future))
+        return future
+
+    monkeypatch.setattr(Bucket, "_begin_read", counted)
+    assert path.bucket.read_range("a", 0, 1000) == bytes(1000)
+    assert len(held) == 100
+    assert max(held) < 10
 
 
 def test_a_directory_is_not_what_only_begins_like_it(store: str) -> None:
