@@ -55,9 +55,9 @@ class Bucket:
         """Return TensorStore's specification of the objects below a prefix."""
         return {**self._spec, "path": self._spec.get("path", "") + prefix}
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, *, deadline_s: float | None = None) -> bytes | None:
         """Return the contents of an object, None if there is none."""
-        found = self._wait("reading", key, lambda: self._store.read(key))
+        found = self._wait("reading", key, lambda: self._store.read(key), deadline_s)
         return found.value if found.state == "value" else None
 
     def generation(self, key: str) -> bytes | None:

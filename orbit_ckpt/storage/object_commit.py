@@ -24,7 +24,7 @@ from orbit_ckpt.storage.path import describe_directory
 from orbit_ckpt.storage.store_path import StorePath
 
 _CLEANUP_S = 60.0
-"""Longest that is waited for a store to remove what a failed save has written."""
+"""Longest that is waited for each request to remove what a failed save has written."""
 
 _REMOVAL = b""
 """What stands in place of a save's token while a checkpoint is removed."""
@@ -61,7 +61,7 @@ class ObjectDirectory:
             return
         self._is_open = False
         try:
-            if self._is_ours():
+            if self._is_ours(_CLEANUP_S):
                 remove_checkpoint(self.path, deadline_s=_CLEANUP_S)
         except StorageError as error:
             _logger.warning(
@@ -87,11 +87,9 @@ class ObjectDirectory:
         with contextlib.suppress(StorageError):  # beside a marker it says nothing
             (self.path / IN_PROGRESS).unlink()
 
-    def _is_ours(self) -> bool:
-        try:
-            return (self.path / IN_PROGRESS).read_bytes() == self._token
-        except FileNotFoundError:
-            return False
+    def _is_ours(self, deadline_s: float | None = None) -> bool:
+        path = self.path / IN_PROGRESS
+        return path.bucket.read(path.key, deadline_s=deadline_s) == self._token
 
     def _make_room(self) -> None:
         """Remove what a save that died has left, or what is to be overwritten."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,7 @@ _MAX_UPLOADS = 4
 """How many objects are on their way at once."""
 
 _ABORT_S = 60.0
+"""Longest that is waited for all that is on its way."""
 
 
 class Uploads:
@@ -56,11 +58,16 @@ class Uploads:
             self._root.bucket.end_write(*self._pending.popleft())
 
     def abort(self) -> None:
-        """Wait until nothing is on its way: what arrived later would be left behind."""
+        """Wait until nothing is on its way: what arrived later would be left behind.
+
+        If the store keeps silent it may arrive all the same; the next save removes it.
+        """
+        deadline = time.monotonic() + _ABORT_S
         while self._pending:
             key, future = self._pending.popleft()
+            remaining = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(StorageError):
-                self._root.bucket.end_write(key, future, deadline_s=_ABORT_S)
+                self._root.bucket.end_write(key, future, deadline_s=remaining)
 
 
 class DataObject:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
-from orbit_ckpt.storage import buckets
-from orbit_ckpt.storage.layout import MANIFEST
+from orbit_ckpt.storage import buckets, object_commit
+from orbit_ckpt.storage.buckets import Bucket
+from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 from tests.stores.conftest import free_port
@@ -72,6 +74,24 @@ def test_a_store_that_keeps_silent_is_told_within_the_deadline(
         ocp.load(f"{s3}/1")
     with pytest.raises(StorageError, match=r"has not answered within 0\.5 s"):
         ocp.save(f"{s3}/2", {"a": 1})
+
+
+def test_cleaning_up_in_a_store_that_keeps_silent_has_a_deadline_of_its_own(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(object_commit, "_CLEANUP_S", 0.2)
+    begin_write = Bucket.begin_write
+
+    def silenced(bucket: Bucket, key: str, data: bytes) -> Any:
+        if key.endswith(OCDBT_MANIFEST):
+            proxy.fails = lambda *_: "silence"
+            monkeypatch.setattr(buckets, "_DEADLINE_S", 0.5)
+        return begin_write(bucket, key, data)
+
+    monkeypatch.setattr(Bucket, "begin_write", silenced)
+    with caplog.at_level(logging.WARNING), pytest.raises(StorageError, match=r"0\.5 s"):
+        ocp.save(f"{s3}/1", {"a": 1})
+    assert re.search(r"/1: what a failed save .* has not answered within 0\.2 s", caplog.text)
 
 
 @pytest.mark.parametrize(
