@@ -92,8 +92,7 @@ def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]
 def describe_directory(path: Path) -> str:
     """Return what is at a path, for messages."""
     if not path.exists():
-        parent = path.parent
-        near = sorted(p.name for p in parent.iterdir())[:8] if parent.is_dir() else []
+        near = _names_near(path)
         return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
     if not path.is_dir():
         if isinstance(path, StorePath):
@@ -104,3 +103,10 @@ def describe_directory(path: Path) -> str:
         return "it is an empty directory"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"it is a directory with {', '.join(names[:8])}{more}"
+
+
+def _names_near(path: Path) -> list[str]:
+    parent = path.parent
+    # a store lists all that is below, of a bucket perhaps millions of objects
+    may_list = bool(parent.key) if isinstance(parent, StorePath) else parent.is_dir()
+    return sorted(p.name for p in parent.iterdir())[:8] if may_list else []

@@ -121,6 +121,7 @@ def test_what_is_there_is_described(store: str) -> None:
     assert describe_directory(at(store) / "run") == "it is a directory with a"
     assert describe_directory(at(store) / "run" / "a") == "it is an object"
     assert "beside it: a" in describe_directory(at(store) / "run" / "b")
+    assert describe_directory(at(store) / "runs") == "nothing is there"
 
 
 def test_a_written_marker_changes_the_identity(store: str) -> None:
