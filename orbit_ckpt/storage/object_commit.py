@@ -132,8 +132,8 @@ def withdraw(path: StorePath, *, deadline_s: float | None = None) -> bool:
     """Make a checkpoint one that is not there, before it is removed; return whether it was."""
     if not (path / COMMIT_MARKER).is_file():
         return False
-    if not (path / IN_PROGRESS).is_file():
-        (path / IN_PROGRESS).write_bytes(_REMOVAL)
+    # also if the token of its save is still there; beside a marker that says nothing
+    (path / IN_PROGRESS).write_bytes(_REMOVAL)
     path.bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
     return True
 

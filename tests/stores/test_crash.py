@@ -15,6 +15,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt.errors import IncompleteCheckpointError, StorageError
 from orbit_ckpt.storage.buckets import Bucket
 from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS
+from orbit_ckpt.storage.object_commit import is_half_removed, withdraw
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -105,6 +106,19 @@ def test_dying_while_what_is_left_is_removed(store: str) -> None:
         assert found_at(f"{store}/1") is None
     save(f"{store}/1", 3)
     assert found_at(f"{store}/1") == 3
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_a_removal_that_died_is_known_as_one(store: str, has_token: bool) -> None:
+    save(f"{store}/1", 1)
+    path = resolve_path(f"{store}/1")
+    assert isinstance(path, StorePath)
+    if has_token:  # its save died when all was done but to delete this
+        (path / IN_PROGRESS).write_bytes(b"token")
+    assert not is_half_removed(path)
+    assert withdraw(path)
+    assert is_half_removed(path)
+    assert not withdraw(path)
 
 
 DYING = """
