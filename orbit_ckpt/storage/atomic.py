@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.storage.directory_lock import try_lock, unlock
 from orbit_ckpt.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -86,7 +86,7 @@ class AtomicDirectory:
         self._in_place = mode is AtomicityMode.COMMIT_FILE
         self._permissions = permissions
         self._lock: int | None = None
-        self.path = self.final if self._in_place else _temporary(self.final)
+        self.path: Path = self.final if self._in_place else _temporary(self.final)
 
     def __enter__(self) -> AtomicDirectory:
         advice = f"Check that {self.final.parent} is a writable directory with space left."
@@ -104,7 +104,7 @@ class AtomicDirectory:
         while True:
             self.path.mkdir()
             try:
-                self._lock = _try_lock(self.path)
+                self._lock = try_lock(self.path)
                 if self._lock is not None:
                     self._prepare()
                     return
@@ -188,7 +188,7 @@ class AtomicDirectory:
         """Remove what stands where a save in marker mode will write."""
         if not self.final.exists():
             return
-        lock = _try_lock(self.final)
+        lock = try_lock(self.final)
         if lock is None:
             raise CheckpointExistsError(
                 f"{self.final}: another process is saving there. Wait for it, or choose another "
@@ -198,11 +198,11 @@ class AtomicDirectory:
             self._check_free()  # again, because its save may have ended before it was locked
             _remove_marked(self.final)
         finally:
-            _unlock(lock)
+            unlock(lock)
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            _unlock(self._lock)
+            unlock(self._lock)
             self._lock = None
 
 
@@ -327,13 +327,13 @@ def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
         if _OURS in name:
             _remove_unlocked(path, root / name.partition(_OURS)[0], needs_lock=True)
         elif is_left(path):
-            lock = _try_lock(path, needs_lock=True)
+            lock = try_lock(path, needs_lock=True)
             if lock is None:
                 continue
             if is_left(path):  # else its save ended before it was locked
                 _logger.info("Removing %s, left behind by a save that did not finish", path)
                 _remove_marked(path, ignore_errors=True)
-            _unlock(lock)
+            unlock(lock)
 
 
 def _remove_abandoned(final: Path) -> None:
@@ -346,16 +346,18 @@ def _remove_abandoned(final: Path) -> None:
 
 
 def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
-    lock = _try_lock(path, needs_lock=needs_lock)
+    lock = try_lock(path, needs_lock=needs_lock)
     if lock is None:
         _logger.debug("%s: a save to %s goes on", path, final)
         return
-    if path.name.endswith(_REPLACED) and not final.exists():
-        path.rename(final)  # a save died between the two renames of `_exchange`
-    else:
-        _logger.info("Removing %s, left behind by a save that did not finish", path)
-        shutil.rmtree(path, ignore_errors=True)
-    _unlock(lock)
+    try:
+        if path.name.endswith(_REPLACED) and not final.exists():
+            path.rename(final)  # a save died between the two renames of `_exchange`
+        else:
+            _logger.info("Removing %s, left behind by a save that did not finish", path)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        unlock(lock)
 
 
 def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
@@ -373,53 +375,6 @@ def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
 
 def _temporary(final: Path) -> Path:
     return final.with_name(f"{final.name}{_OURS}{time.time_ns()}")
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
-    """Return a descriptor that holds the lock of a directory.
-
-    None if another one does, or if the directory was removed before it was locked.
-
-    Args:
-        directory: The directory.
-        needs_lock: Whether to return None too where the file system has no locks.
-    """
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError as error:
-        # some network file systems have no locks; every process then owns its own directory
-        _logger.debug("%s cannot be locked: %s", directory, error)
-        if needs_lock:
-            os.close(descriptor)
-            return None
-    if not _is_at(descriptor, directory):
-        _unlock(descriptor)
-        return None
-    return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    """Give up a lock and close its descriptor.
-
-    Closing alone would not do: forked processes have descriptors of the same lock.
-    """
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _exchange(new: Path, final: Path) -> Path:

@@ -71,7 +71,7 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(_: Path) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(atomic, "_try_lock", fail)
+    monkeypatch.setattr(atomic, "try_lock", fail)
     with pytest.raises(StorageError, match="Too many open files"):
         AtomicDirectory(tmp_path / "final").__enter__()
     assert not any(tmp_path.iterdir())
@@ -149,14 +149,14 @@ def in_place(path: Path, *, overwrite: bool = False) -> AtomicDirectory:
 def before_lock(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What others do right before a directory is locked; taken from the end, once each."""
     actions: list[Callable[[], None]] = []
-    lock = atomic._try_lock
+    lock = atomic.try_lock
 
     def act_and_lock(path: Path, *, needs_lock: bool = False) -> int | None:
         if actions:
             actions.pop()()
         return lock(path, needs_lock=needs_lock)
 
-    monkeypatch.setattr(atomic, "_try_lock", act_and_lock)
+    monkeypatch.setattr(atomic, "try_lock", act_and_lock)
     return actions
 
 
