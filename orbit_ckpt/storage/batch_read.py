@@ -2,13 +2,12 @@
 
 Chunks on a local disk are read by a few threads straight into aligned buffers, or decompressed into
 them, and compared with their checksums; a part that is one chunk is returned without another copy.
-Codecs other than zstd are left to TensorStore.
+Codecs other than zstd are left to `storage.tensorstore_read`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,12 @@ from copy import copy
 from typing import NamedTuple, cast
 
 import numpy as np
-import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
-from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError, StorageError
+from orbit_ckpt.errors import CorruptionError, StorageError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
-from orbit_ckpt.storage.buckets import store_failure
 from orbit_ckpt.storage.chunk_read import (
     SMALL_BYTES,
     ArrayRead,
@@ -34,10 +31,10 @@ from orbit_ckpt.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt.storage.codec import PIECE_BYTES
-from orbit_ckpt.storage.kvstore import ValueStore, open_array
+from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
@@ -102,9 +99,11 @@ class BatchReader:
         self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
         self._fill_missing = fill_missing
-        self._context = ts.Context()
         self._layouts: dict[bytes, ZarrArray] = {}
         self._fetched = ByteCount()
+        self._decoder = TensorStoreReader(
+            store, self._chunks, self._fetched, fill_missing=fill_missing
+        )
 
     @property
     def bytes_read(self) -> int:
@@ -217,7 +216,7 @@ class BatchReader:
                     results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
 
         async def read_decoded(i: int) -> None:
-            results[i] = await run_all(self._decode(reads[i], r) for r in reads[i].regions)
+            results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
 
         await run_all(
             [
@@ -250,7 +249,7 @@ class BatchReader:
     def read_part(self, read: ArrayRead, region: Region) -> HostArray:
         """Return the values of one part as `read` does, without giving way to other work."""
         if not self.can_stream(read.layout):
-            return run_sync(self._decode(read, region))
+            return run_sync(self._decoder.read(read, region))
         with self._reading(region.size * read.layout.dtype.itemsize) as reading:
             return self._chunks.read(read, region, reading)
 
@@ -345,79 +344,6 @@ class BatchReader:
                 yield reading
             finally:
                 self._fetched.add(reading.nbytes)
-
-    async def _decode(self, read: ArrayRead, region: Region) -> HostArray:
-        self._check_chunks(read, region)
-        array = await self._open(read)
-        try:
-            return np.asarray(await array[region.slices].read())
-        except (ValueError, OSError) as error:
-            failure = store_failure(read.where, error) if self._store.is_remote else None
-            if isinstance(error, CheckpointError):
-                raise
-            if failure is not None:
-                raise failure from None
-            raise await self._locate_damage(read, region, error) from error
-
-    def _check_chunks(self, read: ArrayRead, region: Region) -> None:
-        """Check that all chunks exist, and what the manifest says of them; count them as read."""
-        for index in chunk_indices(region, read.layout.chunk_shape):
-            key = read.layout.chunk_key(read.name, index)
-            value = self._chunks.find(read.path, key)
-            if value is None and not self._fill_missing:
-                raise self._chunks.missing(read, key)
-            self._fetched.add(0 if value is None else stored_size(value))
-
-    async def _open(self, read: ArrayRead) -> ts.TensorStore:
-        key = join_key(read.name, read.layout.document_name)
-        value = self._store.find(key)
-        kvstore = self._store.spec(read.name)
-        if kvstore["driver"] == "file" and "\\" in read.name:
-            kvstore = await self._copy_to_memory(read.name)
-        # the document was read before; handing it over spares TensorStore a second reading
-        known = {"metadata": json.loads(read_value(value))} if value is not None else {}
-        spec = {
-            "driver": read.layout.driver,
-            "kvstore": kvstore,
-            "fill_missing_data_reads": self._fill_missing,
-            "recheck_cached_data": False,
-            "recheck_cached_metadata": False,
-            **known,
-        }
-        try:
-            return await open_array(
-                spec, open=True, assume_metadata=bool(known), context=self._context
-            )
-        except (ValueError, NotImplementedError) as error:
-            raise FormatError(
-                f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
-            ) from error
-
-    async def _copy_to_memory(self, name: str) -> Json:
-        """Copy an array's files to where TensorStore does not take a backslash for a slash."""
-        spec = {"driver": "memory", "path": f"{name}/"}
-        copy = await ts.KvStore.open(spec, context=self._context)
-        for key in self._store.keys_below(name):
-            value = self._store.find(key)
-            if value is not None:
-                await copy.write(key.removeprefix(f"{name}/"), read_value(value))
-        return spec
-
-    async def _locate_damage(
-        self, read: ArrayRead, region: Region, error: Exception
-    ) -> CorruptionError:
-        """Read chunk by chunk to name the one that fails."""
-        layout = read.layout
-        array = await self._open(read)
-        for index in chunk_indices(region, layout.chunk_shape):
-            key = layout.chunk_key(read.name, index)
-            value = self._store.find(key)
-            part = chunk_region(index, layout.chunk_shape).intersect(region)
-            try:
-                await array[cast(Region, part).slices].read()
-            except (ValueError, OSError) as chunk_error:
-                return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
-        return damaged_chunk(read, read.name, None, str(error))
 
 
 def _shares(positions: Sequence[int], sizes: Sequence[int], threads: int) -> list[list[int]]:

@@ -1,0 +1,123 @@
+"""Read parts of arrays with TensorStore's drivers: those with codecs that only it has."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+import numpy as np
+import tensorstore as ts
+
+from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region
+from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.storage.buckets import store_failure
+from orbit_ckpt.storage.chunk_read import (
+    ArrayRead,
+    ByteCount,
+    ChunkReader,
+    damaged_chunk,
+    stored_size,
+)
+from orbit_ckpt.storage.kvstore import ValueStore, open_array
+from orbit_ckpt.storage.layout import join_key
+from orbit_ckpt.storage.ocdbt import Json
+from orbit_ckpt.storage.value_read import read_value
+
+
+class TensorStoreReader:
+    """Reads arrays of one store.
+
+    Args:
+        store: Where the values are.
+        chunks: Finds chunks in it.
+        fetched: Is told how many bytes are read.
+        fill_missing: Whether a chunk that does not exist stands for zeros; else it is an error.
+    """
+
+    def __init__(
+        self, store: ValueStore, chunks: ChunkReader, fetched: ByteCount, *, fill_missing: bool
+    ) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._fetched = fetched
+        self._fill_missing = fill_missing
+        self._context = ts.Context()
+
+    async def read(self, read: ArrayRead, region: Region) -> HostArray:
+        """Return the values of a part.
+
+        Raises:
+            CorruptionError: A chunk is missing or damaged.
+            FormatError: TensorStore does not have the array's codecs.
+            StorageError: The store does not answer.
+        """
+        self._check_chunks(read, region)
+        array = await self._open(read)
+        try:
+            return np.asarray(await array[region.slices].read())
+        except (ValueError, OSError) as error:
+            failure = store_failure(read.where, error) if self._store.is_remote else None
+            if failure is not None:
+                raise failure from None
+            raise await self._locate_damage(read, region, error) from error
+
+    def _check_chunks(self, read: ArrayRead, region: Region) -> None:
+        """Check that all chunks exist, and what the manifest says of them; count them as read."""
+        for index in chunk_indices(region, read.layout.chunk_shape):
+            key = read.layout.chunk_key(read.name, index)
+            value = self._chunks.find(read.path, key)
+            if value is None and not self._fill_missing:
+                raise self._chunks.missing(read, key)
+            self._fetched.add(0 if value is None else stored_size(value))
+
+    async def _open(self, read: ArrayRead) -> ts.TensorStore:
+        key = join_key(read.name, read.layout.document_name)
+        value = self._store.find(key)
+        kvstore = self._store.spec(read.name)
+        if kvstore["driver"] == "file" and "\\" in read.name:
+            kvstore = await self._copy_to_memory(read.name)
+        # the document was read before; handing it over spares TensorStore a second reading
+        known = {"metadata": json.loads(read_value(value))} if value is not None else {}
+        spec = {
+            "driver": read.layout.driver,
+            "kvstore": kvstore,
+            "fill_missing_data_reads": self._fill_missing,
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+            **known,
+        }
+        try:
+            return await open_array(
+                spec, open=True, assume_metadata=bool(known), context=self._context
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise FormatError(
+                f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
+            ) from error
+
+    async def _copy_to_memory(self, name: str) -> Json:
+        """Copy an array's files to where TensorStore does not take a backslash for a slash."""
+        spec = {"driver": "memory", "path": f"{name}/"}
+        copy = await ts.KvStore.open(spec, context=self._context)
+        for key in self._store.keys_below(name):
+            value = self._store.find(key)
+            if value is not None:
+                await copy.write(key.removeprefix(f"{name}/"), read_value(value))
+        return spec
+
+    async def _locate_damage(
+        self, read: ArrayRead, region: Region, error: Exception
+    ) -> CorruptionError:
+        """Read chunk by chunk to name the one that fails."""
+        layout = read.layout
+        array = await self._open(read)
+        for index in chunk_indices(region, layout.chunk_shape):
+            key = layout.chunk_key(read.name, index)
+            value = self._store.find(key)
+            part = chunk_region(index, layout.chunk_shape).intersect(region)
+            try:
+                await array[cast(Region, part).slices].read()
+            except (ValueError, OSError) as chunk_error:
+                return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
+        return damaged_chunk(read, read.name, None, str(error))
