@@ -189,7 +189,7 @@ async def _write(
         async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
             try:
                 await loop.run_in_executor(pool, _write_parts, parts, writer, task_bytes, stopped)
-            except BaseException:
+            except BaseException:  # raised again; the others have to stop
                 stopped.set()
                 raise
             progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
@@ -198,7 +198,7 @@ async def _write(
         await run_all(run(*task) for task in _tasks(writes, task_bytes))
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
-    except BaseException:
+    except BaseException:  # raised again, an interrupt too
         stopped.set()
         pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
         writer.abort()
@@ -240,6 +240,8 @@ def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
 def _write_parts(
     parts: Sequence[_Part], writer: ValueWriter, max_bytes: int, stopped: threading.Event
 ) -> None:
+    if stopped.is_set():
+        return
     sources = [_source(part, max_bytes) for part in parts]
     for part, source in zip(parts, sources, strict=True):
         if stopped.is_set():

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbit_ckpt.arrays.slices import Region, Shape, whole
-from orbit_ckpt.arrays.transfer import Shard
-from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.arrays.transfer import DeferredData, Shard
+from orbit_ckpt.errors import CorruptionError, StorageError
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
 from orbit_ckpt.storage.chunk_read import ArrayRead
@@ -339,6 +339,27 @@ def test_more_arrays_than_files_may_be_open_are_read(elements: int, tmp_path: Pa
     assert all(
         np.array_equal(value, arrays[r.name]) for r, (value,) in zip(reads, found, strict=True)
     )
+
+
+def test_once_a_write_has_failed_nothing_more_is_fetched(tmp_path: Path) -> None:
+    value = np.zeros(1 << 20)
+    asked: list[int] = []
+
+    def fetch(_: Region, __: int) -> Iterator[np.ndarray]:
+        asked.append(1)
+        raise OSError("gone")
+
+    layout, document = describe_array(
+        value.shape, value.shape, value.dtype, zarr_format=3, compress=False
+    )
+    writer = BatchWriter(WriteOptions(tmp_path, max_bytes=value.nbytes))
+    for i in range(200):
+        data = DeferredData(value.dtype, fetch)
+        shards = [Shard(whole(value.shape), data)]
+        writer.add(ArrayWrite(str(i), layout, document, shards, value.dtype))
+    with pytest.raises(StorageError, match="gone"):
+        asyncio.run(writer.commit())
+    assert len(asked) == 1
 
 
 def test_an_empty_batch_is_a_store_without_keys(tmp_path: Path) -> None:
