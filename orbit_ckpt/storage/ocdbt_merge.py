@@ -50,7 +50,7 @@ def merge_databases(
     try:
         writer.refer(values)
         writer.close()
-    except BaseException:
+    except BaseException:  # raised again; its files must be closed
         writer.abort()
         raise
 

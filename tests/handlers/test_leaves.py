@@ -321,10 +321,10 @@ def deleted_key() -> jax.Array:
 def nameless_key() -> jax.Array:
     impl = jax.extend.random.define_prng_impl(
         key_shape=(1,),
-        seed=lambda seed: jnp.zeros(1, jnp.uint32),  # noqa: ARG005
-        split=lambda key, shape: jnp.zeros((*shape, 1), jnp.uint32),  # noqa: ARG005
-        random_bits=lambda key, width, shape: jnp.zeros(shape, jnp.uint32),  # noqa: ARG005
-        fold_in=lambda key, data: key,  # noqa: ARG005
+        seed=lambda seed: jnp.zeros(1, jnp.uint32),  # noqa: ARG005 - JAX's interface
+        split=lambda key, shape: jnp.zeros((*shape, 1), jnp.uint32),  # noqa: ARG005 - JAX's interface
+        random_bits=lambda key, width, shape: jnp.zeros(shape, jnp.uint32),  # noqa: ARG005 - JAX's interface
+        fold_in=lambda key, data: key,  # noqa: ARG005 - JAX's interface
     )
     return jax.random.wrap_key_data(jnp.zeros(1, jnp.uint32), impl=impl)
 

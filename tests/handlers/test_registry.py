@@ -279,7 +279,7 @@ class _PointFiles:
     async def deserialize(
         self,
         infos: Sequence[Any],
-        args: object = None,  # noqa: ARG002
+        args: object = None,  # noqa: ARG002 - the interface has it
     ) -> Sequence[Point]:
         return [Point(**json.loads((info.path / "point.json").read_text())) for info in infos]
 
@@ -301,7 +301,7 @@ def orbax_handler() -> Any:
             self,
             values: Sequence[Point],
             infos: Sequence[Any],
-            args: object = None,  # noqa: ARG002
+            args: object = None,  # noqa: ARG002 - the interface has it
         ) -> Sequence[Any]:
             async def write(value: Point, info: Any) -> None:
                 await info.await_path_creation()
@@ -351,7 +351,7 @@ def test_leaf_of_a_handler_that_is_not_registered_is_an_error_that_names_it(
             self,
             values: Sequence[Any],
             infos: Sequence[Any],
-            args: object = None,  # noqa: ARG002
+            args: object = None,  # noqa: ARG002 - the interface has it
         ) -> Sequence[Any]:
             for value, info in zip(values, infos, strict=True):
                 write_point(value, info.path)

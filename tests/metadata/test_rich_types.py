@@ -76,7 +76,7 @@ def test_containers_come_back_as_they_were(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in TREES if name != "key names"])
 def test_the_encoding_is_orbax_s(name: str, tmp_path: Path) -> None:
     import orbax.checkpoint as orbax  # noqa: PLC0415 - optional
-    from orbax.checkpoint._src.metadata import pytree_metadata_options as theirs  # noqa: PLC0415
+    from orbax.checkpoint._src.metadata import pytree_metadata_options as theirs  # noqa: PLC0415 - optional
 
     options = theirs.PyTreeMetadataOptions(support_rich_types=True)
     handler = orbax.PyTreeCheckpointHandler(pytree_metadata_options=options)

@@ -46,9 +46,9 @@ def ls(request: Any, response: Any, storage: Any, **given: Any) -> None:
     _ls(request, response, Within(storage, start, end), **given)
 
 
-objects.download, objects.ls = download, ls  # before the server makes its table of handlers
+objects.download, objects.ls = download, ls
 
-from gcp_storage_emulator import server  # noqa: E402
+from gcp_storage_emulator import server  # noqa: E402 - makes its table of handlers from those
 
 _read_data: Any = server._read_data
 
