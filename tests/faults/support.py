@@ -155,6 +155,20 @@ def files_below(directory: Path) -> dict[str, bytes]:
     }
 
 
+@contextmanager
+def replaced(directory: Path, contents: dict[str, bytes | None]) -> Iterator[None]:
+    """Give files below a directory other contents, None to delete them, as long as a block runs."""
+    before = {name: (directory / name).read_bytes() for name in contents}
+    for name, data in contents.items():
+        if data is None:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_bytes(data)
+    yield
+    for name, data in before.items():
+        (directory / name).write_bytes(data)
+
+
 Operation = Callable[..., object]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from tests.faults.support import (
     Layout,
     every_kind_of_leaf,
     files_below,
+    replaced,
     snapshot,
 )
 
@@ -73,18 +73,6 @@ class Victim:
             except BaseException as error:  # noqa: BLE001 - any other is what we look for
                 self.wrong.append(f"{name} after {what}: {type(error).__name__}: {error}")
 
-    @contextmanager
-    def replaced(self, contents: dict[str, bytes | None]) -> Iterator[None]:
-        """Give files other contents, None to delete them, for the length of a block."""
-        for name, data in contents.items():
-            if data is None:
-                (self.directory / name).unlink()
-            else:
-                (self.directory / name).write_bytes(data)
-        yield
-        for name in contents:
-            (self.directory / name).write_bytes(self.pristine[name])
-
     def check(self) -> None:
         assert not self.wrong, f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:40])
 
@@ -129,7 +117,7 @@ def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
         if EFFORT == 1 and len(victim.pristine) > MANY_FILES:
             sizes = [sizes[turn % 3]]
         for size in sizes:
-            with victim.replaced({name: data[:size]}):
+            with replaced(victim.directory, {name: data[:size]}):
                 victim.look(f"cutting {name} to {size} of {len(data)} bytes")
     victim.check()
 
@@ -137,7 +125,7 @@ def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
 @pytest.mark.slow
 def test_a_file_of_zeros_never_gives_a_wrong_value(victim: Victim) -> None:
     for name, data in victim.pristine.items():
-        with victim.replaced({name: bytes(len(data))}):
+        with replaced(victim.directory, {name: bytes(len(data))}):
             victim.look(f"zeroing {name}")
     victim.check()
 
@@ -145,7 +133,7 @@ def test_a_file_of_zeros_never_gives_a_wrong_value(victim: Victim) -> None:
 @pytest.mark.slow
 def test_a_deleted_file_never_gives_a_wrong_value(victim: Victim) -> None:
     for name in victim.pristine:
-        with victim.replaced({name: None}):
+        with replaced(victim.directory, {name: None}):
             victim.look(f"deleting {name}")
     victim.check()
 
@@ -156,7 +144,7 @@ def test_two_files_swapped_never_give_a_wrong_value(victim: Victim) -> None:
     for a, b in zip(names, [*names[1:], names[0]], strict=True):
         if a.startswith("d/") and b.startswith("d/"):
             continue  # a chunk checks its bytes, not its place among files of one size
-        with victim.replaced({a: victim.pristine[b], b: victim.pristine[a]}):
+        with replaced(victim.directory, {a: victim.pristine[b], b: victim.pristine[a]}):
             victim.look(f"swapping {a} and {b}")
     victim.check()
 

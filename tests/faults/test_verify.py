@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,15 @@ import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
-from tests.faults.support import EFFORT, LAYOUTS, Layout, every_kind_of_leaf, files_below, snapshot
+from tests.faults.support import (
+    EFFORT,
+    LAYOUTS,
+    Layout,
+    every_kind_of_leaf,
+    files_below,
+    replaced,
+    snapshot,
+)
 
 FLIPS = 40 * EFFORT
 WEIGHTS = np.random.default_rng(3).standard_normal(6000)
@@ -46,17 +53,6 @@ class Victim:
         if not report and not any(os.path.basename(name) in told for name in names):
             self.wrong.append(f"{what}: {names} not named in {told}")
 
-    @contextmanager
-    def replaced(self, contents: dict[str, bytes | None]) -> Iterator[None]:
-        for name, data in contents.items():
-            if data is None:
-                (self.directory / name).unlink()
-            else:
-                (self.directory / name).write_bytes(data)
-        yield
-        for name in contents:
-            (self.directory / name).write_bytes(self.pristine[name])
-
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Victim:
@@ -79,7 +75,7 @@ def test_flipped_bits_are_found(victim: Victim) -> None:
     for name in [*names[:: 1 + len(names) // 40], *rng.choices(names, weights, k=FLIPS)]:
         data = bytearray(victim.pristine[name])
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        with victim.replaced({name: bytes(data)}):
+        with replaced(victim.directory, {name: bytes(data)}):
             victim.look(f"flipping a bit of {name}", name)
     assert victim.found > FLIPS // 2
 
@@ -89,7 +85,7 @@ def test_cut_zeroed_and_missing_files_are_found(victim: Victim) -> None:
     for turn, (name, data) in enumerate(victim.pristine.items()):
         states = [None, b"", data[:-1], data[: len(data) // 2], bytes(len(data))]
         for state in states if len(victim.pristine) < 20 else [states[turn % len(states)]]:
-            with victim.replaced({name: state}):
+            with replaced(victim.directory, {name: state}):
                 victim.look(f"{name} with {state and len(state)} of {len(data)} bytes", name)
 
 
@@ -99,7 +95,7 @@ def test_swapped_files_are_found(victim: Victim) -> None:
     for a, b in zip(names, [*names[1:], names[0]], strict=True):
         if a.startswith("d/") and b.startswith("d/"):
             continue  # a chunk checks its bytes, not its place among files of one size
-        with victim.replaced({a: victim.pristine[b], b: victim.pristine[a]}):
+        with replaced(victim.directory, {a: victim.pristine[b], b: victim.pristine[a]}):
             victim.look(f"swapping {a} and {b}", a, b)
 
 
