@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from msgspec import structs
 
 import orbit_ckpt
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
@@ -44,6 +43,7 @@ from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
 from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.tree.keypath import NamePath
 
 _NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 
@@ -248,7 +248,7 @@ def tree(
         return
     leaves = _sorted(leaves, sort)
     if as_json:
-        rows = [structs.asdict(leaf) for leaf in leaves]
+        rows = [leaf.fields for leaf in leaves]
         print_json("tree", path=resolve_path(path), leaves=rows, bytes=total)
         return
     cells = [
@@ -276,14 +276,14 @@ def _sorted(leaves: list[Leaf], order: Order) -> list[Leaf]:
 
 def _group(leaves: Sequence[Leaf], depth: int) -> list[Leaf]:
     """Return one entry for all leaves below a name of some keys."""
-    groups: dict[str, list[Leaf]] = {}
+    groups: dict[NamePath, list[Leaf]] = {}
     for leaf in leaves:
-        groups.setdefault("/".join(leaf.name.split("/")[:depth]), []).append(leaf)
+        groups.setdefault(leaf.keys[:depth], []).append(leaf)
     return [
-        Leaf(name, f"{len(found)} leaves", nbytes=sum(leaf.nbytes for leaf in found))
-        if len(found) > 1 or found[0].name != name
+        Leaf(keys, f"{len(found)} leaves", nbytes=sum(leaf.nbytes for leaf in found))
+        if len(found) > 1 or found[0].keys != keys
         else found[0]
-        for name, found in groups.items()
+        for keys, found in groups.items()
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import HostArray, storable
@@ -19,13 +19,14 @@ from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMeta
 from orbit_ckpt.storage.region_stream import RegionStream
 from orbit_ckpt.transform.patterns import compile_pattern, join_name
 from orbit_ckpt.tree.flatten import flatten, is_empty_node
+from orbit_ckpt.tree.keypath import NamePath
 
 
 class Leaf(Struct, frozen=True):
     """What is known of a leaf.
 
     Attributes:
-        name: Its keys, joined by slashes.
+        keys: Its keys.
         kind: `array`, `scalar`, `string`, `empty`, or a class of metadata of others.
         dtype: Its dtype, None if it has none.
         shape: Its shape, None if it has none.
@@ -35,7 +36,7 @@ class Leaf(Struct, frozen=True):
         compression: How they are compressed.
     """
 
-    name: str
+    keys: NamePath
     kind: str
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -43,6 +44,18 @@ class Leaf(Struct, frozen=True):
     sharding: str | None = None
     chunk_shape: tuple[int, ...] | None = None
     compression: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its keys, joined by slashes; not its own if keys have slashes too."""
+        return join_name(self.keys)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """What JSON says of it."""
+        found = structs.asdict(self)
+        del found["keys"]
+        return {"name": self.name, **found}
 
     @property
     def description(self) -> str:
@@ -63,12 +76,11 @@ def list_leaves(path: str, patterns: Sequence[str] = ()) -> list[Leaf]:
         ValueError: No leaf matches.
     """
     flat = flatten(orbit_ckpt.metadata(path).tree)
-    names = [join_name(names) for names in flat.names]
-    chosen = set(choose(names, patterns))
+    chosen = set(choose([join_name(keys) for keys in flat.names], patterns))
     return [
-        _describe(name, value)
-        for name, value in zip(names, flat.values, strict=True)
-        if name in chosen
+        _describe(keys, value)
+        for keys, value in zip(flat.names, flat.values, strict=True)
+        if join_name(keys) in chosen
     ]
 
 
@@ -91,16 +103,16 @@ def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def _describe(name: str, value: object) -> Leaf:
+def _describe(keys: NamePath, value: object) -> Leaf:
     if is_empty_node(value):
-        return Leaf(name, "None" if value is None else f"empty {type(value).__name__}")
+        return Leaf(keys, "None" if value is None else f"empty {type(value).__name__}")
     if isinstance(value, StringMetadata):
-        return Leaf(name, "string")
+        return Leaf(keys, "string")
     if not isinstance(value, ArrayMetadata):
-        return Leaf(name, type(value).__name__.removesuffix("Metadata").lower() or "unknown")
+        return Leaf(keys, type(value).__name__.removesuffix("Metadata").lower() or "unknown")
     storage = value.storage
     return Leaf(
-        name,
+        keys,
         "scalar" if isinstance(value, ScalarMetadata) else "array",
         str(value.dtype),
         tuple(value.shape),
@@ -111,12 +123,10 @@ def _describe(name: str, value: object) -> Leaf:
     )
 
 
-def open_leaves(path: str, only: Sequence[str]) -> dict[str, object]:
-    """Return leaves by name: arrays as `LazyArray`, which touch no device until `get` is called."""
-    loaded = orbit_ckpt.load(path, lazy=True)
-    flat = flatten(loaded)
-    found = {join_name(n): value for n, value in zip(flat.names, flat.values, strict=True)}
-    return {name: found[name] for name in only}
+def open_leaves(path: str) -> dict[NamePath, object]:
+    """Return leaves by keys: arrays as `LazyArray`, which touch no device until `get` is called."""
+    flat = flatten(orbit_ckpt.load(path, lazy=True))
+    return dict(zip(flat.names, flat.values, strict=True))
 
 
 def statistics_of(value: object, max_bytes: int) -> ArrayStatistics | None:

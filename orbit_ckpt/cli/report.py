@@ -137,7 +137,7 @@ def report_data(
         "custom_metadata": document.custom_metadata,
         "has_statistics": statistics,
         "columns": COLUMNS,
-        "leaves": [_row(leaf, found.get(leaf.name)) for leaf in leaves],
+        "leaves": [_row(leaf, found.get(leaf.keys)) for leaf in leaves],
         "history": history,
     }
 

@@ -24,6 +24,7 @@ from orbit_ckpt.cli.output import (
 )
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.tree.keypath import NamePath
 
 _THREADS = 4
 _COPIES = 4
@@ -52,13 +53,13 @@ def stats(
     leaves = list_leaves(path, patterns)
     with progress_bar("Reading") as told:
         found = measure_all(path, leaves, memory * 10**6, told)
-    bad = [leaf.name for leaf in leaves if (s := found[leaf.name]) and s.nans + s.infs]
+    bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
     if as_json:
-        rows = [{"name": leaf.name, **statistics_fields(found[leaf.name])} for leaf in leaves]
+        rows = [{"name": leaf.name, **statistics_fields(found[leaf.keys])} for leaf in leaves]
         print_json("stats", path=resolve_path(path), leaves=rows, not_finite=bad)
     else:
         header = ["leaf", "type", "min", "max", "mean", "l2", "nan", "inf"]
-        cells = [[leaf.name, leaf.description, *_cells(found[leaf.name])] for leaf in leaves]
+        cells = [[leaf.name, leaf.description, *_cells(found[leaf.keys])] for leaf in leaves]
         print_table(header, cells, right=set(header[2:]))
         if bad:
             more = ", ..." if len(bad) > 8 else ""
@@ -69,8 +70,8 @@ def stats(
 
 def measure_all(
     path: str, leaves: Sequence[Leaf], max_bytes: int, told: Callable[[int, int], None]
-) -> dict[str, ArrayStatistics | None]:
-    """Return the statistics of leaves by name.
+) -> dict[NamePath, ArrayStatistics | None]:
+    """Return the statistics of leaves by keys.
 
     Args:
         path: The checkpoint.
@@ -78,16 +79,16 @@ def measure_all(
         max_bytes: About how many bytes of values to hold at once.
         told: Called with the bytes measured so far, and how many there are.
     """
-    values = open_leaves(path, [leaf.name for leaf in leaves])
+    values = open_leaves(path)
     block = max(1, max_bytes // (_THREADS * _COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
     done = 0
-    found: dict[str, ArrayStatistics | None] = {}
+    found: dict[NamePath, ArrayStatistics | None] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(statistics_of, values[leaf.name], block) for leaf in leaves]
+        futures = [pool.submit(statistics_of, values[leaf.keys], block) for leaf in leaves]
         try:
             for leaf, future in zip(leaves, futures, strict=True):
-                found[leaf.name] = future.result()
+                found[leaf.keys] = future.result()
                 done += leaf.nbytes
                 told(done, total)
         except BaseException:
@@ -119,12 +120,16 @@ def show(
 
     LEAF is its keys joined by slashes, as `tree` prints it.
     """
-    leaves = {found.name: found for found in list_leaves(path)}
-    known = leaves.get(leaf)
-    if known is None:
-        choose(list(leaves), [leaf])  # says what there is
+    leaves = list_leaves(path)
+    same = [found for found in leaves if found.name == leaf]
+    if not same:
+        choose([found.name for found in leaves], [leaf])  # says what there is
         raise ValueError(f"{leaf!r} is a pattern; give the name of one leaf.")
-    value = open_leaves(path, [leaf])[leaf]
+    if len(same) > 1:
+        keys = " and ".join(str(list(found.keys)) for found in same)
+        raise ValueError(f"{leaf!r} is the name of {len(same)} leaves, with the keys {keys}.")
+    (known,) = same
+    value = open_leaves(path)[known.keys]
     with progress_bar("Reading") as told:
         found = statistics_of(value, memory * 10**6 // _COPIES)
         told(known.nbytes, known.nbytes)
@@ -133,16 +138,7 @@ def show(
         print_json(
             "show",
             path=resolve_path(path),
-            leaf={
-                "name": known.name,
-                "kind": known.kind,
-                "dtype": known.dtype,
-                "shape": known.shape,
-                "nbytes": known.nbytes,
-                "sharding": known.sharding,
-                "chunk_shape": known.chunk_shape,
-                "compression": known.compression,
-            },
+            leaf=known.fields,
             statistics=statistics_fields(found),
             corners=None if corners is None else corners[1],
             indices=None if corners is None else corners[0],

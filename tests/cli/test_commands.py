@@ -155,6 +155,20 @@ def test_stats_fail_on_nan_if_asked_to(cli: Run, run_directory: Path) -> None:
     cli("stats", step)
 
 
+def test_leaves_whose_keys_have_slashes_are_told_apart(cli: Run, tmp_path: Path) -> None:
+    tree = {"a/b": {"c": np.array([1.0, np.nan])}, "a": {"b/c": np.array([2.0, 2.0, 2.0])}}
+    ocp.save(tmp_path / "checkpoint", tree)
+    stats = cli("stats", "checkpoint", "--fail-on-nan", "--json", status=1).json["leaves"]
+    assert [(leaf["name"], leaf["size"], leaf["min"], leaf["nans"]) for leaf in stats] == [
+        ("a/b/c", 3, 2.0, 0),
+        ("a/b/c", 2, 1.0, 1),
+    ]
+    error = cli("show", "checkpoint", "a/b/c", status=2).err
+    assert "'a/b/c' is the name of 2 leaves, with the keys ['a', 'b/c'] and ['a/b', 'c']" in error
+    groups = cli("tree", "checkpoint", "--depth", 1, "--json").json["groups"]
+    assert [(group["name"], group["nbytes"]) for group in groups] == [("a", 24), ("a/b", 16)]
+
+
 def test_diff_exits_with_1_if_checkpoints_differ(cli: Run, run_directory: Path) -> None:
     a, b = run_directory / "10", run_directory / "20"
     assert cli("diff", a, b, "--json").json["same"] is True  # names, shapes and dtypes
