@@ -15,7 +15,6 @@ from orbit_ckpt.cli.leaves import Leaf, list_leaves
 from orbit_ckpt.cli.output import (
     FILTER_OPTION,
     JSON_OPTION,
-    directory_bytes,
     echo,
     human_bytes,
     human_number,
@@ -29,16 +28,14 @@ from orbit_ckpt.cli.runs import (
     KEEP_LAST,
     LOWEST,
     METRIC,
-    AnyStepName,
+    UNKNOWN_TIME,
     Keeping,
-    is_run,
+    list_run,
     unfinished_saves,
 )
-from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.orbax import find_items, holds_tree
-from orbit_ckpt.formats.registry import foreign_format, foreign_steps
-from orbit_ckpt.manager.index import StepIndex
-from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.formats.registry import foreign_format
+from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
@@ -72,44 +69,44 @@ def ls(
     """
     root = resolve_path(path)
     foreign = foreign_format(root)
-    steps = foreign_steps(root, foreign) if foreign is not None else ()
-    if steps:
-        _list_foreign_run(root, steps, as_json)
+    entries = list_run(root, foreign)
+    if entries is not None:
+        keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+        _list_run(root, entries, keeping, [] if foreign else unfinished_saves(root), as_json)
     elif foreign is not None:
         _list_foreign(root, foreign.name, as_json)
-    elif is_run(root):
-        _list_run(root, Keeping(keep_last, keep_every, keep_best, metric, lowest), as_json)
     else:
         _list_checkpoint(root, as_json)
 
 
-def _list_run(root: Path, keeping: Keeping, as_json: bool) -> None:
-    index = StepIndex(root, AnyStepName())
-    infos = index.infos()
+def _list_run(
+    root: Path, entries: Sequence[StepEntry], keeping: Keeping, unfinished: list[str], as_json: bool
+) -> None:
+    infos = [entry.info for entry in entries]
     kept = keeping.rules(infos) if keeping.is_given else None
     steps = [
-        step_fields(index, info) | {"kept_by": None if kept is None else kept[info.step]}
-        for info in infos
+        step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
+        for entry in entries
     ]
-    unfinished = unfinished_saves(root)
     if as_json:
         print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
         return
     names = list(dict.fromkeys(name for info in infos for name in info.metrics or ()))
-    header = ["step", "size", "time", *names, "marks", "kept by"]
+    header = ["step", "size", "time", *names, "marks", "kept by", "name"]
     rows: list[list[str]] = []
-    for info, step in zip(infos, steps, strict=True):
+    for entry, step in zip(entries, steps, strict=True):
+        info = entry.info
         marks = [name for name in ("pinned", "temporary") if step[name]]
         metrics = info.metrics or {}
-        rules = [] if kept is None else [", ".join(kept[info.step]) or "-"]
         rows.append(
             [
                 str(info.step),
-                human_bytes(directory_bytes(index.path(info.step))),
-                format_time(info.time),
+                human_bytes(stored_bytes(entry.path)),
+                "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks),
-                *(rules or [""]),
+                "" if kept is None else ", ".join(kept[info.step]) or "-",
+                "" if entry.path.name == str(info.step) else entry.path.name,
             ]
         )
     print_table(header, rows, right={"step", "size", *names})
@@ -117,48 +114,18 @@ def _list_run(root: Path, keeping: Keeping, as_json: bool) -> None:
         echo(f"unfinished: {name}", style="yellow")
 
 
-def step_fields(index: StepIndex, info: StepInfo) -> dict[str, object]:
+def step_fields(entry: StepEntry) -> dict[str, object]:
     """Return what is known of a step as fields of JSON."""
+    info = entry.info
     return {
         "step": info.step,
-        "path": index.path(info.step),
-        "bytes": directory_bytes(index.path(info.step)),
-        "time": info.time.isoformat(timespec="seconds"),
+        "path": entry.path,
+        "bytes": stored_bytes(entry.path),
+        "time": None if info.time is UNKNOWN_TIME else info.time.isoformat(timespec="seconds"),
         "metrics": info.metrics,
         "pinned": info.pinned,
         "temporary": info.temporary,
     }
-
-
-def _list_foreign_run(root: Path, found: Sequence[ForeignStep], as_json: bool) -> None:
-    times = [None if one.time is None else datetime.fromtimestamp(one.time, UTC) for one in found]
-    steps: list[dict[str, object]] = [
-        {
-            "step": one.step,
-            "path": one.path,
-            "bytes": stored_bytes(one.path),
-            "time": time and time.isoformat(timespec="seconds"),
-            "metrics": None,
-            "pinned": one.is_pinned,
-            "temporary": one.is_temporary,
-            "kept_by": None,
-        }
-        for one, time in zip(found, times, strict=True)
-    ]
-    if as_json:
-        print_json("ls", kind="run", path=root, steps=steps, unfinished=[])
-        return
-    rows = [
-        [
-            str(one.step),
-            human_bytes(stored_bytes(one.path)),
-            format_time(time) if time else "",
-            ", ".join(name for name in ("pinned", "temporary") if step[name]),
-            one.path.name,
-        ]
-        for one, step, time in zip(found, steps, times, strict=True)
-    ]
-    print_table(["step", "size", "time", "marks", "name"], rows, right={"step", "size"})
 
 
 def _list_foreign(root: Path, name: str, as_json: bool) -> None:
@@ -193,7 +160,7 @@ def _list_checkpoint(root: Path, as_json: bool) -> None:
         items.append(
             {
                 "item": name,
-                "bytes": directory_bytes(directory),
+                "bytes": stored_bytes(directory),
                 "leaves": len(list_leaves(str(directory))) if is_tree else None,
                 "handler": recorded,
             }
@@ -213,7 +180,7 @@ def _list_checkpoint(root: Path, as_json: bool) -> None:
     rows = [
         [
             str(item["item"] or "(the checkpoint)"),
-            human_bytes(directory_bytes(root / str(item["item"]))),
+            human_bytes(stored_bytes(root / str(item["item"]))),
             "" if item["leaves"] is None else str(item["leaves"]),
             str(item["handler"] or "").rpartition(".")[2],
         ]

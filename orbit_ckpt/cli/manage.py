@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,12 +13,12 @@ from orbit_ckpt.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.cli.output import (
     JSON_OPTION,
     confirm,
-    directory_bytes,
     echo,
     human_bytes,
     print_json,
     print_table,
     progress_bar,
+    stored_bytes,
 )
 from orbit_ckpt.cli.runs import (
     KEEP_BEST,
@@ -27,13 +28,13 @@ from orbit_ckpt.cli.runs import (
     METRIC,
     AnyStepName,
     Keeping,
-    find_run,
     is_run,
+    list_run,
 )
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.formats.registry import built_in_formats
+from orbit_ckpt.formats.registry import built_in_formats, foreign_format
 from orbit_ckpt.manager.deletion import StepDeleter
-from orbit_ckpt.manager.index import StepIndex
+from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.layout import PINNED, is_temporary_name
@@ -94,7 +95,7 @@ def rm(
         raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
     if (directory / PINNED).exists() and not force:
         raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
-    nbytes = directory_bytes(directory)
+    nbytes = stored_bytes(directory)
     confirm(f"Delete {directory}{_size(nbytes, ' ({})')}?", yes=yes)
     deleter = StepDeleter(directory.parent, AnyStepName())
     with storage_errors(directory, "deleting", _ADVICE):
@@ -129,15 +130,18 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
     if not keeping.is_given:
         raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
-    root = find_run(path)
-    index = StepIndex(root, AnyStepName())
-    kept = keeping.rules(index.infos())
-    sizes = {step: directory_bytes(index.path(step)) for step in kept}
+    root = resolve_path(path)
+    entries = list_run(root, foreign_format(root))
+    if entries is None:
+        raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
+    paths = _paths_by_step(root, entries)
+    kept = keeping.rules([entry.info for entry in entries])
+    sizes = {step: stored_bytes(paths[step]) for step in kept}
     going = [step for step, rules in kept.items() if not rules]
     freed = _total(sizes[step] for step in going)
     if going and not dry_run:
         confirm(f"Delete {len(going)} steps of {root}{_size(freed, ' ({})')}?", yes=yes)
-        going = _delete(index, StepDeleter(root, AnyStepName()), going)
+        going = _delete(StepDeleter(root, AnyStepName()), {step: paths[step] for step in going})
         freed = _total(sizes[step] for step in going)
     if as_json:
         steps = [
@@ -165,12 +169,29 @@ def _size(nbytes: int | None, form: str = ", {}") -> str:
     return "" if nbytes is None else form.format(human_bytes(nbytes))
 
 
-def _delete(index: StepIndex, deleter: StepDeleter, steps: list[int]) -> list[int]:
+def _paths_by_step(root: Path, entries: Sequence[StepEntry]) -> dict[int, Path]:
+    """Return where the steps of a run are.
+
+    Raises:
+        ValueError: It may be that not all are of one run, so that the newest of one is not kept.
+    """
+    paths = {entry.info.step: entry.path for entry in entries}
+    prefixes = {e.path.name.rpartition(str(e.info.step))[0].rstrip("0") for e in entries}
+    if len(paths) < len(entries) or len(prefixes) > 1:
+        names = [entry.path.name for entry in entries]
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(
+            f"{root} may hold several runs, for its steps are not named alike: {some}. Move those "
+            "of the others away, or delete steps with `rm`."
+        )
+    return paths
+
+
+def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
     """Delete steps; return those that were, because some may have been pinned meanwhile."""
     deleted: list[int] = []
-    for step in steps:
-        directory = index.path(step)
-        if index.is_pinned(step):
+    for step, directory in steps.items():
+        if (directory / PINNED).exists():
             continue
         with storage_errors(directory, "deleting", _ADVICE):
             aside = deleter.put_aside(directory)

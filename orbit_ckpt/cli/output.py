@@ -119,11 +119,6 @@ def human_number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def directory_bytes(path: Path) -> int | None:
-    """Return the size of all files below a directory; None in a store, which does not tell."""
-    return None if isinstance(path, StorePath) else _local_bytes(path)
-
-
 def _local_bytes(path: Path) -> int:
     return sum(
         _local_bytes(child) if child.is_dir() else child.stat().st_size for child in path.iterdir()
@@ -131,7 +126,10 @@ def _local_bytes(path: Path) -> int:
 
 
 def stored_bytes(path: Path) -> int | None:
-    """Return the size of a file, or of all files below a directory; None in a store."""
+    """Return the size of a file, or of all files below a directory; None in a store.
+
+    A store does not tell.
+    """
     if isinstance(path, StorePath):
         return None
     return _local_bytes(path) if path.is_dir() else path.stat().st_size

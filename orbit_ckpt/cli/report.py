@@ -29,10 +29,10 @@ from orbit_ckpt.cli.output import (
     progress_bar,
     stored_bytes,
 )
-from orbit_ckpt.cli.runs import AnyStepName, is_run
+from orbit_ckpt.cli.runs import list_run
 from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.manager.index import StepIndex
+from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.path import resolve_local, resolve_path, storage_errors
 
 COLUMNS = (
@@ -122,7 +122,7 @@ def report_data(
         what is said at the top.
     """
     root = resolve_local(path)
-    history = _history(root) if _is_run(root) else []
+    history = _history(root)
     shown = Path(str(history[-1]["path"])) if history else root
     leaves = list_leaves(str(shown))
     found = measure_all(str(shown), leaves, memory_mb * 10**6, told) if statistics else {}
@@ -142,17 +142,12 @@ def report_data(
     }
 
 
-def _is_run(root: Path) -> bool:
-    try:
-        return root.is_dir() and is_run(root)
-    except CheckpointNotFoundError:
-        return False  # of another program's format, or nothing, which is said when it is opened
-
-
 def _history(root: Path) -> list[dict[str, object]]:
-    index = StepIndex(root, AnyStepName())
-    infos = sorted(index.infos(), key=lambda info: info.step)
-    steps = [step_fields(index, info) for info in infos]
+    try:
+        entries = list_run(root, foreign_format(root))
+    except CheckpointNotFoundError:
+        return []  # which is said when it is opened
+    steps = [step_fields(entry) for entry in entries or ()]
     return [step | {"metrics": step["metrics"] or {}} for step in steps]
 
 

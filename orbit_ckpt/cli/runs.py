@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
 from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.base import ForeignStep, Format
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.formats.registry import foreign_steps
+from orbit_ckpt.manager.index import StepEntry, StepIndex
 from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
     BestN,
@@ -32,7 +36,7 @@ from orbit_ckpt.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.storage.path import describe_directory
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 _STEP = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
@@ -170,17 +174,33 @@ def _is_run_in_store(path: StorePath) -> bool:
     return False
 
 
-def find_run(path: str) -> Path:
-    """Return the directory of a run.
+def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
+    """Return the finished steps of a run, ascending; None if it is one checkpoint.
+
+    Args:
+        root: The run, or a checkpoint.
+        foreign: The other program's format that it has, None for our own and Orbax's.
 
     Raises:
-        ValueError: It is a checkpoint.
         CheckpointNotFoundError: It is neither.
+        IncompleteCheckpointError: It is a save that did not finish.
     """
-    root = resolve_path(path)
+    if foreign is not None:
+        return [_foreign_entry(one) for one in foreign_steps(root, foreign)] or None
     if not is_run(root):
-        raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
-    return root
+        return None
+    entries = StepIndex(root, AnyStepName()).entries()
+    return [entries[step] for step in sorted(entries)]
+
+
+UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
+"""Stands for when another program wrote a step into a store, which does not tell."""
+
+
+def _foreign_entry(one: ForeignStep) -> StepEntry:
+    time = UNKNOWN_TIME if one.time is None else datetime.fromtimestamp(one.time, tz=UTC)
+    info = StepInfo(one.step, time, pinned=one.is_pinned, temporary=one.is_temporary)
+    return StepEntry(info, one.path)
 
 
 def unfinished_saves(root: Path) -> list[str]:

@@ -313,6 +313,17 @@ def test_prune_deletes_what_no_rule_keeps(cli: Run, own_run: Path) -> None:
     assert "No step has a metric 'los'; there are loss" in error
 
 
+def test_prune_does_not_take_one_run_for_another(cli: Run, own_run: Path) -> None:
+    (own_run / "20").rename(own_run / "best_99")
+    error = cli("prune", own_run, "--keep-last", 1, "--yes", status=2).err
+    assert "may hold several runs" in error
+    assert "10, 30, best_99" in error
+    assert len(os.listdir(own_run)) == 3
+    (own_run / "best_99").rename(own_run / "0020")
+    cli("prune", own_run, "--keep-last", 1, "--yes")
+    assert sorted(os.listdir(own_run)) == ["10", "30"]
+
+
 def test_plugins_lists_what_is_installed_and_what_fails(
     cli: Run, fresh: Run, tmp_path: Path
 ) -> None:

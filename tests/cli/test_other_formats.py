@@ -112,6 +112,41 @@ def test_steps_of_other_programs_runs_are_listed_and_verified(cli: Run, tmp_path
     assert [step["step"] for step in found] == [7, 10]
 
 
+def test_prune_deletes_steps_of_other_programs_runs_only(cli: Run, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(SAMPLES / "t5x" / "v3_keep_pinned", tmp_path / "run"))
+    running = root / "checkpoint_8.tmp-1790000000"  # what T5X calls a save that goes on
+    (root / "checkpoint_999.tmp-0").rename(running)
+    kept = cli("ls", root, "--keep-last", 1, "--json").json["steps"]
+    assert {step["step"]: step["kept_by"] for step in kept} == {
+        2: ["pinned"],
+        4: [],
+        5: ["last 1", "newest"],
+    }
+    done = cli("prune", root, "--keep-last", 1, "--yes", "--json").json["steps"]
+    assert [step["step"] for step in done if step["deleted"]] == [4]
+    assert sorted(path.name for path in root.iterdir() if "checkpoint_8" not in path.name) == [
+        *("checkpoint_2", "checkpoint_5"),
+    ]
+    assert (running / "checkpoint").is_file()
+    cli("report", root, "-o", "page.html")
+    assert "1790000000" not in (tmp_path / "page.html").read_text()
+
+    for step in (7, 8, 10):
+        content = (SAMPLES / "flax_msgpack" / "all_types.msgpack").read_bytes()
+        (tmp_path / "flax").mkdir(exist_ok=True)
+        (tmp_path / "flax" / f"checkpoint_{step}").write_bytes(content)
+    cli("prune", "flax", "--keep-last", 2, "--yes")
+    assert sorted(path.name for path in (tmp_path / "flax").iterdir()) == [
+        *("checkpoint_10", "checkpoint_8"),
+    ]
+    found = cli("prune", SAMPLES / "eformer", "--keep-last", 1, "--dry-run", "--json").json
+    assert {step["step"]: step["kept_by"] for step in found["steps"]} == {
+        10: [],
+        20: ["last 1"],
+        30: ["temporary", "newest"],
+    }
+
+
 def test_a_directory_that_no_reader_knows_is_refused_with_what_is_there(
     cli: Run, tmp_path: Path
 ) -> None:
