@@ -9,7 +9,9 @@ from crc32c import crc32c
 
 from orbit_ckpt.checkpointer.verify import verify_files
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
 from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, is_temporary_name
 from orbit_ckpt.storage.object_commit import ObjectDirectory
@@ -44,16 +46,24 @@ def copy_checkpoint(
     Raises:
         CheckpointNotFoundError: The source is no checkpoint.
         CheckpointExistsError: The destination exists and `overwrite` is not set.
+        ValueError: The source is a single file or a part of a checkpoint of another program, or
+            the destination is inside of it.
         CorruptionError: The copy differs from the source, or the source is damaged.
         StorageError: The storage failed; nothing was left behind.
     """
-    check_complete(source)
-    is_known = isinstance(source, StorePath)  # which has a marker
-    if not (is_known or looks_like_checkpoint(source) or holds_tree(source)):
-        raise CheckpointNotFoundError(
-            f"No checkpoint at {source}: {describe_directory(source)}. Give one step of a run, or "
-            "another directory that was saved to."
+    foreign = None if isinstance(source, StorePath) else foreign_format(source)
+    if foreign is not None and source.is_file():
+        raise ValueError(
+            f"{source} is one file, a checkpoint of {foreign.name}; copy it as other files are."
         )
+    if foreign is None:
+        check_complete(source)
+        is_known = isinstance(source, StorePath)  # which has a marker
+        if not (is_known or looks_like_checkpoint(source) or holds_tree(source)):
+            raise CheckpointNotFoundError(
+                f"No checkpoint at {source}: {describe_directory(source)}. Give one step of a "
+                "run, or another directory that was saved to."
+            )
     if destination.is_relative_to(source):
         raise ValueError(f"{destination} is inside of {source}; give another destination.")
     advice = f"Check that {destination.parent} is a writable directory with space left."
@@ -76,7 +86,7 @@ def copy_checkpoint(
                 if _sum(directory.path / name, advance) != sums[name]:
                     raise _differs(source / name, destination)
             if check:
-                _verify(directory.path, source)
+                _verify(directory.path, source, foreign)
             directory.commit()
     return nbytes
 
@@ -94,8 +104,10 @@ def _bytes_to_move(source: Path, files: Sequence[str]) -> int | None:
     return 2 * sum((source / name).stat().st_size for name in files)
 
 
-def _verify(copied: Path, source: Path) -> None:
-    damage = verify_files(copied)
+def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
+    if foreign is not None and foreign.sniff(copied) is not None:
+        raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
+    damage = verify_files(copied, foreign)
     if damage:
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
         shown = str(damage[0]).replace(str(copied), str(source))

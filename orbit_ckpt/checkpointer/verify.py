@@ -101,10 +101,18 @@ def verify(
     )
 
 
-def verify_files(directory: Path, progress: Progress | None = None) -> list[Damage]:
-    """Return the damage of a checkpoint that need not be finished, such as a copy being made."""
-    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory)), progress)
-    run_sync(_verify_all([directory], findings))
+def verify_files(directory: Path, foreign: Format | None = None) -> list[Damage]:
+    """Return the damage of a checkpoint that need not be finished, such as a copy being made.
+
+    Args:
+        directory: Where it is.
+        foreign: The other program's format that it has, None for our own and Orbax's.
+    """
+    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory)), None)
+    if foreign is not None:
+        run_sync(verify_foreign(directory, foreign, findings))
+    else:
+        run_sync(_verify_all([directory], findings))
     return findings.damage
 
 

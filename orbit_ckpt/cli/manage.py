@@ -31,7 +31,7 @@ from orbit_ckpt.cli.runs import (
     is_run,
     list_run,
 )
-from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
 from orbit_ckpt.formats.registry import built_in_formats, foreign_format
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
@@ -65,8 +65,11 @@ def cp(
     cannot be completed nothing is left.
     """
     start, end = resolve_path(source), resolve_path(destination)
-    if is_run(start):
+    foreign = None if isinstance(start, StorePath) else foreign_format(start)
+    if (foreign is not None or start.is_dir()) and list_run(start, foreign) is not None:
         raise ValueError(f"{start} is a run; give one of its steps.")
+    if not overwrite and not isinstance(end, StorePath) and end.exists():
+        raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
     with progress_bar("Copying") as told:
         nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)
     if as_json:

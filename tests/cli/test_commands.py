@@ -260,7 +260,7 @@ def test_cp_makes_a_checkpoint_that_loads_alike(cli: Run, own_run: Path, tmp_pat
     assert ocp.verify(tmp_path / "deep/copy").is_intact
     assert (tmp_path / "deep/copy/PINNED").exists()
     error = cli("cp", own_run / "20", "deep/copy", status=2).err
-    assert "already exists" in error
+    assert "exists already. Pass --overwrite" in error
     cli("cp", own_run / "20", "deep/copy", "--overwrite")
     loaded = ocp.load(tmp_path / "deep/copy", only="step")
     assert loaded["step"] == 20

@@ -80,6 +80,34 @@ def test_verify_finds_files_that_are_cut_short(
     assert not ocp.verify(path)
 
 
+@pytest.mark.parametrize("sample", LEAVES)
+def test_cp_copies_directories_of_every_format(sample: str, cli: Run, tmp_path: Path) -> None:
+    path = SAMPLES / sample
+    if path.is_file():
+        error = cli("cp", path, "copy", status=2).err
+        assert f"{path} is one file, a checkpoint of {LEAVES[sample][0]}" in error
+        path = Path(shutil.copytree(path.parent, tmp_path / "source"))
+        if "safetensors" not in sample:
+            return
+    if path.name == "model":
+        assert "is a part of a checkpoint of eFormer" in cli("cp", path, "copy", status=2).err
+        path = path.parent
+    cli("cp", path, "copy")
+    assert cli("diff", path, "copy", "--values", "--json").json["same"] is True
+    for file in path.rglob("*"):
+        assert file.is_dir() or (tmp_path / "copy" / file.relative_to(path)).is_file()
+
+
+def test_cp_leaves_nothing_of_a_damaged_checkpoint_of_another_program(
+    cli: Run, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(SAMPLES / "levanter" / "step-7", tmp_path / "step-7"))
+    chunk = source / "model/layers/0/weight/0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-7])
+    assert f"{source} is damaged" in cli("cp", source, "copies/a", status=2).err
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
 def test_verify_finds_chunks_that_are_missing(cli: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(SAMPLES / "t5x" / "v3_save_f32", tmp_path / "run"))
     (root / "checkpoint_42" / "target.bias" / "0.0").unlink()
