@@ -5,8 +5,10 @@ It needs the extra `cli`. No command touches a device.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from typing import cast
 
 _ADVICE = "The command line needs more packages: pip install 'orbit-ckpt[cli]'."
 
@@ -21,6 +23,8 @@ def main() -> None:
         sys.stderr.write(f"error: {error}. {_ADVICE}\n")
         sys.exit(2)
     try:
+        out = cast("io.TextIOWrapper[io.BufferedWriter]", sys.stdout)
+        out.reconfigure(errors="backslashreplace")  # paths need not be text
         status = run()
         sys.stdout.flush()
     except BrokenPipeError:  # `orbit-ckpt tree ... | head`

@@ -12,6 +12,7 @@ from orbit_ckpt.cli.check import diff, plan, verify
 from orbit_ckpt.cli.convert import convert
 from orbit_ckpt.cli.inspect import ls, tree
 from orbit_ckpt.cli.manage import cp, plugins, prune, rm
+from orbit_ckpt.cli.output import visible
 from orbit_ckpt.cli.report import report
 from orbit_ckpt.cli.values import show, stats
 from orbit_ckpt.errors import CheckpointError
@@ -63,7 +64,7 @@ def run() -> int:
     except (CheckpointError, OSError, ValueError) as error:
         if os.environ.get("ORBIT_CKPT_DEBUG"):
             raise
-        sys.stderr.write("".join([f"error: {error}\n", *map(_line, _notes(error))]))
+        sys.stderr.write(visible("".join([f"error: {error}\n", *map(_line, _notes(error))])))
         return 2
     return 0
 

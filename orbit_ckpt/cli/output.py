@@ -35,9 +35,16 @@ FILTER_OPTION = typer.Option(
 
 
 def echo(text: str = "", *, style: str | None = None) -> None:
-    """Print a line, in colour on a terminal."""
+    """Print lines, in colour on a terminal."""
     console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
-    console.print(Text(text, style=style or ""), soft_wrap=True)
+    console.print(Text(visible(text), style=style or ""), soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """Return text with escapes for what is no sign, lest names of leaves steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def print_table(
@@ -51,6 +58,7 @@ def print_table(
         right: Names of the columns that are aligned to the right.
     """
     columns = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
+    rows = [[visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
     lines = [header, *rows]
     widths = {i: max(len(line[i]) for line in lines) for i in columns}
 

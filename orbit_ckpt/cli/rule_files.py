@@ -22,14 +22,16 @@ def read_rules(file: Path) -> list[Rule]:
         TransformError: It is neither, or describes no rules.
         OSError: It cannot be read.
     """
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         if file.suffix == ".toml":
             document: object = tomllib.loads(text)
         elif file.suffix == ".json":
             document = json.loads(text)
         else:
             raise TransformError(f"{file}: rules are in a file that ends in .toml or .json.")
+    except UnicodeDecodeError as error:
+        raise TransformError(f"{file}: not a text in UTF-8: {error}") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise TransformError(f"{file}: not {file.suffix[1:].upper()}: {error}") from error
     return parse_rules(document, str(file))

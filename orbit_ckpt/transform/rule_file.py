@@ -64,6 +64,8 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
     unknown = sorted(fields.keys() - {"rules"})
     if unknown or not isinstance(entries, list):
         found = f"the fields {', '.join(map(str, fields))}" if fields else "nothing"
+        if fields and not unknown:
+            found = f"{_kind(entries)} as `rules`"
         raise TransformError(
             f"{where}: found {found}, expected `rules`, a list of tables such as "
             '{ rule = "drop", pattern = "opt_state/**" }.'

@@ -169,6 +169,19 @@ def test_leaves_whose_keys_have_slashes_are_told_apart(cli: Run, tmp_path: Path)
     assert [(group["name"], group["nbytes"]) for group in groups] == [("a", 24), ("a/b", 16)]
 
 
+def test_names_of_leaves_do_not_steer_the_terminal(cli: Run, tmp_path: Path) -> None:
+    name = "a\x1b[2Jb\nc\u202ed"
+    ocp.save(tmp_path / "checkpoint", {name: np.ones(2), "größe": 1})
+    for command in ("tree", "stats"):
+        out = cli(command, "checkpoint").out
+        assert "a\\x1b[2Jb\\nc\\u202ed  " in out
+        assert "größe" in out
+    assert "\x1b" not in cli("plan", "checkpoint").out
+    assert "\x1b" not in cli("show", "checkpoint", "x", status=2).err
+    leaves = cli("tree", "checkpoint", "--json").json["leaves"]
+    assert name in [leaf["name"] for leaf in leaves]
+
+
 def test_diff_exits_with_1_if_checkpoints_differ(cli: Run, run_directory: Path) -> None:
     a, b = run_directory / "10", run_directory / "20"
     assert cli("diff", a, b, "--json").json["same"] is True  # names, shapes and dtypes
@@ -248,6 +261,9 @@ def test_plan_says_what_is_wrong_with_a_rule_file(
     error = cli("plan", run_directory / "10", "--rules", file, status=2).err
     assert "rules.toml: rule 1 (rename): there is no field 'patern'" in error
     assert "did you mean 'pattern'?" in error
+    file.write_bytes(b"\xff\xfe")
+    error = cli("plan", run_directory / "10", "--rules", file, status=2).err
+    assert "rules.toml: not a text in UTF-8" in error
     file.write_text("[[rules]\n")
     assert "not TOML" in cli("plan", run_directory / "10", "--rules", file, status=2).err
     assert "rules.yaml" in cli("plan", run_directory / "10", "--rules", "rules.yaml", status=2).err
@@ -356,6 +372,15 @@ def test_what_cannot_be_read_is_one_line_of_error(
     assert result.out == ""
     assert result.err.startswith("error: No checkpoint at ")
     assert len(result.err.splitlines()) == 1
+
+
+def test_paths_need_not_be_text(fresh: Run, tmp_path: Path) -> None:
+    directory = os.fsdecode(os.fsencode(tmp_path) + b"/na\xefve")
+    ocp.save(tmp_path / "checkpoint", {"w": np.ones(2)})
+    (tmp_path / "checkpoint").rename(directory)
+    assert fresh("ls", directory, "--json").json["path"] == directory
+    assert "na\\udcefve" in fresh("verify", directory).out
+    assert "na\\udcefve" in fresh("ls", f"{directory}/nothing", status=2).err
 
 
 def test_wrong_usage_exits_with_2(cli: Run, run_directory: Path) -> None:

@@ -71,7 +71,7 @@ def test_combine_takes_a_function_by_its_name(tmp_path: Path) -> None:
         ([], "found a list, expected a table"),
         ({}, "found nothing, expected `rules`"),
         ({"rule": []}, "found the fields rule, expected `rules`"),
-        ({"rules": {}}, "expected `rules`, a list"),
+        ({"rules": {}}, "found a dict as `rules`, expected `rules`, a list"),
         ({"rules": ["drop"]}, "rule 1: found a str, expected a table"),
         ({"rules": [{"pattern": "a"}]}, "rule 1: `rule` is None. There are rename, copy"),
         ({"rules": [{"rule": "renam"}]}, "`rule` is 'renam'; did you mean 'rename'"),
