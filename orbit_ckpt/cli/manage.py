@@ -28,18 +28,18 @@ from orbit_ckpt.cli.runs import (
     METRIC,
     AnyStepName,
     Keeping,
-    is_run,
+    holds_own_files,
     list_run,
 )
 from orbit_ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from orbit_ckpt.formats.registry import built_in_formats, foreign_format
+from orbit_ckpt.formats.registry import built_in_formats, foreign_format, foreign_steps
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
 from orbit_ckpt.storage.atomic import is_in_progress
-from orbit_ckpt.storage.layout import PINNED, is_temporary_name
+from orbit_ckpt.storage.layout import PINNED, STEP_METADATA, is_temporary_name
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
 _GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
@@ -90,12 +90,15 @@ def rm(
     """
     directory = resolve_path(path)
     if not directory.is_dir():
-        raise CheckpointNotFoundError(f"No checkpoint at {directory}: nothing is there.")
+        raise CheckpointNotFoundError(
+            f"No directory at {directory}: {describe_directory(directory)}. Give the directory of "
+            "a checkpoint; files are not deleted."
+        )
     is_left = is_temporary_name(directory.name) or is_in_progress(directory)
     if isinstance(directory, StorePath):  # beside a marker it says nothing
         is_left = is_left and not is_committed(directory)
-    if not is_left and is_run(directory):
-        raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
+    if not is_left:
+        _check_removable(directory)
     if (directory / PINNED).exists() and not force:
         raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
     nbytes = stored_bytes(directory)
@@ -111,6 +114,33 @@ def rm(
         print_json("rm", path=directory, bytes=nbytes)
     else:
         echo(f"deleted {directory}{_size(nbytes)}")
+
+
+def _check_removable(directory: Path) -> None:
+    """Check that a directory is one checkpoint and nothing else.
+
+    Raises:
+        CheckpointNotFoundError: It is none.
+        ValueError: It is a run, an item, or a directory that may have other things too.
+    """
+    in_store = isinstance(directory, StorePath)
+    foreign = None if in_store else foreign_format(directory)
+    if list_run(directory, foreign) is not None:
+        raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
+    if in_store or (directory / STEP_METADATA).exists():
+        return
+    parent = directory.parent
+    around = foreign_format(parent)
+    steps = () if around is None else foreign_steps(parent, around)
+    if (parent / STEP_METADATA).exists() or (around is not None and not steps):
+        raise ValueError(f"{directory} is a part of the checkpoint {parent}; give that.")
+    is_step = foreign is None and AnyStepName().parse(directory.name) is not None
+    is_step = is_step or directory in [one.path for one in steps]
+    if not (is_step or holds_own_files(directory)):
+        raise ValueError(
+            f"{directory} has a checkpoint in it, but perhaps other things too: "
+            f"{describe_directory(directory)}. If you mean all of it, delete it yourself."
+        )
 
 
 def prune(  # noqa: PLR0913, PLR0917 - options of a command

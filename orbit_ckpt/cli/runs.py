@@ -150,7 +150,7 @@ def is_run(path: Path) -> bool:
     if isinstance(path, StorePath):
         return _is_run_in_store(path)
     check_complete(path)
-    if any((path / name).exists() for name in _OWN_FILES) or holds_tree(path):
+    if holds_own_files(path):
         return False
     names = AnyStepName()
     children = [child for child in path.iterdir() if child.is_dir()]
@@ -162,6 +162,11 @@ def is_run(path: Path) -> bool:
         f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was saved "
         "to, or the one with the steps of a run."
     )
+
+
+def holds_own_files(path: Path) -> bool:
+    """Whether a directory has files that only a checkpoint has, or an item of one."""
+    return any((path / name).exists() for name in _OWN_FILES) or holds_tree(path)
 
 
 def _is_run_in_store(path: StorePath) -> bool:

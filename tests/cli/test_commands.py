@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -308,8 +309,17 @@ def test_rm_deletes_nothing_else(cli: Run, own_run: Path, tmp_path: Path) -> Non
     (tmp_path / "papers/thesis.txt").write_text("precious")
     assert "No checkpoint" in cli("rm", "papers", "--yes", status=2).err
     assert (tmp_path / "papers/thesis.txt").exists()
+    assert "it is a file" in cli("rm", "papers/thesis.txt", "--yes", status=2).err
     assert "is a run" in cli("rm", own_run, "--yes", status=2).err
     assert len(os.listdir(own_run)) == 3
+    error = cli("rm", own_run / "20" / "default", "--yes", status=2).err
+    assert f"is a part of the checkpoint {own_run / '20'}" in error
+    assert ocp.verify(own_run).is_intact
+    shutil.copytree(own_run / "20" / "default", tmp_path / "papers" / "item")
+    error = cli("rm", "papers", "--yes", status=2).err
+    assert "perhaps other things too: it is a directory with item, thesis.txt" in error
+    cli("rm", "papers/item", "--yes")
+    assert os.listdir(tmp_path / "papers") == ["thesis.txt"]
 
 
 def test_prune_deletes_what_no_rule_keeps(cli: Run, own_run: Path) -> None:

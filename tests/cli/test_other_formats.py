@@ -175,6 +175,18 @@ def test_prune_deletes_steps_of_other_programs_runs_only(cli: Run, tmp_path: Pat
     }
 
 
+def test_rm_deletes_steps_of_other_programs_runs_only(cli: Run, tmp_path: Path) -> None:
+    for name in ("t5x/v3_keep_pinned", "levanter", "eformer", "safetensors"):
+        shutil.copytree(SAMPLES / name, tmp_path / name)
+    assert "is pinned" in cli("rm", "t5x/v3_keep_pinned/checkpoint_2", "--yes", status=2).err
+    for step in ("t5x/v3_keep_pinned/checkpoint_4", "levanter/step-7", "eformer/run-20_structured"):
+        cli("rm", step, "--yes")
+        assert not (tmp_path / step).exists()
+    for other in ("safetensors", "eformer/run-10_unstructured/dense"):
+        cli("rm", other, "--yes", status=2)
+        assert (tmp_path / other).is_dir()
+
+
 def test_a_directory_that_no_reader_knows_is_refused_with_what_is_there(
     cli: Run, tmp_path: Path
 ) -> None:
