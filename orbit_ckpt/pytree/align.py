@@ -32,12 +32,14 @@ class Alignment(Struct, frozen=True):
         filled: Leaves of the result that do not come from the checkpoint.
         origins: Where those come from.
         paths: Where those sit that are in no target.
+        difference: Leaves that are missing or unexpected, which the request does not allow.
     """
 
     wanted: Mapping[NamePath, object] | None
     filled: Mapping[NamePath, object]
     origins: Mapping[NamePath, Origin]
     paths: Mapping[NamePath, KeyPath]
+    difference: TreeDifference | None = None
 
     def is_read(self, names: NamePath) -> bool:
         """Whether a leaf that the checkpoint has is part of the result."""
@@ -47,11 +49,7 @@ class Alignment(Struct, frozen=True):
 
 
 def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Alignment:
-    """Return which leaves come from where.
-
-    Raises:
-        TreeMismatchError: Leaves are missing or unexpected, and the request does not allow it.
-    """
+    """Return which leaves come from where, and what must not be missing or unexpected."""
     fallback = flatten(request.fallback) if request.has_fallback else None
     spare = _leaves(fallback)
     if target is None:
@@ -71,9 +69,7 @@ def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Align
     missing += _keep(view.kept, wanted, spare, filled, origins)
     unexpected = () if request.unexpected == "ignore" else difference.unexpected
     found = TreeDifference(missing, unexpected, difference.changed, difference.candidates)
-    if found:
-        raise mismatch(found)
-    return Alignment(wanted, filled, origins, {})
+    return Alignment(wanted, filled, origins, {}, found or None)
 
 
 def _leaves(tree: FlatTree | None) -> dict[NamePath, object]:
@@ -188,7 +184,7 @@ def check_leaves(
     unchecked: Mapping[NamePath, object],
     request: RestoreRequest,
 ) -> None:
-    """Check shapes and dtypes against those of the target.
+    """Check leaves, their shapes and dtypes against the target.
 
     Args:
         alignment: Which leaves are wanted.
@@ -201,7 +197,8 @@ def check_leaves(
         TreeMismatchError: Some differ; lists all of them.
     """
     wanted = alignment.wanted or {}
-    changed: dict[NamePath, str] = {}
+    difference = alignment.difference or TreeDifference([], [], {})
+    changed = dict(difference.changed)
 
     def check(names: NamePath, metadata: Metadata | None) -> None:
         if names in unchecked and isinstance(metadata, ArrayMetadata):
@@ -227,8 +224,9 @@ def check_leaves(
     for names, value in alignment.filled.items():
         if alignment.origins[names] == "fallback" and names in wanted:
             check(names, _metadata_of(value))
-    if changed:
-        raise mismatch(TreeDifference([], [], changed))
+    difference = structs.replace(difference, changed=changed)
+    if difference:
+        raise mismatch(difference)
 
 
 def _metadata_of(value: object) -> Metadata | None:

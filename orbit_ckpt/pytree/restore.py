@@ -97,14 +97,11 @@ async def plan_tree(
         view = view_through(request.rules, records, await stored.metadata(known), target)
     if request.only is not None or request.skip is not None:
         view = select(view, target, request.only, request.skip)
-    plan = TreePlan(
-        request,
-        stored,
-        view,
-        target,
-        align(view, target, request),
-        restore_args(request, target, view),
-    )
+    alignment = align(view, target, request)
+    if alignment.difference is not None and not request.typed:
+        raise mismatch(alignment.difference)  # else told with what differs in shape or dtype
+    args = restore_args(request, target, view)
+    plan = TreePlan(request, stored, view, target, alignment, args)
     if target is None and not request.is_whole:  # fails now, if at all
         empty = {names: None for names, record in view.records.items() if record.is_empty}
         paths = _paths(plan)

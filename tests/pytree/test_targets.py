@@ -85,6 +85,20 @@ def test_one_error_lists_every_difference_with_the_nearest_names(saved: Path) ->
     assert "partial_restore" in message
 
 
+def test_one_error_lists_what_is_missing_unexpected_and_different(saved: Path) -> None:
+    target = TREE | {
+        "dense": {"kernels": jnp.asarray(GRID), "bias": np.zeros(9, np.float32)},
+        "name": 3,
+    }
+    with pytest.raises(TreeMismatchError) as caught:
+        ocp.load(saved, like=target)
+    assert caught.value.paths == ("dense.kernels", "dense.kernel", "dense.bias", "name")
+    message = str(caught.value)
+    assert "dense.kernels (nearest: dense.kernel)" in message
+    assert "dense.bias: shape (9,) wanted, (8,) stored" in message
+    assert "name: the target has a int, a string is stored" in message
+
+
 def test_one_error_lists_every_leaf_of_another_shape_or_kind(saved: Path) -> None:
     target = TREE | {
         "dense": {"kernel": jnp.zeros((8, 4)), "bias": np.zeros(8, np.int32)},
