@@ -6,8 +6,10 @@ import doctest
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -20,7 +22,36 @@ import orbit_ckpt
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
-PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs" / "how-to").glob("*.md")), ROOT / "docs/explanation/format.md"]
+
+README_STATE = """
+    import jax, jax.numpy as jnp
+    import orbit_ckpt
+    from orbit_ckpt import convert, save
+
+    path = "runs/orbax"
+    state = {"params": {"w": jnp.ones((4, 8)), "b": jnp.zeros(8)}, "step": jnp.int32(0)}
+    sharding = jax.NamedSharding(jax.make_mesh((1,), ("x",)), jax.P("x"))
+
+    def train_step(state):
+        return {**state, "step": state["step"] + 1}
+
+    save("runs/as_t5x", {"target": state["params"], "state": {"step": 0}})
+    convert("runs/as_t5x", "t5x_run/checkpoint_0", to="t5x")
+    convert("runs/as_t5x", "model.safetensors", to="safetensors", only="target/**")
+"""
+MULTIHOST_STATE = """
+    import socket
+    import jax, jax.numpy as jnp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    jax.distributed.initialize(address, 1, 0)  # before anything that makes arrays
+    jax.distributed.initialize = lambda: None
+    sharding = jax.NamedSharding(jax.make_mesh((1,), ("x",)), jax.P("x"))
+    state = {"w": jax.device_put(jnp.ones(8), sharding)}
+"""
 
 
 def run(script: Path, directory: Path, *path: Path) -> None:
@@ -37,6 +68,15 @@ def run(script: Path, directory: Path, *path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def run_blocks(page: str, directory: Path, *, before: str = "") -> None:
+    """Run the Python examples of a page as one script."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert blocks
+    script = directory / "page.py"
+    script.write_text("\n".join([textwrap.dedent(before), *blocks]))
+    run(script, directory)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
@@ -46,11 +86,31 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
-    run(script, tmp_path)
+    run_blocks(page.read_text(), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_readme_runs(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text()
+    run_blocks(page, tmp_path, before=README_STATE)
+    commands = re.findall(r"^orbit-ckpt (.*?)(?: {2,}#.*)?$", page, re.MULTILINE)
+    assert len(commands) >= 7
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "orbit_ckpt.cli", *shlex.split(command)],
+            check=False,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        status = 1 if command.startswith("diff") else 0  # two steps do differ
+        assert done.returncode == status, command + done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_examples_for_several_processes_run_on_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs/explanation/multihost.md").read_text()
+    run_blocks(page.replace("/shared", str(tmp_path)), tmp_path, before=MULTIHOST_STATE)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
