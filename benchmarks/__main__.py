@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse(arguments)
     if options.plot:
-        # Not for every run: matplotlib takes its time, and may not be installed.
-        from benchmarks.plot import plot_cost_per_leaf as plot  # noqa: PLC0415
+        from benchmarks.plot import plot_cost_per_leaf as plot  # noqa: PLC0415 - matplotlib is slow, and optional
     else:
         plot = None
     if options.replay:
