@@ -125,7 +125,7 @@ def _caption(results: Results) -> str:
     software = [name for name in machine if name not in (*hardware, "jaxlib", "numpy")]
     processor = f"{machine['cpu']}, {machine['cores']} cores, {machine.get('memory', '')}"
     versions = ", ".join(f"{name} {machine[name]}" for name in software)
-    trees = (
-        f"Half of the leaves 4 KB, half 128 bytes; medians over {results.options['rounds']} rounds"
-    )
+    count = results.options["rounds"]
+    rounds = "one round" if count == 1 else f"medians over {count} rounds"
+    trees = f"Half of the leaves 4 KB, half 128 bytes; {rounds}"
     return f"{trees}. {processor}.\n{versions}."
