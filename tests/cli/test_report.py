@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,27 @@ def test_a_page_that_cannot_be_written_and_what_is_no_checkpoint(nasty: Path) ->
     with pytest.raises(CheckpointNotFoundError):
         write_report(nasty / "none", nasty.parent / "report.html")
     assert not (nasty.parent / "report.html").exists()
+
+
+def brightness(colour: str) -> float:
+    """Return the relative luminance of a colour `#rrggbb`, as WCAG defines it."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_texts_stand_out_in_light_and_dark(nasty: Path, tmp_path: Path) -> None:
+    write_report(nasty, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    modes = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    assert len(modes) == 2
+    for mode in modes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", mode))
+        for name, behind in product(
+            ("ink", "soft", "faint", "accent", "bad"), ("page", "surface", "hover")
+        ):
+            low, high = sorted(brightness(colours[part]) for part in (name, behind))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name} on {behind}: {mode}"
 
 
 Browse = Callable[..., str]
