@@ -13,7 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt import transform as tf
-from orbit_ckpt.errors import TreeMismatchError
+from orbit_ckpt.errors import CorruptionError, TreeMismatchError
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.support import LAYOUTS, assert_same_tree, checkpointer, make_mesh, put
 
 NOISE = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
@@ -88,14 +90,25 @@ def test_long_tables_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", LAYOUTS)
-def test_plan_reads_no_chunk(saved: Path, options: dict[str, Any]) -> None:
+def test_plan_and_metadata_read_no_chunk(saved: Path, options: dict[str, Any]) -> None:
     checkpointer(**options).save(
         saved, args=ocp.args.PyTreeSave(TREE | {"lost": NOISE}), force=True
     )
-    if not options["use_ocdbt"]:
-        for file in (saved / "lost").rglob("*"):
-            if file.is_file() and file.name not in ("zarr.json", ".zarray"):
-                file.write_bytes(b"?" * file.stat().st_size)
+    if options["use_ocdbt"]:
+        chunks = [v for k, v in read_index(saved).items() if k.startswith("lost/")]
+        extents = [value for value in chunks if isinstance(value, Extent)]
+    else:
+        files = [file for file in (saved / "lost").rglob("*") if file.is_file()]
+        found = [file for file in files if file.name not in ("zarr.json", ".zarray")]
+        extents = [Extent(str(file), 0, file.stat().st_size) for file in found]
+    for extent in extents:
+        with open(extent.file, "r+b") as file:
+            file.seek(extent.offset)
+            file.write(b"?" * extent.length)
+    with pytest.raises(CorruptionError):
+        ocp.load(saved, only="lost")
+    described: Any = ocp.metadata(saved).tree
+    assert described["lost"].shape == NOISE.shape
     plan = ocp.plan(saved, only="lost")
     assert plan.bytes_read > 0
     assert plan.leaves[0].over_read == 1.0
