@@ -209,27 +209,29 @@ def test_options_say_who_writes_replicas(directory: Path, count: int) -> None:
     assert sorted(written("few"), reverse=True) == [nbytes // 2] * 2 + [0] * (count - 2)
 
 
+def stored_bytes(path: Path, layout: str) -> int:
+    """Return the size of the chunks of all arrays of a layout."""
+    store = open_store(CheckedDirectory(path))
+    keys = [key for name in LAYOUTS[layout] for key in store.keys_below(f"arrays.{name}")]
+    return sum(store.length(key) or 0 for key in keys if "/c" in key)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", SEVERAL)
 def test_one_replica_reads_and_sends_to_the_others(
     directory: Path, reports: Reports, count: int
 ) -> None:
-    store = open_store(CheckedDirectory(directory / f"replicated_{count}"))
-    stored = sum(
-        store.length(key) or 0
-        for name in LAYOUTS["replicated"]
-        for key in store.keys_below(f"arrays.{name}")
-        if "/c" in key
-    )
+    stored = stored_bytes(directory / f"replicated_{count}", "replicated")
     others = 100  # the numpy array and the number, which all processes read
     for replica in (0, 1):
         read = [reports[count, i]["broadcast"][f"replicated_0_{replica}"] for i in range(count)]
         senders = [nbytes for nbytes in read if nbytes > others]
         assert len(senders) == count // 2  # the devices of one of two replicas
         assert all(stored <= nbytes < stored + others for nbytes in senders)
-    # partitioned over the axis: every process reads its own part
+    # partitioned over the axis: every process reads its own part, and nothing else
     read = [reports[count, i]["broadcast"]["sharded_0_0"] for i in range(count)]
     assert min(read) > others
+    assert sum(read) < stored_bytes(directory / f"sharded_{count}", "sharded") + count * others
 
 
 @pytest.mark.slow
