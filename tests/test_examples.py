@@ -54,8 +54,8 @@ MULTIHOST_STATE = """
 """
 
 
-def run(script: Path, directory: Path, *path: Path) -> None:
-    """Run a script in a directory, with directories to import from."""
+def run(script: Path, directory: Path, *path: Path) -> str:
+    """Run a script in a directory, with directories to import from; return what it prints."""
     paths = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, script],
@@ -66,15 +66,16 @@ def run(script: Path, directory: Path, *path: Path) -> None:
         env={**os.environ, "PYTHONPATH": paths.strip(os.pathsep)},
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
-def run_blocks(page: str, directory: Path, *, before: str = "") -> None:
-    """Run the Python examples of a page as one script."""
+def run_blocks(page: str, directory: Path, *, before: str = "") -> str:
+    """Run the Python examples of a page as one script; return what they print."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert blocks
     script = directory / "page.py"
     script.write_text("\n".join([textwrap.dedent(before), *blocks]))
-    run(script, directory)
+    return run(script, directory)
 
 
 @pytest.mark.slow
@@ -86,7 +87,10 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    run_blocks(page.read_text(), tmp_path)
+    printed = run_blocks(page.read_text(), tmp_path).replace(str(tmp_path), "/home/me")
+    shown = re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    for block in shown if page.stem == "load" else ():  # those of other pages are not printed
+        assert block in printed
 
 
 @pytest.mark.slow
