@@ -11,7 +11,14 @@ from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform import arrays
 from orbit_ckpt.transform.nodes import UNKNOWN, Apply, ArrayInfo, FromTarget, Node, Part, Read
-from orbit_ckpt.transform.patterns import Pattern, compile_pattern, expand, is_exact, join_name
+from orbit_ckpt.transform.patterns import (
+    Pattern,
+    compile_pattern,
+    expand,
+    is_exact,
+    join_name,
+    pattern_text,
+)
 from orbit_ckpt.transform.rules import (
     AssignmentMap,
     Cast,
@@ -293,7 +300,7 @@ class _Tree:
             made[name] = self._node(old)
             taken.add(old)
         if unused and rule.require_all:
-            patterns = sorted(pairs[index][0].pattern for index in unused)
+            patterns = [pattern_text(rule.pairs[index][0]) for index in sorted(unused)]
             raise self._error(f"Unused patterns in `assignment_map`: {patterns}")
         for name in taken:
             del self.nodes[name]

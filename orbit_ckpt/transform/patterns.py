@@ -88,8 +88,8 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
     """
     if "*" in template:
         raise ValueError(
-            f"{template!r} is a pattern; a new name refers to what {_text(pattern)!r} matches: "
-            r"\1 is its first wildcard or group."
+            f"{template!r} is a pattern; a new name refers to what "
+            rf"{pattern_text(pattern)!r} matches: \1 is its first wildcard or group."
         )
     if any(character < " " for character in template):
         raise ValueError(rf"{template!r} has control characters; write r'\1', a raw string.")
@@ -99,8 +99,8 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
         known = int(number) <= compiled.groups if number else name in (*compiled.groupindex, *more)
         if not known:
             raise ValueError(
-                f"{template!r} refers to {reference.group().rstrip('/')}, but {_text(pattern)!r} "
-                f"has {compiled.groups} wildcards or groups."
+                f"{template!r} refers to {reference.group().rstrip('/')}, but "
+                f"{pattern_text(pattern)!r} has {compiled.groups} wildcards or groups."
             )
 
 
@@ -126,5 +126,6 @@ def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
     return [*parts, (template[end:], None, "")]
 
 
-def _text(pattern: Pattern) -> str:
+def pattern_text(pattern: Pattern) -> str:
+    """Return a pattern as its user wrote it."""
     return pattern if isinstance(pattern, str) else pattern.pattern

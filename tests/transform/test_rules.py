@@ -320,6 +320,18 @@ def test_an_assignment_map_exchanges_names_at_once(saved: Path) -> None:
     assert found["name"] == "mine"
 
 
+def test_an_assignment_map_that_does_not_fit_says_why_in_the_words_of_t5x(saved: Path) -> None:
+    unused = [("name", "name"), ("layer*/**", None), (re.compile(r"opt/(\d)/xu"), None)]
+    with pytest.raises(TransformError) as raised:
+        ocp.load(saved, model(), transforms=[AssignmentMap(unused)])
+    listed = ["layer*/**", r"opt/(\d)/xu"]
+    assert f"Unused patterns in `assignment_map`: {listed}" in str(raised.value)
+    ocp.load(saved, model(), transforms=[AssignmentMap(unused, require_all=False)])
+    missing = "Parameter 'nane' does not exist in restore checkpoint. Must be one of: "
+    with pytest.raises(TransformError, match=missing):
+        ocp.load(saved, model(), transforms=[AssignmentMap([("name", "nane")])])
+
+
 def test_leaves_of_the_target_stay_where_a_rule_says_so(saved: Path) -> None:
     target = {**model(), "new": np.full(2, 7)}
     target["name"] = "mine"
