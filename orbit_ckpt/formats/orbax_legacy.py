@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from orbit_ckpt.metadata.schema import EMPTY_TYPES, UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
+from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import make_key
 
@@ -89,6 +90,9 @@ def _find_documents(directory: Path) -> list[tuple[str, str]]:
     if is_ocdbt(directory):
         keys = (key.rpartition("/") for key in read_index(directory))
         return [(name, last) for name, _, last in keys if last in _DOCUMENTS]
+    if isinstance(directory, StorePath):  # where one request lists everything
+        keys = (key.partition("/") for key in directory.keys_below())
+        return [(name, rest) for name, _, rest in keys if rest in _DOCUMENTS]
     return [
         (entry.name, document)
         for entry in directory.iterdir()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import resolve_path
+from tests.formats.zarr_samples import write_array
 from tests.interop.expected import checkpoints, comparison_for
 from tests.stores.proxy import Failure, Proxy
 
@@ -43,6 +46,18 @@ def test_a_copied_checkpoint_of_orbax_restores(s3: str, tmp_path: Path, release:
             loaded = ocp.load(url)
         wrong += [f"{name} {line}" for line in comparison_for(name).differences(tree, loaded)]
     assert wrong == []
+
+
+def test_the_structure_of_a_checkpoint_without_documents_takes_one_listing(
+    s3: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    for i in range(30):
+        write_array(tmp_path / f"w{i}", np.full(2, i))
+    copy_into(f"{s3}/1", tmp_path)
+    proxy.requests.clear()
+    tree: Any = ocp.metadata(f"{s3}/1").tree
+    assert len(tree) == 30
+    assert len(proxy.requests) < 3 * 30
 
 
 def test_a_store_that_fails_tensorstore_is_no_damage(s3: str, proxy: Proxy, tmp_path: Path) -> None:
