@@ -140,7 +140,10 @@ def save_and_load(directory: Path, report: dict[str, Any]) -> None:
             path = directory / f"{layout}_{saved}"
             wait_for(path)
             wanted = shardings(layout, mesh_for(layout))
-            check(ocp.load(path, like=make_tree(layout)), layout, wanted)
+            with counted() as total:
+                tree = ocp.load(path, like=make_tree(layout))
+            check(tree, layout, wanted)
+            report["read"][f"{layout}_{saved}"] = total[0]
             turned = shardings(layout, mesh_for(layout, axes=("y", "x")))
             check(ocp.load(path, like=targets(turned)), layout, turned)
             report["loaded"].append(f"{layout}_{saved}")
@@ -316,7 +319,7 @@ def main() -> None:
     if int(count) > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
     assert len(jax.local_devices()) == int(devices)
-    report: dict[str, Any] = {"loaded": [], "broadcast": {}, "disagreed": {}}
+    report: dict[str, Any] = {"loaded": [], "read": {}, "broadcast": {}, "disagreed": {}}
     for step in SCENARIOS[scenario]:
         step(Path(directory), report)
     if int(count) > 1:

@@ -139,6 +139,19 @@ def test_arrays_come_back_bit_for_bit_on_any_number_of_processes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("saved", COUNTS)
+@pytest.mark.parametrize("loaded", SEVERAL)
+def test_each_process_reads_only_what_its_shards_need(
+    reports: Reports, saved: int, loaded: int
+) -> None:
+    others = 100  # the numpy array and the number, which all processes read
+    everything = reports[1, 0]["read"][f"sharded_{saved}"]
+    read = [reports[loaded, index]["read"][f"sharded_{saved}"] for index in range(loaded)]
+    assert max(read) < everything / loaded + others
+    assert sum(read) >= everything
+
+
+@pytest.mark.slow
 @pytest.mark.interop
 def test_processes_load_what_two_of_orbax_have_saved(reports: Reports) -> None:
     for report in reports.values():

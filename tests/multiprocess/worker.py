@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,12 +158,10 @@ def killed(directory: Path) -> None:
 
     if jax.process_index() == 1:
         setattr(DatabaseWriter, "close", die)  # noqa: B010 - a method
-    began = time.monotonic()
     error = raised_by(lambda: save(directory / "later", tree, timeout_s=SHORT_S))
-    assert time.monotonic() - began < 5 * SHORT_S
     assert isinstance(error, ProcessTimeoutError), error
     assert error.missing == {1: "writing"}
-    assert "process 1 (last: writing)" in str(error)
+    assert f"waited {SHORT_S:g} s at barrier 'written' for process 1 (last: writing)" in str(error)
     assert names_in(directory) == ["earlier"], names_in(directory)
     check_tree(ocp.load(directory / "earlier", like=tree))
     print("done", flush=True)
@@ -176,7 +173,9 @@ def hosts(directory: Path) -> None:
     index = jax.process_index()
     tree = make_tree()
 
-    second = ocp.MultiprocessingOptions(primary_host=1, timeout_secs=LONG_S)
+    second = ocp.MultiprocessingOptions(
+        primary_host=1, timeout_secs=LONG_S, barrier_sync_key_prefix="a program/of several"
+    )
     items = ocp.args.Composite(
         state=ocp.args.StandardSave({**tree, "numpy": np.full(3, index)}),
         notes=ocp.args.JsonSave([index]),

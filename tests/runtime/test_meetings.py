@@ -20,8 +20,8 @@ from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 LONG, SHORT = 20.0, 0.1
 
 
-def groups_in(store: MemoryKeyValues, count: int) -> list[KeyValueGroup]:
-    return [KeyValueGroup(store, Process(index, count)) for index in range(count)]
+def groups_in(store: MemoryKeyValues, count: int, prefix: str = "") -> list[KeyValueGroup]:
+    return [KeyValueGroup(store, Process(index, count), prefix=prefix) for index in range(count)]
 
 
 def on_all(count: int, run: Callable[[Process, Operation], object]):
@@ -161,6 +161,15 @@ def test_same_name_can_be_used_again_at_once():
 
     for value in (b"1", b"2", b"3"):
         assert run_groups(groups, run) == [value] * 3
+
+
+def test_programs_with_other_prefixes_do_not_meet():
+    store = MemoryKeyValues()
+    programs = {prefix: groups_in(store, 2, prefix) for prefix in ("", "a", "a/b")}
+    for prefix, (primary, _) in programs.items():  # which waits for nobody
+        primary.join("a save", LONG).broadcast("first", prefix.encode())
+    for prefix, (_, other) in programs.items():
+        assert other.join("a save", LONG).broadcast("first", None) == prefix.encode()
 
 
 def test_all_join_another_attempt_after_one_has_failed():
