@@ -18,8 +18,8 @@ from orbit_ckpt.storage.store_path import StorePath
 class StepKeeper:
     """Applies retention rules to the steps of an index.
 
-    What goes wrong is told once by `error` or `check`: a step that could not be deleted is no
-    reason for a save to fail.
+    What goes wrong is told once by `error`: a step that could not be deleted is no reason for a
+    save to fail.
     """
 
     def __init__(
@@ -114,21 +114,9 @@ class StepKeeper:
             errors[0].add_note(f"Also: {other}")
         return errors[0] if errors else None
 
-    def check(self) -> None:
-        """Raise what has gone wrong.
-
-        Raises:
-            StorageError: A deletion has failed.
-            CheckpointError: A policy has failed; nothing was deleted.
-        """
-        error = self.error()
-        if error is not None:
-            raise error
-
     def wait(self) -> None:
-        """Wait for the other thread."""
-        while self._running:
-            self._running.popitem()[1].result()
+        """Wait for the other thread; several may wait."""
+        wait(list(self._running.values()))
 
     def make_way(self, path: Path) -> None:
         """Before a save, wait until nothing is removed where it writes, as may be in a store."""
@@ -203,10 +191,10 @@ class StepKeeper:
         path, what = found
         try:
             self._deleter.remove(aside, path)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - told by `error`: nobody waits for a result
             self._aside[aside] = (path, what)
             self._note_failed(what, path, error)
 
-    def _note_failed(self, what: str, path: Path, error: OSError) -> None:
+    def _note_failed(self, what: str, path: Path, error: Exception) -> None:
         advice = "Check the permissions there, or delete it yourself."
         self.note(f"Deleting {what} ({path}) failed: {error}. {advice}", error)

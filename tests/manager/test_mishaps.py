@@ -585,6 +585,52 @@ def test_deletions_that_wait_for_others_are_done_once(
     assert manager.all_steps() == [5]
 
 
+def test_each_of_two_threads_waits_for_a_deletion(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    remove = deletion.StepDeleter.remove
+
+    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
+        assert release.wait(60)
+        remove(self, aside, directory)
+
+    monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
+    manager = run(enable_background_delete=True)
+    manager.save(1, tree(1))
+    manager.wait_until_finished()
+    manager.delete(1)
+    waiting = [threading.Thread(target=manager.wait_until_finished) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    waiting[1].join(0.2)
+    both_wait = all(thread.is_alive() for thread in waiting)
+    release.set()
+    for thread in waiting:
+        thread.join()
+    assert both_wait
+
+
+def test_an_unexpected_error_of_a_deletion_is_told_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+
+    def fail(*_: object) -> None:
+        assert release.wait(60)
+        raise ValueError("no idea")
+
+    manager = run(enable_background_delete=True)
+    manager.save(1, tree(1))
+    manager.wait_until_finished()
+    monkeypatch.setattr(deletion.StepDeleter, "remove", fail)
+    manager.delete(1)
+    release.set()
+    with pytest.raises(CheckpointError, match=r"Deleting step 1 .* failed: no idea"):
+        manager.wait_until_finished()
+    manager.wait_until_finished()
+
+
 def test_a_subclass_of_a_handler_does_not_take_its_place() -> None:
     class Mine(ocp.JsonHandler):
         pass
