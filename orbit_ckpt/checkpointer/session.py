@@ -96,6 +96,8 @@ class SaveSession:
         operation = self._join()
         try:
             operation.fail(error, Barrier)
+            if self._is_primary:
+                operation.wait_for_others()  # they may yet come to this attempt
         finally:
             operation.leave()
 

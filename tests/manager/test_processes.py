@@ -279,6 +279,31 @@ def test_what_one_process_cannot_save_fails_on_all_at_once(
     assert same(run.finish(), None)
 
 
+def test_a_second_attempt_is_not_taken_for_the_first_by_those_that_are_slow(
+    tmp_path: Path,
+) -> None:
+    store = MemoryKeyValues()
+    groups = [KeyValueGroup(store, Process(index, COUNT)) for index in range(COUNT)]
+    run = Run(tmp_path / "run", groups)
+    run.open()
+
+    def save_twice(index: int) -> list[Any]:
+        while index != 0 and not any(key.endswith("outcome/created") for key in store.keys):
+            time.sleep(0.001)
+        answers: list[Any] = []
+        for items in (None if index == 0 else tree(1), tree(10)):
+            try:
+                answers.append(run.managers[index].save(1, items))
+            except (ValueError, ProcessFailedError) as error:
+                answers.append(str(error))
+        return answers
+
+    for first, second in run.each(save_twice):
+        assert "Nothing to save" in str(first)
+        assert second is True
+    assert same(run.finish(), None)
+
+
 def test_a_step_that_exists_is_refused_on_all(run: Run) -> None:
     run.open()
     run.save(1)
