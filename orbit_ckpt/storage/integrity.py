@@ -16,7 +16,7 @@ from crc32c import crc32c
 from msgspec import Struct, field
 
 from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
-from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.atomic import sync_directory, write_file
 from orbit_ckpt.storage.identity import Stamp, stamp_of
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
@@ -25,11 +25,11 @@ from orbit_ckpt.storage.layout import (
     OCDBT_DATA,
     OCDBT_MANIFEST,
 )
-from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 22
-_OBJECT_BLOCK_BYTES = 1 << 26
+_OBJECT_BLOCK_BYTES = 1 << 24
 
 OCDBT_FILES = (OCDBT_MANIFEST, f"{OCDBT_DATA}/")
 """Files that check themselves if all arrays of the database are zarr3 with checksums."""
@@ -135,9 +135,13 @@ def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None
     files = dict(earlier.files) if earlier else {}
     skipped = tuple(self_checked) or (tuple(earlier.self_checked) if earlier else ())
     names, prefixes = set(skipped), tuple(name for name in skipped if name.endswith("/"))
-    for path in _walk(directory, ""):
-        if path not in files and path not in names and not path.startswith(prefixes):
-            files[path] = _measure(directory / path)
+    new = [
+        path
+        for path in _walk(directory, "")
+        if path not in files and path not in names and not path.startswith(prefixes)
+    ]
+    records = map_paths(_measure, [directory / path for path in new], root=directory)
+    files.update(zip(new, records, strict=True))
     file = directory / MANIFEST
     file.unlink(missing_ok=True)
     write_file(file, Manifest(files, skipped).to_bytes())
@@ -161,6 +165,7 @@ def forget_files(directory: Path, prefix: str) -> None:
     new.unlink(missing_ok=True)
     write_file(new, Manifest(kept, manifest.self_checked).to_bytes())
     new.replace(directory / MANIFEST)
+    sync_directory(directory)  # before the files go
 
 
 class CheckedDirectory:

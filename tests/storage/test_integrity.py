@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -14,6 +15,7 @@ from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.storage.integrity import (
     CheckedDirectory,
     Manifest,
+    forget_files,
     read_manifest,
     write_manifest,
 )
@@ -140,6 +142,27 @@ def test_a_second_call_keeps_what_the_first_recorded(covered: Path) -> None:
     assert files_of(covered) == {"a", "b", "empty", "d/chunk"}
     with pytest.raises(CorruptionError, match="a is damaged"):
         CheckedDirectory(covered).verify("a")
+
+
+def test_what_is_forgotten_is_so_on_the_disk(
+    covered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def record(name: str, operation: Any) -> None:
+        def recorded(*args: Any) -> None:
+            done.append(name)
+            operation(*args)
+
+        monkeypatch.setattr(os, name, recorded)
+
+    record("fsync", os.fsync)
+    record("replace", os.replace)
+    forget_files(covered, "d/")
+    assert files_of(covered) == {"a", "empty"}
+    assert done == ["fsync", "replace", "fsync"]  # the file, its name
+    forget_files(covered, "d/")
+    assert len(done) == 3
 
 
 def test_an_item_with_a_manifest_is_covered_by_it(covered: Path) -> None:

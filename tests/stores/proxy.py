@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Literal
 
 Failure = Literal["503", "reset", "silence", "403"]
@@ -94,12 +93,7 @@ class Proxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._silence.set()
         self._server.shutdown()
         self._server.server_close()

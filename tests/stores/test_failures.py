@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,18 @@ def test_neighbours_are_read_together(s3: str, proxy: Proxy) -> None:
 def test_saving_asks_for_few_things(s3: str, proxy: Proxy) -> None:
     ocp.save(f"{s3}/1", {f"leaf{i}": np.full(2000, i) for i in range(300)})
     assert len(proxy.requests) < 40, proxy.requests
+
+
+def test_what_a_save_measures_it_asks_for_at_once(s3: str, proxy: Proxy) -> None:
+    both = threading.Barrier(2)
+
+    def fails(method: str, path: str, _: int) -> None:
+        if method == "GET" and "/c/0" in path:
+            both.wait(60)  # else one after the other would do
+
+    proxy.fails = fails
+    handler = ocp.PyTreeHandler(use_ocdbt=False)
+    ocp.Checkpointer(handler).save(f"{s3}/1", {"a": np.arange(10_000), "b": np.arange(10_000)})
 
 
 def test_an_object_that_is_too_large_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
