@@ -19,8 +19,9 @@ from orbit_ckpt.storage.store_path import StorePath
 DEFAULT_OBJECT_BYTES = 1 << 26
 """Size at which an object is sent; a thread holds so much."""
 
-_MAX_UPLOADS = 4
-"""How many objects are on their way at once."""
+_MAX_UPLOADS = 16
+_MAX_UPLOAD_BYTES = 4 * DEFAULT_OBJECT_BYTES
+"""How many objects are on their way at once, and how many bytes; one object may have more."""
 
 _ABORT_S = 60.0
 """Longest that is waited for all that is on its way."""
@@ -31,7 +32,8 @@ class Uploads:
 
     def __init__(self, root: StorePath) -> None:
         self._root = root
-        self._pending: deque[tuple[str, ts.Future[Any]]] = deque()
+        self._pending: deque[tuple[str, ts.Future[Any], int]] = deque()
+        self._held = 0
         self._lock = threading.Lock()
 
     def begin(self, name: str, data: bytes) -> None:
@@ -43,9 +45,9 @@ class Uploads:
         key = f"{self._root.prefix}{name}"
         future = self._root.bucket.begin_write(key, data)
         with self._lock:
-            self._pending.append((key, future))
-            oldest = self._pending.popleft() if len(self._pending) > _MAX_UPLOADS else None
-        if oldest is not None:
+            self._pending.append((key, future, len(data)))
+            self._held += len(data)
+        while oldest := self._take(is_full=True):
             self._root.bucket.end_write(*oldest)
 
     def wait(self) -> None:
@@ -54,8 +56,8 @@ class Uploads:
         Raises:
             StorageError: One could not be written.
         """
-        while self._pending:
-            self._root.bucket.end_write(*self._pending.popleft())
+        while oldest := self._take():
+            self._root.bucket.end_write(*oldest)
 
     def abort(self) -> None:
         """Wait until nothing is on its way: what arrived later would be left behind.
@@ -63,11 +65,20 @@ class Uploads:
         If the store keeps silent it may arrive all the same; the next save removes it.
         """
         deadline = time.monotonic() + _ABORT_S
-        while self._pending:
-            key, future = self._pending.popleft()
+        while oldest := self._take():
             remaining = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(StorageError):
-                self._root.bucket.end_write(key, future, deadline_s=remaining)
+                self._root.bucket.end_write(*oldest, deadline_s=remaining)
+
+    def _take(self, *, is_full: bool = False) -> tuple[str, ts.Future[Any]] | None:
+        """Return the oldest object that is on its way; of few ones None, if asked only for more."""
+        with self._lock:
+            is_few = len(self._pending) <= _MAX_UPLOADS and self._held <= _MAX_UPLOAD_BYTES
+            if not self._pending or (is_full and is_few):
+                return None
+            key, future, nbytes = self._pending.popleft()
+            self._held -= nbytes
+            return key, future
 
 
 class DataObject:

@@ -227,6 +227,7 @@ class FilesWriter:
 
     def __init__(self, directory: Path) -> None:
         self._root = directory
+        self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
         self._made: set[str] = set()
 
     def put(self, key: str, value: bytes) -> None:
@@ -235,8 +236,8 @@ class FilesWriter:
 
     def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:  # noqa: ARG002 - the interface has it
         """See `ValueWriter`."""
-        if isinstance(self._root, StorePath):
-            (self._root / key).write_bytes(b"".join(parts))
+        if self._uploads is not None:
+            self._uploads.begin(key, b"".join(parts))
             return
         folder = key.rpartition("/")[0]
         if folder not in self._made:
@@ -249,9 +250,13 @@ class FilesWriter:
 
     def close(self) -> None:
         """See `ValueWriter`."""
+        if self._uploads is not None:
+            self._uploads.wait()
 
     def abort(self) -> None:
         """See `ValueWriter`."""
+        if self._uploads is not None:
+            self._uploads.abort()
 
 
 def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:

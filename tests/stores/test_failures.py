@@ -214,16 +214,19 @@ def test_saving_asks_for_few_things(s3: str, proxy: Proxy) -> None:
     assert len(proxy.requests) < 40, proxy.requests
 
 
-def test_what_a_save_measures_it_asks_for_at_once(s3: str, proxy: Proxy) -> None:
-    both = threading.Barrier(2)
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+def test_objects_of_a_save_are_written_and_measured_several_at_a_time(
+    s3: str, proxy: Proxy, method: str
+) -> None:
+    all_there = threading.Barrier(4)
 
-    def fails(method: str, path: str, _: int) -> None:
-        if method == "GET" and "/c/0" in path:
-            both.wait(60)  # else one after the other would do
+    def fails(found: str, path: str, _: int) -> None:
+        if found == method and "/c/0" in path:
+            all_there.wait(60)  # for ever if one came after the other
 
     proxy.fails = fails
-    handler = ocp.PyTreeHandler(use_ocdbt=False)
-    ocp.Checkpointer(handler).save(f"{s3}/1", {"a": np.arange(10_000), "b": np.arange(10_000)})
+    tree = {name: np.arange(10_000) for name in "abcd"}
+    ocp.Checkpointer(ocp.PyTreeHandler(use_ocdbt=False)).save(f"{s3}/1", tree)
 
 
 def test_an_object_that_is_too_large_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
