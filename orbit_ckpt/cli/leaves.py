@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -129,12 +129,15 @@ def open_leaves(path: str) -> dict[NamePath, object]:
     return dict(zip(flat.names, flat.values, strict=True))
 
 
-def statistics_of(value: object, max_bytes: int) -> ArrayStatistics | None:
+def statistics_of(
+    value: object, max_bytes: int, advance: Callable[[int], object]
+) -> ArrayStatistics | None:
     """Return the statistics of a leaf, None if it has no numbers.
 
     Args:
         value: What `open_leaves` returned.
         max_bytes: About how many bytes to hold at once.
+        advance: Called with the bytes of each block, once it is measured.
     """
     if isinstance(value, LazyArray):
         if value.leaf.key_impl is not None:
@@ -142,6 +145,7 @@ def statistics_of(value: object, max_bytes: int) -> ArrayStatistics | None:
         found = ArrayStatistics()
         for block in _blocks(value.leaf, max_bytes):
             found = found.merge(measure(block))
+            advance(block.nbytes)
         return found
     host = as_host(value)
     return None if host is None else measure(host)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from threading import Event, Lock
 from typing import Annotated
 
 import numpy as np
@@ -83,18 +84,26 @@ def measure_all(
     block = max(1, max_bytes // (_THREADS * _COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
     done = 0
-    found: dict[NamePath, ArrayStatistics | None] = {}
+    lock, stopped = Lock(), Event()
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        if stopped.is_set():
+            raise CancelledError
+        with lock:
+            done += nbytes
+            told(done, total)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(statistics_of, values[leaf.keys], block) for leaf in leaves]
+        futures = {
+            leaf.keys: pool.submit(statistics_of, values[leaf.keys], block, advance)
+            for leaf in leaves
+        }
         try:
-            for leaf, future in zip(leaves, futures, strict=True):
-                found[leaf.keys] = future.result()
-                done += leaf.nbytes
-                told(done, total)
-        except BaseException:
+            return {keys: future.result() for keys, future in futures.items()}
+        finally:
+            stopped.set()  # after an error or an interrupt the others end soon
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return found
 
 
 def statistics_fields(found: ArrayStatistics | None) -> dict[str, object]:
@@ -131,8 +140,14 @@ def show(
     (known,) = same
     value = open_leaves(path)[known.keys]
     with progress_bar("Reading") as told:
-        found = statistics_of(value, memory * 10**6 // _COPIES)
-        told(known.nbytes, known.nbytes)
+        done = 0
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            told(done, known.nbytes)
+
+        found = statistics_of(value, memory * 10**6 // _COPIES, advance)
     corners = _corners(value)
     if as_json:
         print_json(

@@ -11,6 +11,8 @@ import pexpect
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt.cli.leaves import list_leaves
+from orbit_ckpt.cli.values import measure_all
 from tests.cli.conftest import COMMAND, ENVIRONMENT, Run
 
 pytestmark = [
@@ -69,6 +71,24 @@ def test_long_work_shows_bytes_rate_and_time_left(
     piped = cli(*args)
     assert title not in piped.out + piped.err
     assert "\x1b" not in piped.out + piped.err
+
+
+def test_progress_goes_on_within_a_leaf_and_an_error_ends_all(large: Path) -> None:
+    leaves = list_leaves(str(large))
+    told: list[tuple[int, int]] = []
+    measure_all(str(large), leaves, 16_000_000, lambda *done: told.append(done))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (64_000_000, 64_000_000)
+    assert len(told) > 2 * len(leaves)
+
+    def fail(done: int, _: int) -> None:
+        told.append((done, 0))
+        raise RuntimeError("enough")
+
+    told.clear()
+    with pytest.raises(RuntimeError, match="enough"):
+        measure_all(str(large), leaves, 16_000_000, fail)
+    assert len(told) <= len(leaves)  # none goes on after it
 
 
 def test_tables_have_colours_on_a_terminal_only(run_directory: Path, cli: Run) -> None:
