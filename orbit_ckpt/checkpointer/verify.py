@@ -252,7 +252,7 @@ async def _verify_recorded(checked: CheckedDirectory, findings: Findings, checkp
             except OSError as error:
                 file = str(checked.path / name)
                 what = f"it cannot be read: {error}"
-                findings.damage.append(Damage(checkpoint, what, file))
+                findings.add(Damage(checkpoint, what, file))
         findings.count(nbytes)
 
     await run_all(verify_file(name, record.nbytes) for name, record in manifest.files.items())
@@ -278,16 +278,16 @@ def _check_step(checked: CheckedDirectory, findings: Findings, checkpoint: Path)
         return
     if isinstance(handlers, str):
         if handlers.endswith(_TREES) and not holds_tree(directory):
-            findings.damage.append(Damage(checkpoint, f"there is no tree in {directory}"))
+            findings.add(Damage(checkpoint, f"there is no tree in {directory}"))
         return
     for name, handler in handlers.items() if isinstance(handlers, Mapping) else ():
         item = directory / name
         if not item.is_dir() and _is_dropped(checked, name):
             continue
         if not item.is_dir():
-            findings.damage.append(Damage(checkpoint, f"item {name!r} is missing", str(item)))
+            findings.add(Damage(checkpoint, f"item {name!r} is missing", str(item)))
         elif str(handler).endswith(_TREES) and not holds_tree(item):
-            findings.damage.append(Damage(checkpoint, f"there is no tree in item {name!r}"))
+            findings.add(Damage(checkpoint, f"there is no tree in item {name!r}"))
 
 
 def _is_dropped(checked: CheckedDirectory, item: str) -> bool:
@@ -303,7 +303,7 @@ def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> 
             JsonHandler().restore(directory)
     except CheckpointError as error:
         file = error.file if isinstance(error, CorruptionError) else None
-        findings.damage.append(Damage(checkpoint, str(error), file))
+        findings.add(Damage(checkpoint, str(error), file))
     except ValueError:
         return  # a step with several items, or an item of another kind
 

@@ -66,6 +66,10 @@ class Findings(Struct):
     leaves: int = 0
     chunks: int = 0
     nbytes: int = 0
+    _places: dict[tuple[str | None, str | None], int] = field(
+        default_factory=dict[tuple[str | None, str | None], int]
+    )
+    """Where in `damage` a file and chunk are."""
 
     def count(self, nbytes: int) -> None:
         """Count bytes that have been checked."""
@@ -84,13 +88,26 @@ class Findings(Struct):
         if isinstance(error, CorruptionError):
             file, leaf_of, chunk, what = error.file, error.path, error.chunk, error.what
         found = Damage(checkpoint, what or str(error), file, leaf or leaf_of, chunk)
-        for i, known in enumerate(self.damage):
-            if file is not None and known.file == file and known.chunk in (None, chunk):
-                if known.leaf is None and chunk is not None and file.endswith(f"/{chunk}"):
-                    self.damage[i] = found
-                if known.leaf is None or known.chunk == chunk:
-                    return
+        for place in dict.fromkeys([(file, None), (file, chunk)]) if file is not None else ():
+            known = self._places.get(place)
+            if known is None:
+                continue
+            is_file = self.damage[known].leaf is None
+            if is_file and chunk is not None and file is not None and file.endswith(f"/{chunk}"):
+                self._places[file, chunk] = self._places.pop(place)
+                self.damage[known] = found
+            if is_file or place == (file, chunk):
+                return
+        self.add(found)
+
+    def add(self, found: Damage) -> None:
+        """Take down damage."""
+        self._places.setdefault((found.file, found.chunk), len(self.damage))
         self.damage.append(found)
+
+    def is_known(self, file: str) -> bool:
+        """Whether damage of a file has been taken down that is not one chunk's."""
+        return (file, None) in self._places
 
     def skip(self, directory: Path, what: str, count: int) -> None:
         """Take down what cannot be checked, if there is any."""
@@ -175,10 +192,9 @@ def _check_string(
     checkpoint: Path,
 ) -> None:
     file = str(checked.path / STRINGS)
-    is_known = any(damage.file == file for damage in findings.damage)
-    if find_string(strings, record.name) is None and not is_known:
+    if find_string(strings, record.name) is None and not findings.is_known(file):
         leaf = format_path(record.path)
-        findings.damage.append(Damage(checkpoint, "the string is missing", file, leaf))
+        findings.add(Damage(checkpoint, "the string is missing", file, leaf))
 
 
 async def check_arrays(

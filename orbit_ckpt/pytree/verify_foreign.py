@@ -69,6 +69,4 @@ def _check_ends(
             with open(value.file, "rb") as file:
                 file.seek(value.offset + max(0, value.length - _SIZE_BYTES))
                 if file.read(_SIZE_BYTES) != expected:
-                    findings.damage.append(
-                        Damage(checkpoint, "its end is missing", value.file, leaf, key)
-                    )
+                    findings.add(Damage(checkpoint, "its end is missing", value.file, leaf, key))
