@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import orbit_ckpt as ocp
 from orbit_ckpt.arrays import memory
@@ -179,14 +180,13 @@ def test_a_sharding_whose_devices_are_not_here_is_not_lost(tmp_path: Path) -> No
 
 def test_chunks_that_do_not_divide_the_array_become_chunks_that_do(tmp_path: Path) -> None:
     """TensorStore's users may cut arrays as they like; Orbax's and ours do not."""
-    tensorstore = pytest.importorskip("tensorstore")
     value = np.arange(70 * 50).reshape(70, 50)
     spec = {
         "driver": "zarr",
         "kvstore": f"file://{tmp_path}/a/w/",
         "metadata": {"shape": [70, 50], "chunks": [16, 50], "dtype": "<i8"},
     }
-    tensorstore.open(spec, create=True).result().write(value).result()
+    ts.open(spec, create=True).result().write(value).result()
     lazy = ocp.load(tmp_path / "a", {"w": value}, lazy=True)
     ocp.save(tmp_path / "b", lazy)
     assert_same_leaf(ocp.load(tmp_path / "b")["w"], value)

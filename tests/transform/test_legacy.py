@@ -322,10 +322,13 @@ def test_worked_example_fails_with_the_words_of_orbax(saved: dict[str, Path], na
 
 def test_value_fn_that_needs_two_arguments_gets_restore_args(saved: dict[str, Path]) -> None:
     """W17; in Orbax a TypeError, although its documentation has this form."""
-    transforms: Rules = lambda m: {  # noqa: E731
-        "a": m.RestoreTransform(value_fn=lambda value, args: value.astype(args.dtype) / 2),
-        "f": m.RestoreTransform(value_fn=lambda value, scale=3: value * scale),
-    }
+
+    def transforms(m: Library) -> Any:
+        return {
+            "a": m.RestoreTransform(value_fn=lambda value, args: value.astype(args.dtype) / 2),
+            "f": m.RestoreTransform(value_fn=lambda value, scale=3: value * scale),
+        }
+
     args = {"a": ocp.RestoreArgs(dtype=np.float32)}
     found = restored(ocp, saved["original"], transforms, {"a": Z, "f": Z}, True, lambda _: args)
     assert_same(found, {"a": np.array([0.5, 1], np.float32), "f": ints(18)})
@@ -354,14 +357,20 @@ def test_use_of_an_undeclared_input_is_an_error(saved: dict[str, Path], fn: Any)
 
 def test_tuple_is_a_key(saved: dict[str, Path]) -> None:
     """In Orbax a TypeError, although its types allow it."""
-    transforms: Rules = lambda m: {r"(\w)2": m.Transform(original_key=("b", r"\1"))}  # noqa: E731
+
+    def transforms(m: Library) -> Any:
+        return {r"(\w)2": m.Transform(original_key=("b", r"\1"))}
+
     found = restored(ocp, saved["original"], transforms, {"c2": Z, "d2": Z})
     assert_same(found, {"c2": ints(3), "d2": ints(4, 5)})
 
 
 def test_reference_to_a_group_that_does_not_exist_is_an_error(saved: dict[str, Path]) -> None:
     """W21; `re.error` in Orbax."""
-    rules: Rules = lambda m: {"x(.)": m.Transform(original_key=r"\2")}  # noqa: E731
+
+    def rules(m: Library) -> Any:
+        return {"x(.)": m.Transform(original_key=r"\2")}
+
     with pytest.raises(TransformError, match=r"group reference 2 at position 1\..*the 1 group"):
         restored(ocp, saved["original"], rules, {"x1": Z})
     with pytest.raises(TransformError, match="no regular expression"):
@@ -386,16 +395,22 @@ def test_restore_args_may_be_missing(saved: dict[str, Path]) -> None:
 
 def test_every_use_of_a_leaf_has_its_own_restore_args(saved: dict[str, Path]) -> None:
     """In Orbax all uses have the restore args of the first one, so that `f` is float16 too."""
-    transforms: Rules = lambda m: {  # noqa: E731
-        "copy": m.Transform(original_key="f"),
-        "half": m.Transform(original_key="f", value_fn=lambda value: value / 2),
-        "sum": m.RestoreTransform(
-            multi_value_fn=lambda _k, t, _a: t["f"] + t["f"],
-            multi_value_fn_input_args={"f": m.RestoreArgs(dtype=np.float64)},
-        ),
-    }
+
+    def transforms(m: Library) -> Any:
+        return {
+            "copy": m.Transform(original_key="f"),
+            "half": m.Transform(original_key="f", value_fn=lambda value: value / 2),
+            "sum": m.RestoreTransform(
+                multi_value_fn=lambda _k, t, _a: t["f"] + t["f"],
+                multi_value_fn_input_args={"f": m.RestoreArgs(dtype=np.float64)},
+            ),
+        }
+
     dtypes = {"copy": np.float16, "half": np.float32, "sum": np.int8, "f": np.int32}
-    args: Any = lambda m: {n: m.RestoreArgs(dtype=d) for n, d in dtypes.items()}  # noqa: E731
+
+    def args(m: Library) -> Any:
+        return {n: m.RestoreArgs(dtype=d) for n, d in dtypes.items()}
+
     item = dict.fromkeys(dtypes, Z)
     found = restored(ocp, saved["original"], transforms, item, True, args)
     expected = {
@@ -599,7 +614,10 @@ def test_dtype_and_sharding_of_a_leaf_follow_a_rename(tmp_path: Path) -> None:
 @pytest.mark.interop
 def test_checkpoint_written_by_orbax(tmp_path: Path) -> None:
     orbax.PyTreeCheckpointer().save(tmp_path / "x", NESTED)
-    rules: Rules = lambda m: {r"m/(\d)": m.Transform(original_key=r"opt/2/\1")}  # noqa: E731
+
+    def rules(m: Library) -> Any:
+        return {r"m/(\d)": m.Transform(original_key=r"opt/2/\1")}
+
     item = {"m": [Z, Z], "opt": ({"m": Z}, {}, Z)}
     ours = restored(ocp, tmp_path / "x", rules, item)
     assert_same(ours, {"m": [ints(2), ints(3)], "opt": ({"m": ints(1)}, {}, Z)})
