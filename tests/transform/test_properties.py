@@ -21,6 +21,7 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.transform.engine import apply_rules
 from orbit_ckpt.transform.nodes import ArrayInfo, sources_of
+from orbit_ckpt.transform.rules import Rule
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import storage_name
 from tests.support import assert_same_leaf, checkpointer, scratch
@@ -63,6 +64,15 @@ def without_target(found: Mapping[str, Leaf], names: Sequence[str]) -> Outcome:
     return outcome(found, shown) or {"": {}}
 
 
+def draw_applied(data: st.DataObject, saved: Flat) -> tuple[list[Rule], dict[str, Leaf] | None]:
+    """Return rules, and what they make of a tree without a target; None if they are refused."""
+    chosen = data.draw(rule_lists(saved, None))
+    try:
+        return chosen, applied(chosen, saved.named, None)
+    except Refused:
+        return chosen, None
+
+
 def check(path: Path, wanted: Outcome, **options: Any) -> None:
     """Check what a load comes to."""
     if isinstance(wanted, frozenset):
@@ -86,12 +96,8 @@ def check(path: Path, wanted: Outcome, **options: Any) -> None:
 
 @given(st.data(), saved_trees())
 def test_rules_do_what_they_do_to_values(data: st.DataObject, saved: Flat) -> None:
-    chosen = data.draw(rule_lists(saved, None))
-    try:
-        found = applied(chosen, saved.named, None)
-        wanted = without_target(found, list(found))
-    except Refused:
-        wanted = REFUSED
+    chosen, found = draw_applied(data, saved)
+    wanted = REFUSED if found is None else without_target(found, list(found))
     with scratch() as path:
         ocp.save(path, saved.tree)
         check(path, wanted, transforms=chosen)
@@ -99,10 +105,8 @@ def test_rules_do_what_they_do_to_values(data: st.DataObject, saved: Flat) -> No
 
 @given(st.data(), saved_trees(trees_without_lists))
 def test_patterns_choose_what_is_loaded(data: st.DataObject, saved: Flat) -> None:
-    chosen = data.draw(rule_lists(saved, None))
-    try:
-        found = applied(chosen, saved.named, None)
-    except Refused:
+    chosen, found = draw_applied(data, saved)
+    if found is None:
         return
     options = data.draw(choices(list(found)))
     with scratch() as path:
@@ -199,10 +203,8 @@ def check_what_is_read(
 
 @given(st.data(), saved_trees(trees_without_lists))
 def test_only_what_is_needed_is_read(data: st.DataObject, saved: Flat) -> None:
-    chosen = data.draw(rule_lists(saved, None))
-    try:
-        found = applied(chosen, saved.named, None)
-    except Refused:
+    chosen, found = draw_applied(data, saved)
+    if found is None:
         return
     options = data.draw(choices(list(found)))
     names = list(filter(is_chosen(**options), found))
@@ -234,10 +236,8 @@ def dtype_of(value: Any) -> object:
 
 @given(st.data(), saved_trees())
 def test_what_is_known_of_results_beforehand_is_so(data: st.DataObject, saved: Flat) -> None:
-    chosen = data.draw(rule_lists(saved, None))
-    try:
-        found = applied(chosen, saved.named, None)
-    except Refused:
+    chosen, found = draw_applied(data, saved)
+    if found is None:
         return
     infos = {
         tuple(name.split("/")): ArrayInfo(np.shape(value), dtype_of(value))
