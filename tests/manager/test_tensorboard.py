@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from tensorboardX import SummaryWriter
 from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
 
+import orbit_ckpt as ocp
+from orbit_ckpt import policies
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.manager.tensorboard import TensorBoardMetrics
 from tests.support import scratch
@@ -83,6 +85,22 @@ def metrics(tmp_path: Path) -> TensorBoardMetrics:
 
 def test_t5x_sample_gives_the_values_that_t5x_read() -> None:
     assert TensorBoardMetrics(SAMPLE, "train/accuracy").values(STEPS) == SAMPLE_VALUES
+
+
+def test_a_run_keeps_its_best_steps_by_what_t5x_logged(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "run")  # T5X logs below the checkpoints
+    name = "train/accuracy"
+    options = ocp.CheckpointManagerOptions(
+        metrics_source=ocp.TensorBoardMetrics(tmp_path / "run", name),
+        preservation_policy=policies.SaveBest(get_metric_fn=lambda found: found[name], n=1),
+    )
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in range(42, 46):
+            run.save(step, {"step": step})
+        run.wait_until_finished()
+        assert run.all_steps() == [42, 45]
+        assert run.best_step() == 45
+    assert (tmp_path / "run" / "train").is_dir()
 
 
 def test_only_the_steps_asked_for_are_given() -> None:
