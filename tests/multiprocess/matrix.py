@@ -289,6 +289,29 @@ def replica_options(directory: Path, report: dict[str, Any]) -> None:
     report["options"] = list(options)
 
 
+def pairs(directory: Path, report: dict[str, Any]) -> None:
+    """Save with two of four processes, while the other two save what they have."""
+    index, count = jax.process_index(), jax.process_count()
+    if count != 4:
+        return
+    mine = sorted({index, (index + 2) % 4})
+    devices = [next(d for d in jax.devices() if d.process_index == i) for i in mine]
+    sharding = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec("x"))
+    values = host("matrix")
+    tree = {
+        "arrays": {
+            "matrix": jax.make_array_from_callback(values.shape, sharding, values.__getitem__)
+        },
+        "primary": index,
+    }
+    options = ocp.MultiprocessingOptions(
+        primary_host=mine[1], active_processes=mine, barrier_sync_key_prefix=f"pair {mine[0]}"
+    )
+    with ocp.Checkpointer(ocp.PyTreeHandler(), multiprocessing_options=options) as checkpointer:
+        checkpointer.save(directory / f"pair_{mine[0]}", tree)
+    report["pair"] = mine
+
+
 def save_with_orbax(directory: Path, report: dict[str, Any]) -> None:
     """Save every layout with Orbax, as its two processes."""
     import orbax.checkpoint as orbax  # noqa: PLC0415 - takes seconds
@@ -308,6 +331,7 @@ SCENARIOS = {
         failed_broadcast,
         disagreements,
         replica_options,
+        pairs,
         load_from_orbax,
     ),
     "orbax": (save_with_orbax,),

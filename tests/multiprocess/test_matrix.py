@@ -248,6 +248,17 @@ def test_one_replica_reads_and_sends_to_the_others(
 
 
 @pytest.mark.slow
+def test_some_of_all_processes_save_while_others_save(directory: Path, reports: Reports) -> None:
+    assert [reports[4, index]["pair"] for index in range(4)] == [[0, 2], [1, 3]] * 2
+    for first in (0, 1):
+        path = directory / f"pair_{first}"
+        assert bytes_of_each(path, "matrix") == [host("matrix").nbytes // 2] * 2
+        found = ocp.load(path)
+        assert found["primary"] == first + 2
+        assert np.asarray(found["arrays"]["matrix"]).tobytes() == host("matrix").tobytes()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", SEVERAL)
 def test_failure_of_the_replica_that_reads_is_raised_on_all(reports: Reports, count: int) -> None:
     assert reports[count, 0]["failure"] == ["StorageError", "the disk is on fire"]
