@@ -122,7 +122,7 @@ def _files(root: Path, prefix: str) -> Iterator[str]:
     if isinstance(root, StorePath):
         yield from (name for name in root.keys_below() if name not in {COMMIT_MARKER, IN_PROGRESS})
         return
-    for child in sorted((root / prefix).iterdir() if prefix else root.iterdir()):
+    for child in sorted((root / prefix).iterdir()):
         name = f"{prefix}{child.name}"
         if child.is_dir():
             if not is_temporary_name(child.name):

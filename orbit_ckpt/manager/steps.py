@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -269,21 +269,17 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         unmarked = needs_marker and COMMIT_MARKER not in names
         if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
-        return StepRecord(
-            step,
-            path,
-            commit_time=_commit_time(path, recorded=STEP_METADATA in names),
-            pinned=PINNED in names,
-            temporary=STEP_DETAILS in names and _is_temporary(path),
-        )
+        return _record(step, path, names)
     except (FileNotFoundError, NotADirectoryError):
         return None  # deleted while it was looked at
 
 
 def _read_stored(step: int, path: StorePath) -> StepRecord | None:
     names = set(path.keys_below())
-    if COMMIT_MARKER not in names:
-        return None
+    return _record(step, path, names) if COMMIT_MARKER in names else None
+
+
+def _record(step: int, path: Path, names: Set[str]) -> StepRecord:
     return StepRecord(
         step,
         path,
