@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError
 from orbit_ckpt.formats.orbax import find_items
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     CheckpointHandler,
     handler_class_of,
+    item_name,
     register_with_handler,
     registered_args,
     restore_item,
@@ -28,6 +29,7 @@ from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
@@ -148,6 +150,7 @@ class CompositeHandler:
             await run_all(write(name) for name in names)
 
         def finalize() -> None:
+            _check_saved_by_all(directory, names)
             for name in names:
                 commits[name].finalize()
                 marker = f"Checkpoint commit was successful to {directory / name}"
@@ -237,6 +240,22 @@ class CompositeHandler:
 
 
 register_with_handler(CompositeHandler, for_save=True, for_restore=True)(Composite)
+
+
+def _check_saved_by_all(directory: Path, names: Sequence[str]) -> None:
+    """Check that no other process has saved an item that this one, the primary one, does not have.
+
+    Raises:
+        CheckpointError: One has; nothing would finish that item, nor list it.
+    """
+    if this_process().is_alone:
+        return
+    others = {child.name for child in directory.iterdir() if child.is_dir()}.difference(names)
+    if others:
+        raise CheckpointError(
+            f"{item_name(directory)}: other processes save items {sorted(others)}, which the "
+            f"primary process does not; it saves {list(names)}. Save the same items on all."
+        )
 
 
 def _check_args(name: str, handler: CheckpointHandler, args: object) -> None:

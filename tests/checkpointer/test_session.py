@@ -10,6 +10,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import (
     BackgroundSaveError,
+    CheckpointError,
     CheckpointExistsError,
     ProcessFailedError,
     ProcessTimeoutError,
@@ -177,6 +178,25 @@ def test_process_that_writes_for_too_long_is_named(tmp_path: Path, background: b
         assert isinstance(error, ProcessTimeoutError)
         assert error.missing == {1: "writing"}
         assert "'written'" in str(error)
+    assert names_in(tmp_path) == []
+
+
+def test_items_that_only_another_process_has_are_not_lost_in_silence(tmp_path: Path) -> None:
+    def save(group: ProcessGroup) -> str:
+        options = ocp.MultiprocessingOptions(timeout_secs=LONG, group=group)
+        names = ["a", "b"] if group.process.index == 1 else ["a"]
+        items = ocp.args.Composite(**{name: ocp.args.JsonSave(1) for name in names})
+        with (
+            ocp.Checkpointer(ocp.CompositeHandler(), multiprocessing_options=options) as saver,
+            pytest.raises(CheckpointError) as caught,
+        ):
+            saver.save(tmp_path / "x", items)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        errors = list(pool.map(save, fake_processes(COUNT)))
+    expected = "x: other processes save items ['b'], which the primary process does not"
+    assert all(expected in error for error in errors)
     assert names_in(tmp_path) == []
 
 
