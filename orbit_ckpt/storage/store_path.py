@@ -171,6 +171,12 @@ class StorePath(PosixPath):
         """Raise."""
         raise self._unsupported("open")
 
+    def glob(self, *_: object, **__: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride] - overloaded
+        """Raise; pathlib would find nothing."""
+        raise self._unsupported("glob")
+
+    rglob = glob
+
     def rename(self, target: object) -> NoReturn:  # noqa: ARG002 - pathlib's signature
         """Raise."""
         raise self._unsupported("rename")

@@ -136,6 +136,7 @@ def test_a_written_marker_changes_the_identity(store: str) -> None:
 
 def test_what_a_store_cannot_do_raises(store: str) -> None:
     path = at(store) / "a"
-    for act in (path.stat, path.open, lambda: path.rename("b")):
+    globs = (lambda: list(path.glob("*")), lambda: list(path.rglob("*")))
+    for act in (path.stat, path.open, lambda: path.rename("b"), *globs):
         with pytest.raises(StorageError, match="an object store has no"):
             act()
