@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 import typer
 
@@ -65,6 +66,9 @@ def run() -> int:
         if os.environ.get("ORBIT_CKPT_DEBUG"):
             raise
         sys.stderr.write(visible("".join([f"error: {error}\n", *map(_line, _notes(error))])))
+        return 2
+    except Exception:  # noqa: BLE001 - a mistake of ours is no finding, which 1 would mean
+        traceback.print_exc()
         return 2
     return 0
 

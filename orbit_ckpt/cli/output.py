@@ -176,5 +176,9 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ValueError(f"{question} Nobody can be asked here; pass --yes.")
-    if not typer.confirm(question):
-        raise typer.Exit(2)
+    try:
+        if typer.confirm(question):
+            return
+    except typer.Abort:
+        echo()
+    raise typer.Exit(2)

@@ -31,7 +31,7 @@ from orbit_ckpt.cli.output import (
 )
 from orbit_ckpt.cli.runs import list_run
 from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
-from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.path import resolve_local, resolve_path, storage_errors
 
@@ -90,10 +90,12 @@ def write_report(
         CorruptionError: A leaf is damaged; names it.
         StorageError: The page cannot be written.
     """
+    file = resolve_path(output)
+    if file.is_dir() or not file.parent.is_dir():  # else said after reading all
+        raise StorageError(f"{file}: no file can be written there. Give one in a directory.")
     data = report_data(path, statistics=statistics, memory_mb=memory_mb, told=told)
     page = render(data)
-    file = resolve_path(output)
-    with storage_errors(file, "writing the report", "Check that its directory exists."):
+    with storage_errors(file, "writing the report", "Check that its directory may be written."):
         file.write_bytes(page)
     return len(page)
 

@@ -21,7 +21,7 @@ import orbit_ckpt as ocp
 import orbit_ckpt.cli
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
-from tests.cli.conftest import ENVIRONMENT, Run, make_state
+from tests.cli.conftest import COMMAND, ENVIRONMENT, Run, make_state
 
 pytestmark = pytest.mark.slow
 
@@ -431,6 +431,23 @@ def test_without_its_packages_it_says_what_to_install(fresh: Run, tmp_path: Path
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('No module', name='typer')")
     env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
     assert "orbit-ckpt[cli]" in fresh("ls", env=env, status=2).err
+
+
+def test_a_mistake_of_a_plug_in_is_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "class Bad:\n    name, extra = 'bad', None\n"
+        "    def sniff(self, path): raise RuntimeError('sniffed wrongly')\n"
+        "    def open(self, path): ...\n"
+    )
+    installed = tmp_path / "bad-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[orbit_ckpt.formats]\nbad = bad:Bad\n")
+    env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    command = [*COMMAND, "verify", str(tmp_path)]
+    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "sniffed wrongly" in done.stderr
 
 
 def test_a_process_of_its_own_gives_exit_code_output_and_errors(

@@ -135,7 +135,7 @@ def test_a_page_of_another_programs_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_and_what_is_no_checkpoint(nasty: Path) -> None:
-    with pytest.raises(StorageError, match="writing the report failed"):
+    with pytest.raises(StorageError, match="no file can be written there"):
         write_report(nasty, nasty / "none" / "report.html")
     with pytest.raises(CheckpointNotFoundError):
         write_report(nasty / "none", nasty.parent / "report.html")

@@ -109,10 +109,10 @@ def test_names_are_printed_as_they_are(tmp_path: Path, cli: Run) -> None:
 
 
 def test_deleting_asks_first(own_run: Path) -> None:
-    for answer, expected in (("n", True), ("y", False)):
+    for answer, expected in (("n\n", True), ("\4", True), ("y\n", False)):  # \4: end of input
         child = on_terminal("rm", own_run / "20")
         child.expect("Delete .*\\?")
-        child.sendline(answer)
+        child.send(answer)
         ending(child)
         assert child.exitstatus == (2 if expected else 0)
         assert (own_run / "20").exists() is expected
