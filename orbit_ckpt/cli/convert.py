@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import typer
 
 from orbit_ckpt.arrays.dtypes import as_dtype
@@ -71,6 +72,9 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     if not overwrite and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
     casts = _casts(cast)
+    # rules may compute with arrays of JAX, such as typed keys: on the host, in any width
+    for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
+        jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - not typed
     with progress_bar("Converting") as told:
         convert_checkpoint(
             start,

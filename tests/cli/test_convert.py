@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -53,6 +56,35 @@ def test_checkpoints_of_other_programs_are_converted(
     assert found["destination"] == str(tmp_path / "copy")
     assert found["bytes"] > 0
     check_same(numbers(tmp_path / "copy"), numbers(SAMPLES / sample))
+
+
+@pytest.mark.slow
+def test_rules_compute_with_jax_on_the_host_in_any_width(cli: Run, tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(3))
+    with jax.enable_x64(True):
+        wide = {str(i): jnp.full((2, 3), 1 / 3 + i, jnp.float64) for i in range(2)}
+        state = {"keys": {"0": keys[0], "1": keys[1]}, "raw": np.ones(2, np.uint32), "wide": wide}
+        ocp.save(tmp_path / "from", state)
+    (tmp_path / "rules.json").write_text(
+        json.dumps(
+            {
+                "rules": [
+                    {"rule": "stack", "pattern": "keys/*", "to": "keys"},
+                    {"rule": "wrap_keys", "pattern": "raw"},
+                    {"rule": "stack", "pattern": "wide/*", "to": "wide"},
+                    {"rule": "transpose", "pattern": "wide"},
+                ]
+            }
+        )
+    )
+    cli("convert", "from", "out", "--to", "orbit", "--rules", "rules.json")
+    found = ocp.load(tmp_path / "out", only=["keys", "raw"])
+    assert (jax.random.key_data(found["keys"]) == jax.random.key_data(keys)).all()
+    assert jax.random.key_data(found["raw"]).tolist() == [1, 1]
+    wanted = np.stack([np.asarray(value) for value in wide.values()]).T
+    lazy = ocp.load(tmp_path / "out", lazy=True)["wide"]
+    assert lazy.dtype == np.float64
+    np.testing.assert_array_equal(lazy[...], wanted)
 
 
 @pytest.mark.slow
