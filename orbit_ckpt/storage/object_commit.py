@@ -72,7 +72,8 @@ class ObjectDirectory:
         """Make the checkpoint visible.
 
         Raises:
-            StorageError: The store failed, or another save into the same place has begun.
+            StorageError: The store failed, or another save into the same place has begun. If it
+                failed at the marker, which may arrive yet, leaving removes nothing.
         """
         if not self._is_ours():
             self._is_open = False  # what is there is not ours to remove
@@ -82,10 +83,21 @@ class ObjectDirectory:
             )
         # with the token it is another one than that of any other checkpoint in this place
         marker = f"Checkpoint commit was successful to {self.path}\n{self._token.decode()}\n"
-        (self.path / COMMIT_MARKER).write_bytes(marker.encode())
-        self._is_open = False
+        self._is_open = False  # the marker may arrive whatever happens; what it stands for stays
+        try:
+            (self.path / COMMIT_MARKER).write_bytes(marker.encode())
+        except StorageError as error:
+            if not self._has_arrived(marker.encode()):
+                raise _unknown_outcome(self.path, error) from error
         with contextlib.suppress(StorageError):  # beside a marker it says nothing
             (self.path / IN_PROGRESS).unlink()
+
+    def _has_arrived(self, marker: bytes) -> bool:
+        path = self.path / COMMIT_MARKER
+        try:
+            return path.bucket.read(path.key, deadline_s=_CLEANUP_S) == marker
+        except StorageError:
+            return False
 
     def _is_ours(self, deadline_s: float | None = None) -> bool:
         path = self.path / IN_PROGRESS
@@ -114,6 +126,15 @@ class ObjectDirectory:
         if not is_committed:
             _logger.info("Removing %s, left behind by a save that did not finish", self.path)
         remove_checkpoint(self.path)
+
+
+def _unknown_outcome(path: StorePath, error: StorageError) -> StorageError:
+    return StorageError(
+        f"{path}: it is not known whether this checkpoint was committed: {error} All of its data "
+        f"is there and was left there: if {COMMIT_MARKER} has arrived, or yet does, the checkpoint "
+        "is complete, and loading it works as always. If loading says that it is incomplete, save "
+        "there again, which removes what is left."
+    )
 
 
 def is_committed(path: StorePath) -> bool:

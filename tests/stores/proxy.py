@@ -1,4 +1,7 @@
-"""A proxy in front of an S3 server that answers 503, hangs up or keeps silent."""
+"""A proxy in front of an S3 server that answers 503, hangs up, keeps silent or passes on late.
+
+`late` passes a request on when it is told to, and `lost` at once, but loses the answer.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-Failure = Literal["503", "reset", "silence", "403"]
+Failure = Literal["503", "reset", "silence", "403", "late", "lost"]
 Choice = Callable[[str, str, int], Failure | None]
 
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
@@ -34,6 +37,8 @@ class Proxy:
         self.requests: list[tuple[str, str]] = []
         self.nbytes = 0
         self._silence = threading.Event()
+        self._late = threading.Event()
+        self._passed = threading.Semaphore(0)
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,6 +50,14 @@ class Proxy:
                 failure = proxy.fails(self.command, self.path, len(proxy.requests))
                 if failure is None:
                     self._forward(body)
+                elif failure == "late":
+                    proxy._late.wait()
+                    self._ask(body)
+                    proxy._passed.release()
+                    self._fail("reset")
+                elif failure == "lost":
+                    self._ask(body)
+                    self._fail("reset")
                 else:
                     self._fail(failure)
 
@@ -53,11 +66,16 @@ class Proxy:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its signature
                 """Say nothing."""
 
-            def _forward(self, body: bytes) -> None:
+            def _ask(self, body: bytes) -> tuple[HTTPResponse, bytes]:
                 upstream = HTTPConnection("127.0.0.1", port)
                 upstream.request(self.command, self.path, body, dict(self.headers))
                 answer = upstream.getresponse()
                 data = answer.read()
+                upstream.close()
+                return answer, data
+
+            def _forward(self, body: bytes) -> None:
+                answer, data = self._ask(body)
                 proxy.nbytes += len(data)
                 self.send_response_only(answer.status)
                 for name, value in answer.getheaders():
@@ -67,7 +85,6 @@ class Proxy:
                 self.send_header("Content-Length", length or str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
-                upstream.close()
 
             def _fail(self, failure: Failure) -> None:
                 self.close_connection = True
@@ -89,11 +106,17 @@ class Proxy:
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
+    def pass_late(self) -> None:
+        """Pass on what is late; return when the first one has its answer."""
+        self._late.set()
+        assert self._passed.acquire(timeout=60)
+
     def __enter__(self) -> Proxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._silence.set()
+        self._late.set()
         self._server.shutdown()
         self._server.server_close()

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
+from orbit_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    StorageError,
+)
 from orbit_ckpt.storage import buckets, object_commit
 from orbit_ckpt.storage.buckets import Bucket
-from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 from tests.stores.conftest import free_port
@@ -93,6 +98,59 @@ def test_cleaning_up_in_a_store_that_keeps_silent_has_a_deadline_of_its_own(
     with caplog.at_level(logging.WARNING), pytest.raises(StorageError, match=r"0\.5 s"):
         ocp.save(f"{s3}/1", {"a": 1})
     assert re.search(r"/1: what a failed save .* has not answered within 0\.2 s", caplog.text)
+
+
+def fail_marker(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failure: Failure) -> None:
+    """Let the next commit marker fail, for which there is little time."""
+    begin_write = Bucket.begin_write
+
+    def hurried(bucket: Bucket, key: str, data: bytes) -> Any:
+        is_marker = key.endswith(COMMIT_MARKER)
+        monkeypatch.setattr(buckets, "_DEADLINE_S", 0.5 if is_marker else 300)
+        return begin_write(bucket, key, data)
+
+    def fails(method: str, path: str, _: int) -> Failure | None:
+        return failure if method == "PUT" and COMMIT_MARKER in path else None
+
+    monkeypatch.setattr(Bucket, "begin_write", hurried)
+    proxy.fails = fails
+
+
+def test_a_marker_that_arrives_late_stands_for_a_whole_checkpoint(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_marker(proxy, monkeypatch, "late")
+    with pytest.raises(StorageError, match=r"/1: it is not known whether .* committed.*0\.5 s"):
+        ocp.save(f"{s3}/1", {"a": np.arange(10_000)})
+    with pytest.raises(IncompleteCheckpointError):
+        ocp.load(f"{s3}/1")
+    proxy.pass_late()
+    np.testing.assert_array_equal(ocp.load(f"{s3}/1")["a"], np.arange(10_000))
+    assert ocp.verify(f"{s3}/1")
+
+
+@pytest.mark.parametrize("failure", ["silence", "503", "403"])
+def test_what_is_left_without_a_marker_is_removed_by_the_next_save(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failure: Failure
+) -> None:
+    fail_marker(proxy, monkeypatch, failure)
+    with pytest.raises(StorageError, match=r"it is not known whether .* save there again") as error:
+        ocp.save(f"{s3}/1", {"a": np.arange(10_000)})
+    assert not SECRETS.search(everything_said(error.value))
+    left = {key for key in below(f"{s3}/1") if key.startswith("d/")}
+    assert left
+    proxy.fails = lambda *_: None
+    ocp.save(f"{s3}/1", {"b": 1})
+    assert ocp.load(f"{s3}/1") == {"b": 1}
+    assert left.isdisjoint(below(f"{s3}/1"))
+
+
+def test_a_marker_whose_answer_is_lost_is_looked_for(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_marker(proxy, monkeypatch, "lost")
+    ocp.save(f"{s3}/1", {"a": 1})
+    assert ocp.load(f"{s3}/1") == {"a": 1}
 
 
 @pytest.mark.parametrize(
