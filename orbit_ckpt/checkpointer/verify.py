@@ -33,7 +33,7 @@ from orbit_ckpt.storage.layout import (
 )
 from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
-from orbit_ckpt.storage.store_path import StorePath, map_paths
+from orbit_ckpt.storage.store_path import StorePath, is_damage, map_paths
 
 __all__ = ["Damage", "Unchecked", "VerifyReport", "verify"]
 
@@ -250,6 +250,8 @@ async def _verify_recorded(checked: CheckedDirectory, findings: Findings, checkp
             except CheckpointError as error:
                 findings.note(checkpoint, error)
             except OSError as error:
+                if not is_damage(error):
+                    raise
                 file = str(checked.path / name)
                 what = f"it cannot be read: {error}"
                 findings.add(Damage(checkpoint, what, file))

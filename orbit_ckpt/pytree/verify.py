@@ -35,7 +35,7 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import STRINGS
 from orbit_ckpt.storage.ocdbt_encode import Value
-from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.storage.store_path import StorePath, is_damage
 from orbit_ckpt.tree.keypath import format_path
 
 _ARRAY_HANDLERS = (ArrayHandler, NumpyHandler, ScalarHandler)
@@ -132,6 +132,12 @@ async def verify_tree(
         batch = _open_batch(source, checked, findings, checkpoint)
     except CheckpointError as error:
         findings.note(checkpoint, error)
+        findings.skip(directory, "tree, because it cannot be opened", 1)
+        return
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        findings.add(Damage(checkpoint, f"it cannot be read: {error}", error.filename))
         findings.skip(directory, "tree, because it cannot be opened", 1)
         return
     stored = StoredLeaves(source, batch, registry)

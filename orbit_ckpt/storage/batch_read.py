@@ -18,7 +18,7 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
-from orbit_ckpt.errors import CorruptionError, StorageError
+from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.chunk_read import (
@@ -34,6 +34,7 @@ from orbit_ckpt.storage.codec import PIECE_BYTES
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.store_path import is_damage
 from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
@@ -301,6 +302,7 @@ class BatchReader:
 
         Raises:
             StorageError: The store does not answer.
+            OSError: A file cannot be read, which does not tell whether it is damaged.
         """
         errors: list[CorruptionError] = []
         nbytes = absent = 0
@@ -321,9 +323,9 @@ class BatchReader:
                     self._check_chunk(read, index, reading, max_bytes)
                 except CorruptionError as error:
                     errors.append(error)
-                except StorageError:
-                    raise  # a store that does not answer is no damage
                 except OSError as error:
+                    if not is_damage(error):
+                        raise  # a store that does not answer is no damage
                     errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
         return ChunkCheck(errors, nbytes, absent)
 

@@ -296,6 +296,7 @@ _REFUSED = (
 )
 _UNREACHABLE = "ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"
 _FAILURES = (_REFUSED, _UNREACHABLE)
+_LOCAL_FAILURES = "PERMISSION_DENIED|RESOURCE_EXHAUSTED"  # of rights, and of open files
 _REASONS = {
     "NoSuchBucket|^NOT_FOUND": (
         "There is no such bucket: create it, or check its name and the endpoint."
@@ -311,8 +312,17 @@ _REASONS = {
 }
 
 
-def store_failure(where: str, error: Exception) -> StorageError | None:
-    """Return what an error of TensorStore says of the store, None if it is about the data."""
+def store_failure(where: str, error: Exception, *, is_remote: bool) -> StorageError | None:
+    """Return what an error of TensorStore says of the storage, None if it is about the data.
+
+    Args:
+        where: What was read.
+        error: The error.
+        is_remote: Whether that is in an object store.
+    """
+    if not is_remote:
+        is_failure = re.match(_LOCAL_FAILURES, str(error)) is not None
+        return StorageError(f"{where}: reading failed: {error}") if is_failure else None
     is_failure = any(re.match(pattern, str(error)) for pattern in _FAILURES)
     return _explain(where, "reading", str(error)) if is_failure else None
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import tensorstore as ts
 
 from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
-from orbit_ckpt.storage.buckets import shared_context
+from orbit_ckpt.storage.buckets import shared_context, store_failure
 from orbit_ckpt.storage.layout import OCDBT_MANIFEST
 from orbit_ckpt.storage.ocdbt_decode import (
     Child,
@@ -24,7 +24,7 @@ from orbit_ckpt.storage.ocdbt_decode import (
     decode_node,
 )
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
-from orbit_ckpt.storage.store_path import StorePath, read_extent
+from orbit_ckpt.storage.store_path import MISSING, StorePath, read_extent
 
 Json = dict[str, Any]
 
@@ -52,6 +52,7 @@ def read_index(directory: Path) -> dict[str, Value]:
     Raises:
         CorruptionError: A file of the database is missing or damaged.
         FormatError: The database has a form that is not known here.
+        OSError: A file is there and cannot be read, for example because it may not be.
     """
     file = str(directory / OCDBT_MANIFEST)
     try:
@@ -72,6 +73,12 @@ def read_index(directory: Path) -> dict[str, Value]:
     except StorageError:
         raise
     except (DecodeError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and not isinstance(error, MISSING):
+            error.add_note(f"{file}: a file of the database cannot be read.")
+            raise
+        failure = store_failure(file, error, is_remote=isinstance(directory, StorePath))
+        if failure is not None:
+            raise failure from None
         raise CorruptionError(
             f"{directory}: the OCDBT database cannot be read, part of it is missing or damaged: "
             f"{file}: {error}. Restore an earlier checkpoint or another copy.",

@@ -79,14 +79,16 @@ def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]
         advice: What the user should do about it.
 
     Raises:
-        StorageError: The block raised an `OSError` that is not ours.
+        StorageError: The block raised an `OSError` that is not ours; `errno` is the same.
     """
     try:
         yield
     except OSError as error:
         if isinstance(error, CheckpointError):
             raise
-        raise StorageError(f"{path}: {doing} failed: {error}. {advice}") from error
+        failure = StorageError(f"{path}: {doing} failed: {error}. {advice}")
+        failure.errno = error.errno
+        raise failure from error
 
 
 def describe_directory(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,15 @@ _FIRST_BYTES = 1 << 20
 """How much of an object is asked for at first; most are smaller, and need one request then."""
 
 _PREFIXES = tuple(f"{scheme}://" for scheme in sorted(SCHEMES))
+
+
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What reading a file raises if it is not there; with any other `OSError` it may be, and intact."""
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether an error in reading a file is about the file, not the rights or limits of readers."""
+    return isinstance(error, MISSING) or error.errno == errno.EIO
 
 
 class StorePath(PosixPath):

@@ -50,14 +50,14 @@ class TensorStoreReader:
         Raises:
             CorruptionError: A chunk is missing or damaged.
             FormatError: TensorStore does not have the array's codecs.
-            StorageError: The store does not answer.
+            StorageError: The store does not answer, or a file may not be read.
         """
         self._check_chunks(read, region)
         array = await self._open(read)
         try:
             return np.asarray(await array[region.slices].read())
         except (ValueError, OSError) as error:
-            failure = store_failure(read.where, error) if self._store.is_remote else None
+            failure = store_failure(read.where, error, is_remote=self._store.is_remote)
             if failure is not None:
                 raise failure from None
             raise await self._locate_damage(read, region, error) from error
