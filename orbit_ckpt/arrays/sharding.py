@@ -230,9 +230,7 @@ class ShardingResolver:
         if metadata is None:
             return self.fallback or default_sharding()
         try:
-            if metadata not in self._resolved:
-                self._resolved[metadata] = metadata.to_jax_sharding()
-            self._resolved[metadata].shard_shape(shape)
+            self._build(metadata).shard_shape(shape)
             return self._resolved[metadata]
         except Exception as error:  # noqa: BLE001 - a hint may be wrong in any way
             instead = self.fallback or default_sharding()
@@ -245,6 +243,18 @@ class ShardingResolver:
                     instead,
                 )
             return instead
+
+    def find(self, metadata: ShardingMetadata) -> jax.sharding.Sharding | None:
+        """Return the recorded sharding, whatever the shape; None if its devices are not here."""
+        try:
+            return self._build(metadata)
+        except Exception:  # noqa: BLE001 - a hint may be wrong in any way
+            return None
+
+    def _build(self, metadata: ShardingMetadata) -> jax.sharding.Sharding:
+        if metadata not in self._resolved:
+            self._resolved[metadata] = metadata.to_jax_sharding()
+        return self._resolved[metadata]
 
 
 def _decode_named(fields: Mapping[str, object]) -> NamedShardingMetadata:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from orbit_ckpt.arrays.broadcast import (
@@ -20,11 +21,14 @@ from orbit_ckpt.arrays.broadcast import (
 )
 from orbit_ckpt.arrays.dtypes import DType, HostArray
 from orbit_ckpt.arrays.slices import Region
-from orbit_ckpt.errors import ProcessFailedError
+from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
 from orbit_ckpt.handlers.array import ArrayHandler
-from orbit_ckpt.handlers.array_target import ArrayTarget, plan_targets
+from orbit_ckpt.handlers.array_target import ArrayTarget, plan_targets, requested_sharding
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, load_batch_of
 from orbit_ckpt.handlers.prng import wrap_keys
+from orbit_ckpt.handlers.stored import default_restore_args
+from orbit_ckpt.runtime.agreement import agree
+from orbit_ckpt.runtime.process import process_of_jax
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 
@@ -112,11 +116,13 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """See `ArrayHandler`.
 
         Raises:
-            ProcessFailedError: Another process could not read what it should have sent.
+            ProcessFailedError: Another process could not read what it should have sent, or what
+                tells how arrays are stored.
+            ProcessTimeoutError: Another process has not begun to restore in time.
         """
         if not infos:
             return []
-        targets = plan_targets(infos, args, self._readers)
+        targets = await self._planned(infos, args)
         is_sent = [self._is_sent(target) for target in targets]
         sent = [target for target, yes in zip(targets, is_sent, strict=True) if yes]
         received = iter(await self._receive(sent, load_batch_of(infos[0]).reader))
@@ -133,6 +139,52 @@ class SingleReplicaArrayHandler(ArrayHandler):
     ) -> Sequence[ArrayRead]:
         """See `ReadPlanner`."""
         return [t.read for t in plan_targets(infos, args, self._readers)] if infos else []
+
+    async def _planned(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
+    ) -> list[ArrayTarget]:
+        """Return what arrays are to become once all processes that are to send know theirs."""
+        failure: Exception | None = None
+        targets: list[ArrayTarget] = []
+        try:
+            targets = plan_targets(infos, args, self._readers)
+        except Exception as error:  # noqa: BLE001 - raised when the others know
+            failure = error
+        what = f"restore of {infos[0].parent_dir}"
+        for processes in self._groups(infos, args):
+            try:
+                await asyncio.to_thread(agree, what, processes, failure)
+            except (ProcessFailedError, ProcessTimeoutError) as error:
+                failure = failure or error  # the other groups have to be told too
+        if failure is not None:
+            raise failure
+        return targets
+
+    def _groups(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
+    ) -> list[tuple[int, ...]]:
+        """Return the processes that share a mesh with this one and may send to each other.
+
+        Knows nothing of how arrays are stored, which not all processes may be able to read.
+        """
+        if process_of_jax().is_alone:
+            return []
+        batch = load_batch_of(infos[0])
+        shardings: set[jax.sharding.Sharding] = set()
+        for info, arg in zip(infos, default_restore_args(infos, args), strict=True):
+            found = requested_sharding(arg) if isinstance(arg, ArrayRestoreArgs) else None
+            found = found or batch.shardings.get(info.name) or batch.resolver.fallback
+            if found is not None and not isinstance(found, jax.sharding.Sharding):
+                found = batch.resolver.find(found) or batch.resolver.fallback
+            if found is not None:
+                shardings.add(found)
+        meshes = {
+            cast(NamedSharding, sharding).mesh
+            for sharding in shardings
+            if can_broadcast(sharding, np.dtype(np.uint8), self._axis)
+        }
+        # in the same order everywhere, so that no two groups wait for each other
+        return sorted({_processes_of(cast(Mesh, mesh)) for mesh in meshes})
 
     def _readers(
         self, sharding: jax.sharding.Sharding, dtype: DType
@@ -213,6 +265,10 @@ class _Sender:
         self._under_way.append(array)
         self._held += nbytes
         self.arrays.append(wrap_keys(array, target.key_impl))
+
+
+def _processes_of(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
 
 
 def _wait(arrays: Sequence[jax.Array]) -> None:

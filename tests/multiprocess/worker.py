@@ -5,6 +5,7 @@ Prints `done` if all is as it should be.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -17,9 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
+from orbit_ckpt.runtime.agreement import agree
+from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.value_write import DatabaseWriter
+from orbit_ckpt.type_handlers import SingleReplicaArrayHandler, create_type_handler_registry
 from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
 
 LONG_S, SHORT_S = 60.0, 4.0
@@ -131,6 +135,40 @@ def failures(directory: Path) -> None:
     other = {**tree, "arrays": {**tree["arrays"], "sharded" if index else "other": tree["keys"]}}
     error = raised_by(lambda: save(directory / "different", other))
     assert "do not save the same tree" in str(error), error
+
+
+def unreadable(directory: Path) -> None:
+    """Let one process fail to read how arrays are stored, which one replica is to send to all."""
+    index = jax.process_index()
+    tree = make_tree()
+    path = directory / "saved"
+    save(path, tree)
+    registry = create_type_handler_registry((jax.Array, SingleReplicaArrayHandler()))
+    handler = ocp.PyTreeHandler(type_handler_registry=registry)
+    original = BatchReader.layouts
+
+    def fail(*_: object) -> None:
+        raise ocp.errors.CorruptionError("the disk is on fire")
+
+    for guilty in (0, 1):
+        with ocp.Checkpointer(handler) as checkpointer:
+            if index == guilty:
+                setattr(BatchReader, "layouts", fail)  # noqa: B010 - a method
+            error = raised_by(lambda c=checkpointer: c.restore(path))
+            setattr(BatchReader, "layouts", original)  # noqa: B010 - a method
+            if index == guilty:
+                assert isinstance(error, ocp.errors.CorruptionError), error
+            else:
+                assert isinstance(error, ProcessFailedError), error
+                assert error.process == guilty
+                assert "the disk is on fire" in str(error)
+            check_tree(checkpointer.restore(path), make_shardings(make_mesh()))
+
+    late = functools.partial(agree, "something", range(2), timeout_s=SHORT_S)
+    if index == 0:  # the other one never comes
+        error = raised_by(late)
+        assert isinstance(error, ProcessTimeoutError), error
+        assert error.missing == {1: "not here yet"}
 
 
 def broken(path: Path, tree: object, owner: type, name: str, guilty: int) -> None:
