@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from orbit_ckpt.arrays.dtypes import is_prng_dtype, storable
 from orbit_ckpt.arrays.replicas import ReplicaOptions, Turns, written_shards
 from orbit_ckpt.arrays.sharding import describe_sharding
-from orbit_ckpt.arrays.transfer import TakenArray, shards_of
+from orbit_ckpt.arrays.transfer import DeferredData, TakenArray, shards_of
 from orbit_ckpt.errors import UnsupportedLeafError
 from orbit_ckpt.handlers.array_target import ArrayTarget, plan_targets
 from orbit_ckpt.handlers.base import (
@@ -195,22 +195,36 @@ def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> N
 
     Raises:
         UnsupportedLeafError: Some are on devices of this process only. Others may have arrays of
-            the same name with other values, which would be lost.
+            the same name with other values, which would be lost. Or some are lazy, of which every
+            process would write all.
     """
     if not infos or save_batch_of(infos[0]).process.is_alone:
         return
-    local = [
-        info.label
-        for array, info in zip(arrays, infos, strict=True)
-        if not isinstance(array.sharding, jax.sharding.Sharding)  # it is lazy
-        or array.sharding.is_fully_addressable
-    ]
-    if local:
-        more = f" and {len(local) - 20} more" if len(local) > 20 else ""
+    lazy: list[str] = []
+    local: list[str] = []
+    for array, info in zip(arrays, infos, strict=True):
+        if any(isinstance(shard.data, DeferredData) for shard in array.shards):
+            lazy.append(info.label)
+        elif cast(jax.sharding.Sharding, array.sharding).is_fully_addressable:
+            local.append(info.label)
+    if lazy:
         raise UnsupportedLeafError(
-            f"{', '.join(local[:20])}{more}: these arrays are on devices of one process only; the "
+            f"{_listed(lazy)}: these arrays are lazy, and several processes do not divide what is "
+            "read from another checkpoint among them. Load them with shardings of all processes "
+            "before they are saved, with load(path, like=...) and no lazy=True, or let one process "
+            "save alone.",
+            paths=lazy,
+        )
+    if local:
+        raise UnsupportedLeafError(
+            f"{_listed(local)}: these arrays are on devices of one process only; the "
             "others may have other values. Put them on a mesh of all processes, with "
             "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for example, or save them as "
             "numpy arrays, which are those of the first process.",
             paths=local,
         )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    return f"{', '.join(labels[:20])}{more}"

@@ -81,7 +81,10 @@ async def stage_tree(
     if copy:
         options = structs.replace(options, custom_metadata=copy_json(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
-    taken = await take_leaves(plan, options.max_transfer_bytes) if copy else None
+    taken = None
+    if copy:
+        is_primary = options.process.is_primary
+        taken = await take_leaves(plan, options.max_transfer_bytes, is_primary=is_primary)
     if taken is None:
         await save.serialize(plan)
     if taken is None and copy:

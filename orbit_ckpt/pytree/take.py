@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import cast
 
 from orbit_ckpt.arrays.transfer import TakenArray
 from orbit_ckpt.handlers.base import ValueTaker
+from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.pytree.plan import SavePlan
 from orbit_ckpt.storage.host_copies import copy_all
 
 
-async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePlan | None:
+async def take_leaves(
+    plan: SavePlan, max_transfer_bytes: int | None, *, is_primary: bool = True
+) -> SavePlan | None:
     """Return the plan with copies in place of the leaves.
 
     Args:
         plan: What to save.
         max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        is_primary: Whether this process writes what all processes have; else that is not copied.
 
     Returns:
         None if a handler does not give its values away; all must then be asked to write at once.
@@ -29,9 +34,12 @@ async def take_leaves(plan: SavePlan, max_transfer_bytes: int | None) -> SavePla
     values = list(plan.flat.values)
     arrays: list[TakenArray] = []
     for taker, (_, positions) in zip(takers, groups, strict=True):
+        of_all = type(cast(object, taker)) is NumpyHandler
         taken = taker.take([values[position] for position in positions])
         for position, value in zip(positions, taken, strict=True):
             values[position] = value
+            if of_all and not is_primary and isinstance(value, TakenArray):
+                value.shards.clear()  # holds nothing of the caller's either
         arrays += [value for value in taken if isinstance(value, TakenArray)]
     copies = iter(await copy_all([s for a in arrays for s in a.shards], max_transfer_bytes))
     for array in arrays:
