@@ -118,6 +118,16 @@ async def run_checked(work: Awaitable[T], check: Callable[[], object], every_s: 
     return running.result()
 
 
+async def clean_up(function: Callable[[], object]) -> None:
+    """Run what cleans up in a thread, and to its end, however often this is cancelled."""
+    # no task: the end of a loop would cancel it, and the thread would go on alone
+    running = asyncio.get_running_loop().run_in_executor(None, function)
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([running])
+    running.result()
+
+
 class _Runner(Generic[T]):
     """A coroutine on an event loop that another thread may cancel."""
 

@@ -31,7 +31,7 @@ from orbit_ckpt.arrays.transfer import (
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.runtime.commit import ProgressCounter
 from orbit_ckpt.runtime.limiter import ByteLimiter
-from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.runtime.loop import clean_up, run_all
 from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt.storage.host_copies import copy_all
 from orbit_ckpt.storage.layout import join_key
@@ -194,14 +194,21 @@ async def _write(
                 raise
             progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
 
+    def give_up() -> None:
+        pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
+        writer.abort()
+
     try:
         await run_all(run(*task) for task in _tasks(writes, task_bytes))
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
+    except GeneratorExit:  # the loop is gone
+        stopped.set()
+        give_up()
+        raise
     except BaseException:  # raised again, an interrupt too
         stopped.set()
-        pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
-        writer.abort()
+        await clean_up(give_up)  # takes minutes if a store keeps silent
         raise
     finally:
         pool.shutdown()

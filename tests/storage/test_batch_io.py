@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -360,6 +361,45 @@ def test_once_a_write_has_failed_nothing_more_is_fetched(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="gone"):
         asyncio.run(writer.commit())
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "loop"])
+def test_a_cancelled_write_is_waited_for_without_holding_up_its_loop(
+    tmp_path: Path, ends: str
+) -> None:
+    value = np.zeros(1 << 10)
+    fetching, released = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def fetch(_: Region, __: int) -> Iterator[np.ndarray]:
+        fetching.set()
+        seen.append(released.wait(20))  # that the loop goes on while it is waited for
+        yield value
+
+    layout, document = describe_array(
+        value.shape, value.shape, value.dtype, zarr_format=3, compress=False
+    )
+    writer = BatchWriter(WriteOptions(tmp_path))
+    shards = [Shard(whole(value.shape), DeferredData(value.dtype, fetch))]
+    writer.add(ArrayWrite("a", layout, document, shards, value.dtype))
+
+    async def main() -> None:
+        task = asyncio.create_task(writer.commit())
+        await asyncio.to_thread(fetching.wait)
+        asyncio.get_running_loop().call_later(0.2, released.set)
+        if ends == "loop":  # which cancels what is left, and waits for it
+            return
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert seen == [True]
+
+    asyncio.run(main())
+    assert seen == [True]
+    assert list(tmp_path.rglob("*manifest*")) == []
 
 
 def test_an_empty_batch_is_a_store_without_keys(tmp_path: Path) -> None:
