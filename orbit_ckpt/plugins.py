@@ -17,10 +17,10 @@ FORMATS = "orbit_ckpt.formats"
 
 
 def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[str, T]]:
-    """Yield the plug-ins of a group by name; one that cannot be used is skipped.
+    """Yield the plug-ins of a group, each with what messages call it; skip what cannot be used.
 
-    A failure is logged as a warning with the plug-in's name: a broken package must not keep
-    others from being used.
+    A failure is logged as a warning that names the plug-in and its package: a broken package must
+    not keep others from being used.
 
     Args:
         group: Entry point group.
@@ -30,6 +30,16 @@ def load_plugins(group: str, prepare: Callable[[object], T]) -> Iterator[tuple[s
         try:
             plugin = prepare(entry.load())
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-            _logger.warning("Plug-in %r of group %s cannot be used: %s", entry.name, group, error)
+            warn_of(_title(entry), error)
         else:
-            yield entry.name, plugin
+            yield _title(entry), plugin
+
+
+def warn_of(title: str, error: Exception) -> None:
+    """Log that a plug-in has failed, and is passed over."""
+    _logger.warning("%s cannot be used: %s: %s", title, type(error).__name__, error)
+
+
+def _title(entry: importlib.metadata.EntryPoint) -> str:
+    package = f", package {entry.dist.name}" if entry.dist is not None else ""
+    return f"Plug-in {entry.name!r} of group {entry.group}{package}"

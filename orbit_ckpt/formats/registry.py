@@ -10,7 +10,7 @@ from typing import cast
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt.formats.base import ForeignStep, Format, RunLister, StoredTree
 from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
-from orbit_ckpt.plugins import FORMATS, load_plugins
+from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
 from orbit_ckpt.storage.layout import STEP_METADATA
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -81,12 +81,18 @@ def foreign_steps(path: Path, known: Format) -> Sequence[ForeignStep]:
 
 
 def find_format(path: Path) -> Format | str:
-    """Return the other program's format of what is at a path, or what each one lacks, as text."""
+    """Return the other program's format of what is at a path, or what each one lacks, as text.
+
+    A plug-in that fails to tell is passed over with a warning.
+
+    Raises:
+        StorageError: The path cannot be read.
+    """
     if not (path.is_file() or path.is_dir()):  # a pipe would be read for ever
         return ""
     lacks: list[str] = []
     in_store = isinstance(path, StorePath)
-    for known in formats(IN_STORES if in_store else BUILT_IN, plug_ins=not in_store):
+    for known in built_in_formats(IN_STORES if in_store else BUILT_IN):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -95,8 +101,17 @@ def find_format(path: Path) -> Format | str:
             ) from error
         if problem is None:
             return known
-        extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
-        lacks.append(f"\n  {known.name}{extra}: {problem}")
+        lacks.append(_lack(known, problem))
+    for title, plugin in () if in_store else load_plugins(FORMATS, _prepare_plugin):
+        try:
+            problem = plugin.sniff(path)
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            warn_of(title, error)
+            lacks.append(f"\n  {plugin.name}: {title} failed: {type(error).__name__}: {error}")
+            continue
+        if problem is None:
+            return plugin
+        lacks.append(_lack(plugin, problem))
     if in_store:
         lacks.append(
             "\n  Others are read from a local file system only; copy the checkpoint there."
@@ -104,13 +119,9 @@ def find_format(path: Path) -> Format | str:
     return "\nOther formats:" + "".join(lacks)
 
 
-def formats(built_in: Sequence[str] = BUILT_IN, *, plug_ins: bool = True) -> Iterator[Format]:
-    """Yield the formats of other programs: those built in, then those of plug-ins."""
-    yield from built_in_formats(built_in)
-    if not plug_ins:
-        return
-    for _, plugin in load_plugins(FORMATS, _prepare_plugin):
-        yield plugin
+def _lack(known: Format, problem: str) -> str:
+    extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
+    return f"\n  {known.name}{extra}: {problem}"
 
 
 def built_in_formats(names: Sequence[str] = BUILT_IN) -> Iterator[Format]:

@@ -79,7 +79,32 @@ def test_a_plugin_that_fails_is_a_warning_and_the_others_go_on(
         assert ocp.load(tmp_path / "x.msgpack") == {"a": 1}
         with pytest.raises(CheckpointNotFoundError):
             ocp.load(tmp_path / "packages")
-    assert "'broken_format' of group orbit_ckpt.formats cannot be used: broken" in caplog.text
+    assert (
+        "'broken_format' of group orbit_ckpt.formats, package broken_format cannot be used: "
+        "RuntimeError: broken" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("error", ["KeyError('shape')", "OSError('no header')"])
+def test_a_plugin_whose_sniff_raises_is_a_warning_and_the_others_are_asked(
+    install: Callable[[str, str], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    error: str,
+) -> None:
+    refusal = 'return None if path.suffix == ".npy" else "its name does not end in .npy"'
+    assert refusal in NPY
+    install("a_failing_format", NPY.replace(refusal, f"raise {error}"))
+    install("npy_format", NPY)
+    np.save(tmp_path / "x.npy", np.arange(3))
+    (tmp_path / "unknown").write_bytes(b"?")
+    title = "Plug-in 'a_failing_format' of group orbit_ckpt.formats, package a_failing_format"
+    with caplog.at_level(logging.WARNING):
+        assert ocp.load(tmp_path / "x.npy")["array"].tolist() == [0, 1, 2]
+        with pytest.raises(CheckpointNotFoundError, match=f"npy: {title} failed: ") as raised:
+            ocp.load(tmp_path / "unknown")
+    assert "its name does not end in .npy" in str(raised.value)
+    assert f"{title} cannot be used: {error.partition('(')[0]}: " in caplog.text
 
 
 def test_a_linked_directory_does_not_keep_other_formats_from_being_asked(
