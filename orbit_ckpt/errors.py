@@ -7,7 +7,7 @@
     │   └── StepAlreadyExistsError   a manager has saved that step before
     ├── IncompleteCheckpointError    (ValueError)  a save that never committed
     ├── FormatError                  (ValueError)  a metadata document is not understood
-    │   └── VersionError             it was written by a later version
+    │   └── VersionError             it may be sound, but its version is not read here
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
     ├── StorageError                 (OSError)     the storage refused a read or a write
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
@@ -61,7 +61,10 @@ class FormatError(CheckpointError, ValueError):
 
 
 class VersionError(FormatError):
-    """A metadata document was written by a later version."""
+    """A checkpoint is of a later version or another variant of its format, which is not read.
+
+    That says nothing about whether it is damaged.
+    """
 
 
 class CorruptionError(CheckpointError, ValueError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from orbit_ckpt.checkpointer.verify import verify_files
-from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError
+from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
@@ -49,6 +49,7 @@ def copy_checkpoint(
         ValueError: The source is a single file or a part of a checkpoint of another program, or
             the destination is inside of it.
         CorruptionError: The copy differs from the source, or the source is damaged.
+        VersionError: The source is of a version that cannot be checked.
         StorageError: The storage failed; nothing was left behind.
     """
     foreign = None if isinstance(source, StorePath) else foreign_format(source)
@@ -107,13 +108,19 @@ def _bytes_to_move(source: Path, files: Sequence[str]) -> int | None:
 def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
     if foreign is not None and foreign.sniff(copied) is not None:
         raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
-    damage = verify_files(copied, foreign)
+    findings = verify_files(copied, foreign)
+    damage = findings.damage
     if damage:
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
         shown = str(damage[0]).replace(str(copied), str(source))
         raise CorruptionError(
             f"{source} is damaged: {shown}{more}. Copy an intact checkpoint, or copy this one as "
             "it is with --no-verify."
+        )
+    if findings.unverifiable:
+        shown = str(findings.unverifiable[0]).replace(str(copied), str(source))
+        raise VersionError(
+            f"{source} cannot be verified: {shown} Or copy it unverified, with --no-verify."
         )
 
 

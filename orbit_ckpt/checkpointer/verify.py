@@ -15,7 +15,7 @@ from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.metadata.files import read_step
-from orbit_ckpt.pytree.verification import Damage, Unchecked, VerifyReport
+from orbit_ckpt.pytree.verification import Damage, Unchecked, Unverifiable, VerifyReport
 from orbit_ckpt.pytree.verify import Findings, verify_tree
 from orbit_ckpt.pytree.verify_foreign import verify_foreign
 from orbit_ckpt.runtime.limiter import ByteLimiter
@@ -35,7 +35,7 @@ from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, is_damage, map_paths
 
-__all__ = ["Damage", "Unchecked", "VerifyReport", "verify"]
+__all__ = ["Damage", "Unchecked", "Unverifiable", "VerifyReport", "verify"]
 
 _MAX_BYTES = 1 << 28
 _MEASURE_BYTES = 1 << 22
@@ -60,7 +60,8 @@ def verify(
 
     What other writers have left without checksums is decoded or parsed, which finds what would
     make a load fail; the report says what that is. So it is with checkpoints of other programs, of
-    which all leaves are decoded.
+    which all leaves are decoded. What is of a later version, or of one that is not read any more,
+    cannot be verified: the report says so, and the rest is checked.
 
     Args:
         path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
@@ -98,11 +99,12 @@ def verify(
         findings.nbytes,
         tuple(findings.damage),
         tuple(findings.unchecked),
+        tuple(findings.unverifiable),
     )
 
 
-def verify_files(directory: Path, foreign: Format | None = None) -> list[Damage]:
-    """Return the damage of a checkpoint that need not be finished, such as a copy being made.
+def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
+    """Check a checkpoint that need not be finished, such as a copy being made.
 
     Args:
         directory: Where it is.
@@ -113,7 +115,7 @@ def verify_files(directory: Path, foreign: Format | None = None) -> list[Damage]
         run_sync(verify_foreign(directory, foreign, findings))
     else:
         run_sync(_verify_all([directory], findings))
-    return findings.damage
+    return findings
 
 
 def _new_findings(max_bytes: int, total: int, progress: Progress | None) -> Findings:

@@ -14,7 +14,7 @@ import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import is_prng_dtype
 from orbit_ckpt.cli.output import JSON_OPTION, echo, print_json, progress_bar
 from orbit_ckpt.cli.rule_files import RULES_OPTION, read_rules
-from orbit_ckpt.errors import TransformError, TreeMismatchError
+from orbit_ckpt.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt.pytree.difference import LeafChange
@@ -69,7 +69,10 @@ def verify(
     ] = 256,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged."""
+    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged.
+
+    If nothing is, but something is of a version that cannot be verified, it exits with 2.
+    """
     with progress_bar("Checking") as told:
         report = orbit_ckpt.verify(path, max_bytes=memory * 10**6, progress=told)
     if as_json:
@@ -96,11 +99,20 @@ def verify(
                 {"directory": one.directory, "count": one.count, "what": one.what}
                 for one in report.unchecked
             ],
+            unverifiable=[
+                {"checkpoint": one.checkpoint, "what": one.what} for one in report.unverifiable
+            ],
         )
     else:
         echo(str(report), style=None if report else "red")
-    if not report:
+    if report.damage:
         raise typer.Exit(1)
+    if report.unverifiable:
+        count = len({one.checkpoint for one in report.unverifiable})
+        raise VersionError(
+            f"{count} of {len(report.checkpoints)} checkpoints cannot be verified: "
+            f"{report.unverifiable[0]}"
+        )
 
 
 Choice = Literal["error", "skip"]

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype
-from orbit_ckpt.errors import FormatError
+from orbit_ckpt.errors import FormatError, VersionError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.msgpack_scan import ArrayNode, BytesNode
 from orbit_ckpt.formats.orbax_legacy import empty_typestr
@@ -50,7 +50,8 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
         file: The file.
 
     Raises:
-        FormatError: A number is none that an array can hold, or an array is in another place.
+        FormatError: A number is none that an array can hold.
+        VersionError: An array is in another place.
     """
     flat: FlatTree = flatten(tree)
     arrays: dict[str, ForeignArray] = {}
@@ -66,7 +67,7 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
             details[name] = LeafDetail(type_)
         if isinstance(value, str):
             if value.startswith(_ELSEWHERE):
-                raise FormatError(
+                raise VersionError(
                     f"{file}: {format_path(keys)}: its array was saved by several processes into "
                     f"{file}_gda, which cannot be read. Restore it with Flax and save it again."
                 )

@@ -89,7 +89,7 @@ class T5XFormat:
             )
         with open(file, "rb") as stream:
             if stream.read(len(TF_STATE)) == TF_STATE:
-                raise FormatError(
+                raise VersionError(
                     "Attempting to restore a TensorFlow checkpoint as a native T5X checkpoint. "
                     f"Load it as one of TensorFlow. Path: {file}"
                 )
@@ -119,7 +119,7 @@ class T5XFormat:
                 f"to {VERSION}. Install a newer one."
             )
         if version < _OLDEST_VERSION and not self._allow_legacy:
-            raise FormatError(
+            raise VersionError(
                 "Checkpoint versions earlier than 2 are not supported. Got version: "
                 f"{version} ({file}). T5XFormat(allow_legacy=True) reads it as it is."
             )
@@ -151,7 +151,7 @@ class T5XFormat:
                 "kvstore": {"driver": "file", "path": f"{spec.directory}/"},
                 "metadata": {"shape": list(spec.shape or ())},
             }
-            raise FormatError(
+            raise VersionError(
                 f"{where}: Found unsupported uint16 type in Tensorstore spec: {shown}. Please use "
                 "t5x/google/scripts/convert_uint16_checkpoint.py to update saved types to "
                 "bfloat16. T5XFormat(uint16='as_bfloat16') reads it as it was meant."

@@ -53,8 +53,24 @@ class Unchecked:
 
 
 @dataclass(frozen=True, slots=True)
+class Unverifiable:
+    """A checkpoint, or a part of one, that is of a version which is not read here.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        what: The file, the version, and what to do.
+    """
+
+    checkpoint: Path
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` has found; true if nothing is damaged. Printed, it is a listing.
+    """What `verify` has found; true if all is intact. Printed, it is a listing.
 
     Attributes:
         path: What was checked.
@@ -65,6 +81,7 @@ class VerifyReport:
         bytes_checked: How many bytes were compared with a checksum or decoded.
         damage: Everything that is damaged.
         unchecked: What has no checksums. It was decoded or parsed all the same.
+        unverifiable: What is of a version that is not read here; it may be damaged or not.
     """
 
     path: Path
@@ -75,11 +92,12 @@ class VerifyReport:
     bytes_checked: int
     damage: Sequence[Damage]
     unchecked: Sequence[Unchecked]
+    unverifiable: Sequence[Unverifiable] = ()
 
     @property
     def is_intact(self) -> bool:
-        """Whether nothing is damaged, as far as could be checked."""
-        return not self.damage
+        """Whether all is of known versions and nothing is damaged, as far as could be checked."""
+        return not (self.damage or self.unverifiable)
 
     def __bool__(self) -> bool:
         return self.is_intact
@@ -90,8 +108,12 @@ class VerifyReport:
             f"{self.path}: {self.files} files{several}, leaves: {self.leaves}, "
             f"chunks: {self.chunks}, bytes checked: {self.bytes_checked}"
         )
-        sections = (("damaged", self.damage), ("not checked", self.unchecked))
-        lines = [counts, *([] if self.damage else ["intact"])]
+        sections = (
+            ("damaged", self.damage),
+            ("cannot be verified", self.unverifiable),
+            ("not checked", self.unchecked),
+        )
+        lines = [counts, *(["intact"] if self.is_intact else [])]
         for title, found in sections:
             lines += [f"{title}: {len(found)}"] if found else []
             lines += [f"  {one}" for one in found[:_SHOWN]]

@@ -15,6 +15,7 @@ from orbit_ckpt.errors import (
     CorruptionError,
     StorageError,
     UnsupportedLeafError,
+    VersionError,
 )
 from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax import open_arrays, open_tree
@@ -27,7 +28,7 @@ from orbit_ckpt.handlers.string import StringHandler
 from orbit_ckpt.metadata.files import find_string
 from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves
-from orbit_ckpt.pytree.verification import Damage, Unchecked
+from orbit_ckpt.pytree.verification import Damage, Unchecked, Unverifiable
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.batch_read import BatchReader
@@ -54,6 +55,7 @@ class Findings(Struct):
         progress: Told how many bytes have been checked since it was last called.
         damage: What is damaged.
         unchecked: What could not be checked.
+        unverifiable: What is of a version that is not known.
         leaves: How many leaves there are.
         chunks: How many chunks.
         nbytes: How many bytes have been checked.
@@ -63,6 +65,7 @@ class Findings(Struct):
     progress: Callable[[int], object]
     damage: list[Damage] = field(default_factory=list[Damage])
     unchecked: list[Unchecked] = field(default_factory=list[Unchecked])
+    unverifiable: list[Unverifiable] = field(default_factory=list[Unverifiable])
     leaves: int = 0
     chunks: int = 0
     nbytes: int = 0
@@ -79,11 +82,18 @@ class Findings(Struct):
     def note(self, checkpoint: Path, error: CheckpointError, *, leaf: str | None = None) -> None:
         """Take down an error; of one file only the first, unless a later one names the chunk.
 
+        A version that is not known is no damage.
+
         Raises:
             StorageError: The error is that a store does not answer, which is no damage.
         """
         if isinstance(error, StorageError) and isinstance(checkpoint, StorePath):
             raise error
+        if isinstance(error, VersionError):
+            found = Unverifiable(checkpoint, str(error))
+            if found not in self.unverifiable:
+                self.unverifiable.append(found)
+            return
         file = leaf_of = chunk = what = None
         if isinstance(error, CorruptionError):
             file, leaf_of, chunk, what = error.file, error.path, error.chunk, error.what

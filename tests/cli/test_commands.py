@@ -19,6 +19,8 @@ import pytest
 
 import orbit_ckpt as ocp
 import orbit_ckpt.cli
+from orbit_ckpt.storage.integrity import Manifest
+from orbit_ckpt.storage.layout import MANIFEST
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.cli.conftest import COMMAND, ENVIRONMENT, Run, make_state
@@ -205,6 +207,27 @@ def test_verify_names_damage_and_exits_with_1(cli: Run, own_run: Path) -> None:
     text = cli("verify", own_run / "20", status=1).out
     assert "opt_state.0/c/0/0" in text
     cli("verify", own_run / "10")
+
+
+def test_a_later_version_cannot_be_verified_which_is_no_finding(
+    cli: Run, own_run: Path, tmp_path: Path
+) -> None:
+    (own_run / "20" / MANIFEST).write_bytes(Manifest(version=99).to_bytes())
+    told = cli("verify", own_run, "--json", status=2)
+    assert "1 of 3 checkpoints cannot be verified: " in told.err
+    assert "Install a newer one." in told.err
+    found = told.json
+    assert (found["intact"], found["damage"], found["leaves"]) == (False, [], 24)
+    (one,) = found["unverifiable"]
+    assert Path(one["checkpoint"]) == own_run / "20"
+    assert "format version 99" in one["what"]
+    assert "cannot be verified: 1\n" in cli("verify", own_run / "20", status=2).out
+    error = cli("cp", own_run / "20", "copy", status=2).err
+    assert f"{own_run / '20'} cannot be verified: {own_run / '20' / MANIFEST}: " in error
+    assert not (tmp_path / "copy").exists()
+    cli("cp", own_run / "20", "copy", "--no-verify")
+    damage(own_run / "30")
+    assert len(cli("verify", own_run, "--json", status=1).json["unverifiable"]) == 1
 
 
 def test_damage_is_an_error_where_values_are_needed(cli: Run, own_run: Path) -> None:

@@ -56,6 +56,14 @@ def test_verify_decodes_every_leaf_and_says_what_has_no_checksums(sample: str, c
         assert [(one["what"], one["count"]) for one in found["unchecked"]] == [(what, count)]
 
 
+@pytest.mark.parametrize("sample", ["v0_refused", "v2_bf16_as_uint16"])
+def test_versions_that_are_refused_are_not_called_damaged(sample: str, cli: Run) -> None:
+    told = cli("verify", SAMPLES / "t5x" / sample / "checkpoint_42", "--json", status=2)
+    assert told.json["damage"] == []
+    (one,) = told.json["unverifiable"]
+    assert "1 of 1 checkpoints cannot be verified: " + one["what"] in told.err
+
+
 @pytest.mark.parametrize(
     ("sample", "file"),
     [

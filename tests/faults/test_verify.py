@@ -12,6 +12,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt.storage.integrity import Manifest
+from orbit_ckpt.storage.layout import MANIFEST
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.faults.support import (
@@ -154,6 +156,24 @@ def test_a_run_is_checked_step_by_step(tmp_path: Path) -> None:
     assert {one.checkpoint.name for one in report.damage} == {"2", "10"}
     assert [one.count for one in report.unchecked if "did not finish" in one.what] == [1]
     assert ocp.verify(tmp_path / "run" / "1" / "state").is_intact
+
+
+def test_a_step_of_a_later_version_cannot_be_verified_but_is_not_damaged(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "run") as run:
+        for step in (1, 2, 3):
+            run.save(step, {"w": WEIGHTS})
+    (tmp_path / "run/2" / MANIFEST).write_bytes(Manifest(version=99).to_bytes())
+    report = ocp.verify(tmp_path / "run")
+    assert (report.damage, report.is_intact, bool(report)) == ((), False, False)
+    assert [one.checkpoint.name for one in report.unverifiable] == ["2"]
+    assert "run/2/" in str(report)
+    assert "cannot be verified: 1\n" in str(report)
+    assert "\nintact" not in str(report)
+    assert report.leaves == 2
+    (tmp_path / "run/3/default/_METADATA").unlink()
+    both = ocp.verify(tmp_path / "run")
+    assert {one.checkpoint.name for one in both.damage} == {"3"}
+    assert both.unverifiable == report.unverifiable
 
 
 def test_an_item_that_is_gone_is_damage(tmp_path: Path) -> None:
