@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -114,11 +115,11 @@ class SaveSession:
             self.doing("making the directory")
             if self._is_primary:
                 self._atomic.__enter__()
-            name = self._broadcast(Barrier.CREATED, self._atomic.path.name.encode())
+            name = self._broadcast(Barrier.CREATED, os.fsencode(self._atomic.path.name))
         except BaseException as error:  # raised again once the others know
             self._leave(error)
             raise
-        self._directory = self._atomic.final.with_name(name.decode())
+        self._directory = self._atomic.final.with_name(os.fsdecode(name))
         return self
 
     def __exit__(

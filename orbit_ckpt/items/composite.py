@@ -154,7 +154,7 @@ class CompositeHandler:
             for name in names:
                 commits[name].finalize()
                 marker = f"Checkpoint commit was successful to {directory / name}"
-                write_file(directory / name / COMMIT_MARKER, marker.encode())
+                write_file(directory / name / COMMIT_MARKER, os.fsencode(marker))
 
         recorded = {name: typestr_of(handler) for name, handler in handlers.items()}
 

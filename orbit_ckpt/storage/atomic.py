@@ -138,7 +138,7 @@ class AtomicDirectory:
             OSError: The storage failed; `final` is as it was.
         """
         marker = f"Checkpoint commit was successful to {self.final}"
-        write_file(self.path / COMMIT_MARKER, marker.encode())
+        write_file(self.path / COMMIT_MARKER, os.fsencode(marker))
         _sync_tree(self.path)
         if self._in_place:
             (self.path / IN_PROGRESS).unlink()

@@ -10,7 +10,7 @@ import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region
-from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt.storage.buckets import store_failure
 from orbit_ckpt.storage.chunk_read import (
     ArrayRead,
@@ -75,8 +75,14 @@ class TensorStoreReader:
         key = join_key(read.name, read.layout.document_name)
         value = self._store.find(key)
         kvstore = self._store.spec(read.name)
-        if kvstore["driver"] == "file" and "\\" in read.name:
+        is_text = _is_text(json.dumps(kvstore, ensure_ascii=False))
+        if kvstore["driver"] == "file" and ("\\" in read.name or not is_text):
             kvstore = await self._copy_to_memory(read.name)
+        elif not is_text:
+            raise StorageError(
+                f"{read.where}: the path of the checkpoint is not UTF-8, as TensorStore "
+                "needs it to read this array. Rename the directory, or make a link to it."
+            )
         # the document was read before; handing it over spares TensorStore a second reading
         known = {"metadata": json.loads(read_value(value))} if value is not None else {}
         spec = {
@@ -97,7 +103,7 @@ class TensorStoreReader:
             ) from error
 
     async def _copy_to_memory(self, name: str) -> Json:
-        """Copy an array's files to where TensorStore does not take a backslash for a slash."""
+        """Copy an array's files to where TensorStore takes any path, and backslashes in it."""
         spec = {"driver": "memory", "path": f"{name}/"}
         copy = await ts.KvStore.open(spec, context=self._context)
         for key in self._store.keys_below(name):
@@ -121,3 +127,12 @@ class TensorStoreReader:
             except (ValueError, OSError) as chunk_error:
                 return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
         return damaged_chunk(read, read.name, None, str(error))
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path is UTF-8; Python has surrogates in the place of other bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import TreeMismatchError
-from tests.support import assert_same_tree, checkpointer
+from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
 TREE = {"a": np.arange(3.0), "b": [np.int32(1), "text"]}
 PYTREE = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -140,6 +142,26 @@ def test_custom_metadata_that_is_not_json_is_refused_before_anything_is_written(
     with pytest.raises(TypeError, match="custom_metadata"):
         checkpointer().save(tmp_path / "x", TREE, custom_metadata=custom)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["renamed", "marked"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_path_need_not_be_utf8(layout: dict[str, Any], in_place: bool, tmp_path: Path) -> None:
+    root = tmp_path / os.fsdecode(b"na\xefve")
+    path = root / "saved"
+    mode = ocp.AtomicityMode.COMMIT_FILE if in_place else ocp.AtomicityMode.AUTO
+    handler = ocp.PyTreeHandler(**layout)
+    saver = ocp.Checkpointer(handler, atomicity_options=ocp.AtomicityOptions(mode=mode))
+    value = np.arange(5000.0)
+    saver.save(path, args=ocp.args.PyTreeSave({"w": value, "text": "x"}))
+    assert np.array_equal(ocp.load(path)["w"], value)
+    assert ocp.verify(path)
+    with ocp.CheckpointManager(root / "run") as run:
+        run.save(1, {"w": value})
+        run.wait_until_finished()
+        assert np.array_equal(run.restore(1)["w"], value)
+    ocp.convert(path, root / "checkpoint_1", to="t5x", skip="text")  # which TensorStore reads
+    assert np.array_equal(ocp.load(root / "checkpoint_1")["w"], value)
 
 
 def test_permissions_of_the_directory_can_be_chosen(tmp_path: Path) -> None:
