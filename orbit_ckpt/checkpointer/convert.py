@@ -17,7 +17,7 @@ from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
-from orbit_ckpt.storage.path import resolve_path, storage_errors
+from orbit_ckpt.storage.path import check_outside, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.transform.patterns import PatternMap, Patterns
 from orbit_ckpt.transform.rules import Rule
@@ -72,7 +72,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         transforms: Rules that rename, merge, split or compute leaves on their way.
         cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
         custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
-            the original. Formats without a place for it leave it out.
+            the original. Formats without a place for it leave it out. What is kept with the
+            original and is no JSON object is copied only to `"orbit"`, if this is not given; else
+            the log has a warning.
         overwrite: Whether to replace what was written before; a directory of safetensors
             or of T5X is never replaced.
         max_bytes: About how many bytes to hold at once.
@@ -85,7 +87,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         CheckpointExistsError: There is something at `dst`.
         UnsupportedLeafError: The format cannot hold some leaves; names them, nothing was written.
         CorruptionError: Stored data is missing or damaged; nothing was left behind.
-        ValueError: There is no such format, or it has no such option.
+        ValueError: There is no such format, it has no such option, or `dst` is inside of `src`.
 
     Example:
         >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
@@ -97,25 +99,30 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         raise ValueError(f"to is {to!r}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}.")
     if max_bytes <= 0:
         raise ValueError(f"max_bytes must be positive, found {max_bytes}")
+    path = resolve_path(dst)
+    check_outside(path, resolve_path(src))
     tree = load(
         src, only=only, skip=skip, transforms=transforms, cast=cast or "same_kind", lazy=True
     )
     if progress is not None:
         tree = _watched(tree, progress)
     found = metadata(src).custom_metadata
-    kept: Mapping[str, object] = {}
-    if isinstance(found, Mapping):
-        kept = typing.cast(Mapping[str, object], found)
+    is_object = isinstance(found, Mapping)
+    kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}
-    request = WriteRequest(resolve_path(dst), tree, merged, max_bytes, max_shard_bytes, overwrite)
+    other = None if is_object or custom_metadata else found
+    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, overwrite)
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
-            _save(request)
+            _save(request, other)
         elif isinstance(request.path, StorePath):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
             write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
             write(request)
+            if other is not None:
+                what = "its custom metadata are left out, they are no JSON object"
+                _logger.warning("%s: %s: %r", src, what, other)
     _logger.info("Converted %s to %s (%s)", src, dst, to)
 
 
@@ -140,15 +147,21 @@ def _watched(tree: object, progress: Progress) -> object:
     )
 
 
-def _save(request: WriteRequest) -> None:
+def _save(request: WriteRequest, other: object) -> None:
+    """Save in our format.
+
+    Args:
+        request: What to save.
+        other: Custom metadata of the tree that are no JSON object, which a step cannot have.
+    """
     if request.max_shard_bytes is not None:
-        raise ValueError("max_shard_bytes is for a directory of safetensors only")
+        raise ValueError("a size of shards is for a directory of safetensors only; give none")
     handler = PyTreeHandler(
         memory_options=MemoryOptions(write_concurrent_bytes=request.max_bytes),
         pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
     )
     kept = dict(request.metadata) or None
-    args = PyTreeSaveArgs(request.tree, custom_metadata=kept)
+    args = PyTreeSaveArgs(request.tree, custom_metadata=kept if other is None else other)
     Checkpointer(handler).save(
         request.path, args=args, force=request.overwrite, custom_metadata=kept
     )

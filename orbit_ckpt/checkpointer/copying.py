@@ -15,7 +15,7 @@ from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
 from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, is_temporary_name
 from orbit_ckpt.storage.object_commit import ObjectDirectory
-from orbit_ckpt.storage.path import describe_directory, storage_errors
+from orbit_ckpt.storage.path import check_outside, describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
 _BLOCK_BYTES = 1 << 22
@@ -65,8 +65,9 @@ def copy_checkpoint(
                 f"No checkpoint at {source}: {describe_directory(source)}. Give one step of a "
                 "run, or another directory that was saved to."
             )
-    if destination.is_relative_to(source):
-        raise ValueError(f"{destination} is inside of {source}; give another destination.")
+    check_outside(destination, source)
+    if destination == source:
+        raise ValueError(f"{source} would be copied onto itself; give another destination.")
     advice = f"Check that {destination.parent} is a writable directory with space left."
     with storage_errors(source, f"copying to {destination}", advice):
         files = list(_files(source, ""))

@@ -30,7 +30,7 @@ class FlaxFormat:
         if path.name.endswith(SUFFIX):
             return None
         data = read_extent(str(path), 0, _KEY_BYTES)
-        return None if _begins_tree(data) else "it does not begin as a dict in msgpack"
+        return None if begins_tree(data) else "it does not begin as a dict in msgpack"
 
     def open(self, path: Path) -> StoredTree:
         """See `Format`."""
@@ -73,7 +73,7 @@ def _time_of(file: Path) -> float | None:
     return None if isinstance(file, StorePath) else file.stat().st_mtime
 
 
-def _begins_tree(data: bytes) -> bool:
+def begins_tree(data: bytes) -> bool:
     """Whether first bytes are those of a dict whose first key is a str, or of an array."""
     sizes = {0xDE: 3, 0xDF: 5}
     if not data:

@@ -12,8 +12,9 @@ import numpy as np
 from orbit_ckpt.arrays.dtypes import storable
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt.formats.flax_msgpack import SUFFIX, begins_tree
 from orbit_ckpt.formats.msgpack_scan import CHUNKED, COMPLEX, NDARRAY, SCALAR
-from orbit_ckpt.formats.outgoing import OutgoingArray, WriteRequest, new_file, outgoing
+from orbit_ckpt.formats.outgoing import OutgoingArray, WriteRequest, kind_of, new_file, outgoing
 from orbit_ckpt.tree.flatten import children_of, flatten, is_leaf
 from orbit_ckpt.tree.keypath import format_path, key_name
 
@@ -31,11 +32,13 @@ def write(request: WriteRequest) -> None:
         UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
         NameCollisionError: Keys of a dict are the same as str; nothing was written.
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        ValueError: A limit of the size of files is given.
+        ValueError: A limit of the size of files is given, or the tree is a single value that
+            would not be known for a file of Flax under this name.
     """
     if request.max_shard_bytes is not None:
-        raise ValueError("Flax has a single file; leave out max_shard_bytes")
+        raise ValueError("Flax has a single file and no shards; give no size of them")
     _check(request.tree)
+    _check_name(request)
     with new_file(request.path, overwrite=request.overwrite) as file:
         _write_node(file, request.tree, request)
 
@@ -43,19 +46,31 @@ def write(request: WriteRequest) -> None:
 def _check(tree: object) -> None:
     flat = flatten(tree)
     refused = [
-        f"{format_path(names)} ({type(value).__name__})"
+        f"{format_path(names)} ({kind_of(value)})"
         for names, value in zip(flat.names, flat.values, strict=True)
         if not is_writable(value)
     ]
     if refused:
         raise UnsupportedLeafError(
-            f"Files of Flax cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Leave "
-            "them out with skip=, or change them with transforms.",
+            f"Files of Flax cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Skip "
+            "them, or change them by rules.",
             paths=refused,
         )
     if len(set(flat.names)) < len(flat.names):
         same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
         raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)
+
+
+def _check_name(request: WriteRequest) -> None:
+    """Check that the file can be told from any other, which a number without a name cannot."""
+    tree = request.tree
+    if request.path.name.endswith(SUFFIX) or not is_leaf(tree) or outgoing(tree) is not None:
+        return
+    if not begins_tree(_pack(tree)):
+        raise ValueError(
+            f"{request.path}: a file of Flax with a single value ({kind_of(tree)}) is known only "
+            f"by a name that ends in {SUFFIX}. Choose such a name."
+        )
 
 
 def is_writable(value: object) -> bool:

@@ -94,6 +94,12 @@ def outgoing(leaf: object) -> OutgoingArray | None:
     return None
 
 
+def kind_of(leaf: object) -> str:
+    """Return what messages call a leaf that cannot be written: its dtype, or its type."""
+    is_array = isinstance(leaf, LazyArray | jax.Array | np.ndarray | np.generic)
+    return str(cast(HostArray, leaf).dtype) if is_array else type(leaf).__name__
+
+
 def _cut(value: HostArray, max_bytes: int) -> Iterator[HostArray]:
     flat = np.asarray(value).reshape(-1)
     step = max(1, max_bytes // flat.dtype.itemsize)

@@ -13,6 +13,7 @@ from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafE
 from orbit_ckpt.formats.outgoing import (
     OutgoingArray,
     WriteRequest,
+    kind_of,
     new_directory,
     new_file,
     outgoing,
@@ -76,21 +77,20 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
         array = outgoing(np.asarray(value) if is_number else value)
         name = storage_name(names)
         if array is None or array.dtype not in _NAMES:
-            what = type(value).__name__ if array is None else str(array.dtype)
-            refused.append(f"{format_path(names)} ({what})")
+            refused.append(f"{format_path(names)} ({kind_of(value)})")
         elif name in arrays or name == METADATA:
             same.append(name)
         else:
             arrays[name] = array
     if refused:
         raise UnsupportedLeafError(
-            f"safetensors cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Leave them "
-            "out with skip=, or cast them.",
+            f"safetensors cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Skip "
+            "them, or cast them.",
             paths=refused,
         )
     if same:
         raise NameCollisionError(
-            f"Several leaves would be called {', '.join(same[:20])}. Rename them with transforms.",
+            f"Several leaves would be called {', '.join(same[:20])}. Rename them by a rule.",
             paths=same,
         )
     return arrays

@@ -21,7 +21,13 @@ from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafE
 from orbit_ckpt.formats.flax_write import is_writable
 from orbit_ckpt.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR
 from orbit_ckpt.formats.msgpack_tree import unique_names
-from orbit_ckpt.formats.outgoing import OutgoingArray, WriteRequest, new_directory, outgoing
+from orbit_ckpt.formats.outgoing import (
+    OutgoingArray,
+    WriteRequest,
+    kind_of,
+    new_directory,
+    outgoing,
+)
 from orbit_ckpt.formats.t5x import VERSION
 from orbit_ckpt.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
 from orbit_ckpt.storage.atomic import sync_directory, write_file
@@ -83,7 +89,7 @@ def write(request: WriteRequest) -> None:
         ValueError: A limit of the size of files is given, or the tree is a single leaf.
     """
     if request.max_shard_bytes is not None:
-        raise ValueError("T5X has no shards of limited size; leave out max_shard_bytes")
+        raise ValueError("T5X has no shards of limited size; give no size of them")
     if is_leaf(request.tree) and not is_empty_node(request.tree):
         raise ValueError("A checkpoint of T5X is a tree, not a single leaf")
     plans = _plans(request)
@@ -129,8 +135,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     for names, name, value in zip(flat.names, directories, flat.values, strict=True):
         array = outgoing(value)
         if not is_writable(value) or (array and logical_name(array.dtype) is not None):
-            what = type(value).__name__ if array is None else str(array.dtype)
-            refused.append(f"{format_path(names)} ({what})")
+            refused.append(f"{format_path(names)} ({kind_of(value)})")
         elif array is not None and not _is_inline(array):
             chunks = choose_chunks(array.shape, array.dtype.itemsize)
             plans[names] = _Plan(name, array, chunks)
@@ -141,7 +146,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     if refused:
         raise UnsupportedLeafError(
             f"Checkpoints of T5X cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. "
-            "Leave them out with skip=, or cast them.",
+            "Skip them, or cast them.",
             paths=refused,
         )
     return plans

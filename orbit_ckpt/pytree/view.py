@@ -153,7 +153,7 @@ def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) 
     )
     if not selected.records and not selected.computed:
         raise TransformError(
-            f"No leaf is left by only={only!r} and skip={skip!r} of {len(known)}: "
+            f"No leaf is left by only {only!r} and skip {skip!r} of {len(known)}: "
             f"{_some(known)}. Change the pattern; params/** is all below params."
         )
     return selected

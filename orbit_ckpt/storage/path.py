@@ -33,6 +33,19 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
 
 
+def check_outside(destination: Path, source: Path) -> None:
+    """Check that a destination is not inside of what is read.
+
+    Raises:
+        ValueError: It is. The source itself is not inside of it.
+    """
+    pairs = [(destination, source)]
+    if not isinstance(destination, StorePath) and not isinstance(source, StorePath):
+        pairs.append((destination.resolve(), source.resolve()))
+    if any(a != b and a.is_relative_to(b) for a, b in pairs):
+        raise ValueError(f"{destination} is inside of {source}; give another destination.")
+
+
 def resolve_local(path: str | os.PathLike[str]) -> Path:
     """Return an absolute local path, for what is not read from object stores.
 

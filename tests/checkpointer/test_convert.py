@@ -134,11 +134,54 @@ def test_leaves_that_the_format_cannot_hold_are_named_and_nothing_is_written(
     ocp.save(tmp_path / "a", bad | {"w": np.ones(2)})
     with pytest.raises(UnsupportedLeafError, match=r"3 leaves: a \(str\), b.key .*, c \(complex"):
         ocp.convert(tmp_path / "a", tmp_path / "m.safetensors", to="safetensors")
-    with pytest.raises(UnsupportedLeafError, match=r"1 leaves: b.key \(LazyArray\)"):
+    with pytest.raises(UnsupportedLeafError, match=r"1 leaves: b.key \(key<fry>\)"):
         ocp.convert(tmp_path / "a", tmp_path / "m", to="flax")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     ocp.convert(tmp_path / "a", tmp_path / "m.safetensors", to="safetensors", only="w")
     assert list(ocp.load(tmp_path / "m.safetensors")) == ["w"]
+
+
+@pytest.mark.parametrize("value", [3, "text", 1j, b"x", None], ids=str)
+def test_a_single_value_for_flax_needs_a_name_by_which_it_is_known(
+    value: object, tmp_path: Path
+) -> None:
+    ocp.save(tmp_path / "a", value)
+    with pytest.raises(ValueError, match=r"ends in \.msgpack"):
+        ocp.convert(tmp_path / "a", tmp_path / "m", to="flax")
+    assert not (tmp_path / "m").exists()
+    ocp.convert(tmp_path / "a", tmp_path / "m.msgpack", to="flax")
+    assert ocp.load(tmp_path / "m.msgpack") == value
+    assert (tmp_path / "m.msgpack").read_bytes() == flax.to_bytes(value)
+
+
+@pytest.mark.parametrize("to", ["orbit", "flax", "safetensors", "t5x"])
+def test_nothing_is_written_into_the_source(to: str, saved: Path, tmp_path: Path) -> None:
+    before = sorted(saved.iterdir())
+    (tmp_path / "link").symlink_to(saved)
+    for source, place in ((saved, saved), (tmp_path / "link", saved), (saved, tmp_path / "link")):
+        with pytest.raises(ValueError, match="inside of"):
+            ocp.convert(source, place / "deep" / "checkpoint_1", to=to)
+    assert sorted(saved.iterdir()) == before
+
+
+def test_a_checkpoint_is_converted_in_its_place(saved: Path) -> None:
+    ocp.convert(saved, saved, cast={"params/kernel": jnp.float16}, overwrite=True)
+    assert ocp.load(saved)["params"]["kernel"].dtype == jnp.float16
+    assert ocp.verify(saved)
+
+
+def test_custom_metadata_that_are_no_object_are_carried_or_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = ocp.args.PyTreeSave({"w": np.ones(3)}, custom_metadata=["a", 1])
+    ocp.Checkpointer(ocp.PyTreeHandler()).save(tmp_path / "a", args=args)
+    ocp.convert(tmp_path / "a", tmp_path / "b")
+    assert ocp.metadata(tmp_path / "b").custom_metadata == ["a", 1]
+    ocp.convert(tmp_path / "a", tmp_path / "c", custom_metadata={"k": 2})
+    assert ocp.metadata(tmp_path / "c").custom_metadata == {"k": 2}
+    assert "left out" not in caplog.text
+    ocp.convert(tmp_path / "a", tmp_path / "w.safetensors", to="safetensors")
+    assert "a: its custom metadata are left out, they are no JSON object: ['a', 1]" in caplog.text
 
 
 def test_names_that_would_be_the_same_are_refused(tmp_path: Path) -> None:
@@ -180,7 +223,7 @@ def test_damage_found_on_the_way_leaves_nothing_behind(to: str, tmp_path: Path) 
 def test_unknown_formats_and_options_are_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="to is 'pickle'; give one of 'orbit', 'flax'"):
         ocp.convert(saved, tmp_path / "m", to="pickle")
-    with pytest.raises(ValueError, match="leave out max_shard_bytes"):
+    with pytest.raises(ValueError, match="no shards; give no size"):
         ocp.convert(saved, tmp_path / "m", to="flax", max_shard_bytes=10)
     with pytest.raises(ValueError, match="give a directory"):
         ocp.convert(saved, tmp_path / "m.safetensors", to="safetensors", max_shard_bytes=10)

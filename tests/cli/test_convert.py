@@ -110,13 +110,23 @@ def test_options_choose_rename_and_cast(cli: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(cli: Run, tmp_path: Path) -> None:
-    ocp.save(tmp_path / "from", {"w": np.ones(4), "name": "text"})
+    state = {"w": np.ones(4), "name": "text", "key": jax.random.key(0)}
+    ocp.save(tmp_path / "from", state)
     (tmp_path / "bad.toml").write_text('[[rules]]\nrule = "rename"\n')
     cases = {
-        "safetensors cannot hold 1 leaves: name": ["--to", "safetensors"],
+        "safetensors cannot hold 2 leaves: key (key<fry>), name (str). Skip": [
+            *("--to", "safetensors"),
+        ],
+        "cannot hold 1 leaves: key (key<fry>). Skip": ["--to", "flax"],
+        "T5X cannot hold 1 leaves: key (key<fry>). Skip": ["--to", "t5x"],
         "is no dtype": ["--to", "flax", "--cast", "w=float7"],
         "to": ["--to", "flax", "--rules", "bad.toml"],
-        "max_shard_bytes": ["--to", "flax", "--max-shard-bytes", 10],
+        "has a single file and no shards; give no size of them": [
+            "--to",
+            "flax",
+            "--max-shard-bytes",
+            10,
+        ],
         "No checkpoint at": ["--to", "flax", "--only", "x"],
     }
     for message, args in cases.items():
@@ -124,6 +134,7 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(cli: Run, tmp_path: 
         found = cli("convert", source, "out", *args, status=2)
         assert message in found.err
         assert len(found.err.splitlines()) == 1
+        assert not re.search(r"(skip|overwrite)=|max_shard_bytes|LazyArray", found.err)
         assert found.out == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.toml", "from"]
     cli("convert", "from", "out", "--to", "npz", status=2)

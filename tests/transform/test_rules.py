@@ -478,7 +478,7 @@ def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path
 
 
 def test_no_leaf_left_is_an_error(saved: Path) -> None:
-    with pytest.raises(TransformError, match=r"No leaf is left by only='params/\*\*'"):
+    with pytest.raises(TransformError, match=r"No leaf is left by only 'params/\*\*'"):
         ocp.load(saved, only="params/**", skip="**")
 
 
