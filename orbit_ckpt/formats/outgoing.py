@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -22,6 +23,9 @@ from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.storage.atomic import make_directories, sync_directory
 
 _BLOCK_BYTES = 1 << 25
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
 
 
 class WriteRequest(Struct, frozen=True):
@@ -122,8 +126,7 @@ def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _check_free(path, overwrite=overwrite)
-        temporary.replace(path)
+        _name(temporary, path, overwrite=overwrite)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
@@ -144,7 +147,12 @@ def new_directory(path: Path) -> Generator[Path]:
         yield temporary
         sync_directory(temporary)
         _check_free(path, overwrite=False)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise _exists(path, overwrite=False) from error
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_directory(path.parent)
@@ -154,7 +162,27 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
+def _name(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a complete file its name, in one step even if another writer does the same."""
+    if not overwrite:
+        try:
+            os.link(temporary, path)
+        except FileExistsError as error:
+            raise _exists(path, overwrite=False) from error
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    _check_free(path, overwrite=overwrite)
+    temporary.replace(path)
+
+
 def _check_free(path: Path, *, overwrite: bool) -> None:
     if path.exists() and not (overwrite and path.is_file()):
-        advice = "Choose another path" if overwrite or path.is_dir() else "Set overwrite=True"
-        raise CheckpointExistsError(f"{path} exists already. {advice}, or remove it.")
+        raise _exists(path, overwrite=overwrite)
+
+
+def _exists(path: Path, *, overwrite: bool) -> CheckpointExistsError:
+    advice = "Choose another path" if overwrite or path.is_dir() else "Set overwrite=True"
+    return CheckpointExistsError(f"{path} exists already. {advice}, or remove it.")

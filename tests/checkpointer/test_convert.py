@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from orbit_ckpt.errors import (
     UnsupportedLeafError,
 )
 from orbit_ckpt.formats import flax_write
+from orbit_ckpt.formats.outgoing import new_directory, new_file
 from orbit_ckpt.formats.safetensors_header import DTYPES, PACKED_BITS
 from orbit_ckpt.transform import Rename
 from tests.support import put, scratch
@@ -202,6 +207,30 @@ def test_what_is_there_is_replaced_only_if_asked_for(saved: Path, tmp_path: Path
     (tmp_path / "d").mkdir()
     with pytest.raises(CheckpointExistsError, match="Choose another path"):
         ocp.convert(saved, tmp_path / "d", to="safetensors", overwrite=True)
+
+
+@pytest.mark.parametrize("opened", [new_file, new_directory])
+def test_of_several_writers_at_once_one_succeeds(
+    opened: Callable[..., contextlib.AbstractContextManager[Any]], tmp_path: Path
+) -> None:
+    options = {"overwrite": False} if opened is new_file else {}
+
+    def write(path: Path, begin: threading.Barrier) -> bool:
+        try:
+            with opened(path, **options) as new:
+                if isinstance(new, Path):
+                    (new / "file").touch()
+                begin.wait()
+        except CheckpointExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        for i in range(40):
+            begin = threading.Barrier(4)
+            done = [pool.submit(write, tmp_path / str(i), begin) for _ in range(4)]
+            assert sum(one.result() for one in done) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(40)))
 
 
 @pytest.mark.parametrize("to", ["safetensors", "flax", "orbit"])
