@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import typer
 from msgspec import Struct
@@ -204,7 +205,8 @@ UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
 
 def _foreign_entry(one: ForeignStep) -> StepEntry:
     time = UNKNOWN_TIME if one.time is None else datetime.fromtimestamp(one.time, tz=UTC)
-    info = StepInfo(one.step, time, pinned=one.is_pinned, temporary=one.is_temporary)
+    step = cast(int, one.step)  # or a fraction, which is listed, compared and kept likewise
+    info = StepInfo(step, time, pinned=one.is_pinned, temporary=one.is_temporary)
     return StepEntry(info, one.path)
 
 

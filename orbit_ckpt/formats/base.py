@@ -138,14 +138,14 @@ class ForeignStep(Struct, frozen=True):
     """One checkpoint of a run of another program.
 
     Attributes:
-        step: Its number.
+        step: Its number; Flax takes fractions too.
         path: Where it is.
         time: When it was written, in seconds since the epoch; None in a store, which does not tell.
         is_pinned: Whether the run never deletes it.
         is_temporary: Whether the run deletes it once it has saved the next one.
     """
 
-    step: int
+    step: float
     path: Path
     time: float | None
     is_pinned: bool = False

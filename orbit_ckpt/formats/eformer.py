@@ -26,7 +26,7 @@ from orbit_ckpt.formats.zarr_tree import (
     key_paths,
     listed_arrays,
 )
-from orbit_ckpt.metadata.codec import decode_json
+from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
@@ -35,6 +35,9 @@ from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, name_path
 INDEX = "tensorstore_index.json"
 DETAILS = "checkpoint_metadata.json"
 STRUCTURE_SUFFIX = "_structure.json"
+_MAX_BYTES = 100_000_000
+"""Of one document."""
+
 _FORMAT, _STRUCTURE_FORMAT = "tensorstore", "pytree-structure"
 
 
@@ -148,7 +151,7 @@ class _Checkpoint:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._where = root / INDEX
-        self._index = decode_json(self._where.read_bytes(), _Index, str(self._where))
+        self._index = decode_file(self._where, _Index, max_bytes=_MAX_BYTES)
         if self._index.format != _FORMAT:
             raise self._bad(f"unsupported index format {self._index.format[:80]!r}")
         for prefix in self._index.prefixes:
@@ -214,7 +217,8 @@ class _Checkpoint:
         found: dict[str, object] = {}
         file = self._root / DETAILS
         if prefix is None and file.is_file():
-            found |= decode_json(file.read_bytes(), _Details, str(file)).custom_metadata or {}
+            details = decode_file(file, _Details, max_bytes=_MAX_BYTES)
+            found |= details.custom_metadata or {}
         if prefix is not None:
             found |= trees[0].extras
         elif any(tree.extras for tree in trees):
@@ -253,7 +257,7 @@ def _split_prefix(parts: NamePath, prefix: str | None) -> NamePath:
 
 def _read_structure(file: Path, prefix: str, entries: Mapping[NamePath, ArrayEntry]) -> _Tree:
     """Return the leaves that the file with a tree's structure lists."""
-    found = decode_json(file.read_bytes(), _Structure, str(file))
+    found = decode_file(file, _Structure, max_bytes=_MAX_BYTES)
     try:
         leaves = _leaves_of(found, prefix, entries)
     except ValueError as error:

@@ -52,7 +52,7 @@ class FlaxFormat:
         if len(steps) < 2:
             return ()
         return [
-            ForeignStep(int(float(match[1])), path / name, _time_of(path / name))
+            ForeignStep(_step_of(match), path / name, _time_of(path / name))
             for name, match in steps
         ]
 
@@ -64,9 +64,15 @@ def _candidates(directory: Path) -> Sequence[str]:
     """Return which files of a directory are checkpoints, the latest step last."""
     names = file_names(directory)
     steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
-    return sorted(steps, key=lambda name: float(steps[name][1])) or [
+    return sorted(steps, key=lambda name: _step_of(steps[name])) or [
         name for name in names if name.endswith(SUFFIX)
     ]
+
+
+def _step_of(match: re.Match[str]) -> float:
+    """Return the number of a step, which Flax orders as a float; a whole one exactly."""
+    whole, _, fraction = match[1].partition(".")
+    return float(match[1]) if fraction.strip("0") else int(whole)
 
 
 def _time_of(file: Path) -> float | None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import has_arrays
-from orbit_ckpt.metadata.codec import decode_json
+from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.storage.path import resolve_local
 
 RUN_METADATA = "metadata.json"
@@ -52,12 +52,12 @@ def read_run_metadata(directory: Path) -> RunMetadata | None:
         FormatError: It is damaged, or another program's.
     """
     file = directory / RUN_METADATA
-    try:
-        with open(file, "rb") as stream:
-            data = stream.read(_MAX_BYTES)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    if file.is_dir():
         return None
-    found = decode_json(data, RunMetadata, str(file))
+    try:
+        found = decode_file(file, RunMetadata, max_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     try:
         found.time  # noqa: B018 - checked here, where the file is known
     except (ValueError, OverflowError, OSError) as error:

@@ -16,12 +16,13 @@ from msgspec import Struct
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.safetensors_header import (
+    MAX_HEADER_BYTES,
     Header,
     Tensor,
     looks_like_header,
     read_header,
 )
-from orbit_ckpt.metadata.codec import decode_json
+from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, RawArray
 from orbit_ckpt.storage.store_path import file_names, file_size, map_paths, read_extent
@@ -103,7 +104,7 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
     Raises:
         FormatError: The index contradicts the files, or names a file outside its directory.
     """
-    fields = decode_json(index.read_bytes(), _Index, str(index))
+    fields = decode_file(index, _Index, max_bytes=MAX_HEADER_BYTES)
     places = fields.weight_map
     expected: dict[str, set[str]] = {}
     for tensor, name in places.items():

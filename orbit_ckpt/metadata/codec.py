@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from orbit_ckpt.errors import FormatError, VersionError
+from orbit_ckpt.storage.store_path import StorePath, read_extent
 
 T = TypeVar("T")
 
@@ -38,6 +40,29 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
             f"{where}: expected JSON, found {data[:60]!r} ({error}). The file is damaged or is not "
             "of a checkpoint."
         ) from error
+
+
+def decode_file(file: Path, kind: type[T], *, max_bytes: int) -> T:
+    """Return the JSON document in a file of another program.
+
+    Args:
+        file: The file.
+        kind: What it must be: a type that msgspec decodes to.
+        max_bytes: How large it may be, for all of it is held.
+
+    Raises:
+        FormatError: It is not such a document, is too large, or is a pipe or a device.
+        FileNotFoundError: There is none.
+    """
+    if not isinstance(file, StorePath) and file.exists() and not file.is_file():
+        raise FormatError(f"{file} is no regular file, and is not read.")
+    data = read_extent(str(file), 0, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise FormatError(
+            f"{file} has more than {max_bytes} bytes, which is too much for such a document. It is "
+            "damaged, or was written by something else."
+        )
+    return decode_json(data, kind, str(file))
 
 
 def decode_versioned(data: bytes, kind: type[T], where: str, *, newest: int) -> T:

@@ -146,6 +146,11 @@ def test_steps_of_other_programs_runs_are_listed_and_verified(cli: Run, tmp_path
         (tmp_path / f"checkpoint_{step}").write_bytes(content)
     found = cli("ls", ".", "--json").json["steps"]
     assert [step["step"] for step in found] == [7, 10]
+    (tmp_path / "checkpoint_7.5").write_bytes(b"\x80")
+    found = cli("ls", ".", "--keep-last", 2, "--json").json["steps"]
+    assert [step["step"] for step in found] == [7, 7.5, 10]
+    assert [bool(step["kept_by"]) for step in found] == [False, True, True]
+    assert "7.5" in cli("ls", ".").out
 
 
 def test_prune_deletes_steps_of_other_programs_runs_only(cli: Run, tmp_path: Path) -> None:

@@ -277,6 +277,24 @@ def test_damage_is_refused_with_the_place(
     assert name.rpartition("/")[2] in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["tensorstore_index.json", "tx_structure.json", "metadata.json"])
+def test_a_document_that_is_a_pipe_or_beyond_all_reason_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    root = Path(shutil.copytree(RUNS / "run-20_structured", tmp_path / "run-20"))
+    document = root / name
+    os.truncate(document, 200 << 20)
+    with pytest.raises(FormatError, match=rf"{name} has more than \d+ bytes"):
+        ocp.load(root)
+    document.unlink()
+    os.mkfifo(document)
+    if name == "tensorstore_index.json":
+        ocp.load(root)  # without an index it is as one of Levanter
+        return
+    with pytest.raises(FormatError, match=f"{name} is no regular file"):
+        ocp.load(root)
+
+
 @pytest.mark.parametrize("name", ["tx/count/.zarray", "tx/opt/mu/a/0"])
 def test_missing_files_of_an_array_are_refused(tmp_path: Path, name: str) -> None:
     run = copy_run(tmp_path)

@@ -15,11 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 from flax.training import train_state
+from flax.training.checkpoints import latest_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
+from orbit_ckpt.formats.flax_msgpack import FORMAT
 from tests.support import make_mesh, scratch
 
 SAMPLES = Path(__file__).parent / "samples" / "flax_msgpack"
@@ -104,6 +106,20 @@ def test_a_directory_with_several_steps_says_which_there_are(tmp_path: Path) -> 
     with pytest.raises(CheckpointNotFoundError, match=r"for example .*checkpoint_10\."):
         ocp.load(tmp_path)
     assert ocp.load(tmp_path / "checkpoint_9") == {"step": 9}
+
+
+def test_steps_are_ordered_and_told_apart_as_flax_does(tmp_path: Path) -> None:
+    names = ["checkpoint_1.5", "checkpoint_10", "checkpoint_1", "checkpoint_2.0"]
+    for name in names:
+        write(tmp_path / name, {"step": name})
+    steps = FORMAT.steps(tmp_path)
+    assert [(one.step, one.path.name) for one in steps] == [
+        (1, "checkpoint_1"),
+        (1.5, "checkpoint_1.5"),
+        (2, "checkpoint_2.0"),
+        (10, "checkpoint_10"),
+    ]
+    assert str(steps[-1].path) == latest_checkpoint(tmp_path)
 
 
 def test_an_array_that_flax_stored_elsewhere_is_no_string(tmp_path: Path) -> None:

@@ -133,8 +133,11 @@ def test_a_directory_with_a_checkpoint_and_other_files_is_the_checkpoint(tmp_pat
 
 
 def test_a_pipe_is_of_no_format_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.safetensors")
-    for path in (tmp_path, tmp_path / "model.safetensors"):
+    (tmp_path / "run" / "step-1").mkdir(parents=True)
+    pipes = ["model.safetensors", "metadata.json", "run/metadata.json", "run/step-1/metadata.json"]
+    for pipe in pipes:
+        os.mkfifo(tmp_path / pipe)
+    for path in (tmp_path, tmp_path / "model.safetensors", tmp_path / "run"):
         with pytest.raises(CheckpointNotFoundError):
             ocp.load(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,14 @@ def test_an_index_that_names_what_is_not_there_is_refused(
     write_shards(tmp_path / "model", a=name)
     with pytest.raises(FormatError, match=message):
         ocp.load(tmp_path / "model")
+
+
+def test_an_index_beyond_all_reason_is_not_held_in_memory(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.touch()
+    os.truncate(index, 200 << 20)
+    with pytest.raises(FormatError, match=f"{index} has more than 100000000 bytes"):
+        ocp.load(tmp_path)
 
 
 def test_a_sharded_target_reads_only_its_own_rows(tmp_path: Path) -> None:
