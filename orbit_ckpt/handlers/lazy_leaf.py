@@ -93,12 +93,13 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         result: HostArray | None = None
         for piece in selection.pieces(layout.chunk_shape, layout.shape):
             values = reader.read_part(self.read, piece.region)
-            if piece.region.shape == shape:
+            taken = piece.take(values)
+            if values.shape == taken.shape == shape:  # the only piece, and all of it
                 result = self._cast(values)
                 break
             if result is None:
                 result = np.zeros(shape, self.dtype)
-            result[piece.place] = self._cast(piece.take(values))
+            result[piece.place] = self._cast(taken)
         if result is None:  # nothing is asked for, or only what lies beyond the stored array
             result = np.zeros(shape, self.dtype)
         return cast(HostArray, result[selection.inner])

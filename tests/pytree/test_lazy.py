@@ -175,6 +175,20 @@ def test_any_part_is_that_of_the_array(data: st.DataObject, stores: list[Any]) -
     assert np.array_equal(np.asarray(found[...]).tobytes(), np.asarray(array[index]).tobytes())
 
 
+@pytest.mark.parametrize("chunk", [3, 5, 6])
+def test_steps_and_lists_choose_from_every_chunk_also_if_one_has_as_many_elements(
+    chunk: int, tmp_path: Path
+) -> None:
+    value = np.arange(30, dtype=np.int32)
+    tree, args = {"w": value}, {"w": ocp.SaveArgs(chunk_byte_size=chunk * 4)}
+    with checkpointer() as ckptr:
+        ckptr.save(tmp_path / "x", args=ocp.args.PyTreeSave(tree, save_args=args))
+    w = ocp.load(tmp_path / "x", lazy=True)["w"]
+    for length in range(1, 30):
+        for index in (slice(None, length, 2), slice(length, None, 3), [0, 2, length], [length, 29]):
+            assert np.array_equal(w[index], value[index]), index
+
+
 def test_parts_belong_to_the_caller(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {"w": np.arange(12).reshape(3, 4)})
     w = ocp.load(tmp_path / "x", lazy=True)["w"]
