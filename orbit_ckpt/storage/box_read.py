@@ -62,9 +62,9 @@ def read_box(
         else:
             span = aligned_empty(((rows - 1) * stride + run,), layout.dtype)
             is_whole = _read(value, position, span, reading)
-            taken = np.lib.stride_tricks.as_strided(
-                span, (rows, run), (stride * itemsize, itemsize), writeable=False
-            )
+            # `as_strided` does not know all dtypes
+            apart = (stride * itemsize, itemsize)
+            taken = np.ndarray((rows, run), layout.dtype, byte_view(span), strides=apart)
             place[...] = taken.reshape(place.shape)
         if not is_whole:
             return False
