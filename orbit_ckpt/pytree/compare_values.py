@@ -194,7 +194,7 @@ class _ArrayPair(Struct, frozen=True):
         start = region.start
         if self.arithmetic is Arithmetic.BITS:
             outer = len(start) - self.a.key_dimensions
-            x, y = (v.reshape(*v.shape[:outer], -1) for v in (x, y))
+            x, y = (v.reshape(*v.shape[:outer], math.prod(v.shape[outer:])) for v in (x, y))
             start = start[:outer]
         else:
             x, y = x.view(self.a.dtype), y.view(self.b.dtype)

@@ -206,8 +206,9 @@ def test_chunks_that_tensorstore_decodes_are_compared(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_keys_are_never_cut(layout: dict[str, bool], tmp_path: Path) -> None:
     keys = jax.random.split(jax.random.key(0, impl="rbg"), 10)
-    save(tmp_path / "a", {"k": keys}, **layout)
-    save(tmp_path / "b", {"k": jnp.concatenate([keys[:7], keys[:3]])}, **layout)
+    save(tmp_path / "a", {"k": keys, "none": keys[:0]}, **layout)
+    others = jnp.concatenate([keys[:7], keys[:3]])
+    save(tmp_path / "b", {"k": others, "none": keys[:0]}, **layout)
     for max_bytes in (1, 100, 1 << 28):
         found = ocp.diff(tmp_path / "a", tmp_path / "b", values=True, max_bytes=max_bytes)
         assert values_of(found) == {
