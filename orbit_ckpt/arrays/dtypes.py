@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
@@ -98,18 +99,25 @@ def cast_array(host: HostArray, dtype_like: object) -> HostArray:
     dtype = as_dtype(dtype_like)
     if host.dtype == dtype:
         return host
-    if dtype.kind in "iu" and not _fits(host, dtype):
+    is_integer = number_kind(dtype) == "int" and dtype.kind not in "mM"
+    if is_integer and not _fits(host, dtype):
         raise ValueError(f"some of its numbers of dtype {host.dtype} do not fit {dtype}")
-    return host.astype(dtype)
+    try:
+        return host.astype(dtype)
+    except TypeError:  # between some of ml_dtypes' own there is no cast; each fits into these
+        is_complex = number_kind(host.dtype) == "complex"
+        return host.astype(np.complex64 if is_complex else np.float32).astype(dtype)
 
 
 def _fits(host: HostArray, dtype: DType) -> bool:
     """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
     if not host.size or host.dtype.kind in "bmM" or number_kind(host.dtype) == "complex":
         return True
-    numbers = host if host.dtype.kind in "iuf" else host.astype(np.float32)  # those of ml_dtypes
-    limits = np.iinfo(dtype)
-    least, most = numbers.min(), numbers.max()
+    is_numpys = host.dtype.isbuiltin != 2
+    numbers = host if is_numpys else host.astype(np.float32)  # those of ml_dtypes
+    limits = ml_dtypes.iinfo(dtype)
+    # as Python's numbers: a float32 is compared with 2**31 - 1 as if that were 2**31
+    least, most = numbers.min().item(), numbers.max().item()
     return bool(limits.min <= least and most <= limits.max)  # false for NaN
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from orbit_ckpt.arrays.dtypes import DType, HostArray
+from orbit_ckpt.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt.arrays.transfer import (
     DeferredData,
@@ -28,7 +28,7 @@ from orbit_ckpt.arrays.transfer import (
     host_blocks,
     is_on_host,
 )
-from orbit_ckpt.errors import CheckpointError, StorageError
+from orbit_ckpt.errors import CheckpointError, StorageError, UnsupportedLeafError
 from orbit_ckpt.runtime.commit import ProgressCounter
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import clean_up, run_all
@@ -296,7 +296,7 @@ def _pieces(
     elif inside is not None:
         padded = np.zeros(chunk.shape, write.dtype)
         (block,) = host_blocks(source.data, inside.within(source.region), padded.nbytes)
-        padded[inside.within(chunk).slices] = block
+        padded[inside.within(chunk).slices] = _cast(block, write)
         yield from _stored_bytes(padded, write)
 
 
@@ -309,4 +309,14 @@ def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
     for rows in split_by_rows(
         whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize
     ):
-        yield byte_view(np.ascontiguousarray(block[rows.slices], write.dtype))
+        yield byte_view(np.ascontiguousarray(_cast(block[rows.slices], write)))
+
+
+def _cast(values: HostArray, write: ArrayWrite) -> HostArray:
+    try:
+        return cast_array(values, write.dtype)
+    except ValueError as error:
+        raise UnsupportedLeafError(
+            f"{write.name}: cannot be saved: {error}. Ask for a wider dtype, or for none.",
+            paths=[write.name],
+        ) from error

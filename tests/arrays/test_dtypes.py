@@ -8,6 +8,7 @@ import pytest
 
 from orbit_ckpt.arrays.dtypes import (
     as_dtype,
+    cast_array,
     is_lossless_kind,
     is_prng_dtype,
     logical_name,
@@ -101,3 +102,44 @@ def test_information_of_another_kind_is_not_dropped_unasked(
     source: str, target: str, expected: bool
 ) -> None:
     assert is_lossless_kind(np.dtype(source), np.dtype(target)) is expected
+
+
+NUMBERS = ["int2", "uint4", "int8", "uint16", "int32", "int64", "uint64"]
+
+
+@pytest.mark.parametrize("target", NUMBERS)
+@pytest.mark.parametrize(
+    "source", ["float8_e5m2", "bfloat16", "float16", ">f4", "float64", "int64"]
+)
+def test_a_number_that_does_not_fit_an_integer_is_never_cast(source: str, target: str) -> None:
+    limits = ml_dtypes.iinfo(np.dtype(target))
+    for exact in (limits.min - 1, limits.min, limits.max, limits.max + 1):
+        if source == "int64" and not -(2**63) <= exact < 2**63:
+            continue
+        with np.errstate(over="ignore"):
+            value = np.array([exact if source == "int64" else float(exact)]).astype(source)
+        number = int(value[0]) if source == "int64" else float(value[0])
+        if limits.min <= number <= limits.max:
+            assert int(cast_array(value, target)[0]) == number
+        else:
+            with pytest.raises(ValueError, match="do not fit"):
+                cast_array(value, target)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("int4", "uint2"),
+        ("uint1", "int4"),
+        ("uint4", "float6_e2m3fn"),
+        ("float8_e8m0fnu", "float8_e5m2"),
+        ("float8_e8m0fnu", "complex32"),
+        ("float4_e2m1fn", "float8_e8m0fnu"),
+        ("bcomplex32", "complex32"),
+    ],
+)
+def test_numbers_are_cast_where_ml_dtypes_has_no_cast(source: str, target: str) -> None:
+    value = np.ones(2, np.float32).astype(source)
+    found = cast_array(value, target)
+    assert found.dtype == target
+    assert found.astype(np.complex64).tolist() == [1, 1]

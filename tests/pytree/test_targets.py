@@ -488,6 +488,18 @@ def test_dtype_of_save_args_may_be_anything_that_names_one(dtype: object, tmp_pa
     assert_same_tree(ocp.load(tmp_path / "c"), expected)
 
 
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_numbers_that_do_not_fit_the_dtype_to_save_as_are_an_error(
+    make: Any, tmp_path: Path
+) -> None:
+    fitting, wide = make([127, -128], np.int32), make([127, 300], np.int32)
+    ocp.save(tmp_path / "a", {"steps": fitting}, cast={"steps": np.int8})
+    assert ocp.load(tmp_path / "a")["steps"].tolist() == [127, -128]
+    with pytest.raises(UnsupportedLeafError, match=r"steps: .* int32 do not fit int8"):
+        ocp.save(tmp_path / "b", {"steps": wide}, cast={"steps": np.int8})
+    assert not (tmp_path / "b").exists()
+
+
 def test_strings_keys_and_bytes_are_not_cast(tmp_path: Path) -> None:
     tree = {name: TREE[name] for name in ("name", "raw", "keys")}
     save_with(tmp_path / "c", tree, dict.fromkeys(tree, ocp.SaveArgs(dtype=np.float16)))
