@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,7 +19,16 @@ from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.compute import groups_of, source_args
 from orbit_ckpt.pytree.restore import TreePlan
 from orbit_ckpt.storage.batch_read import ReadCost
-from orbit_ckpt.transform.nodes import Apply, ArrayInfo, Node, Part, Read, sources_of
+from orbit_ckpt.transform.nodes import (
+    Apply,
+    ArrayInfo,
+    Node,
+    Part,
+    Read,
+    identity,
+    inputs_of,
+    sources_of,
+)
 from orbit_ckpt.transform.patterns import join_name
 from orbit_ckpt.tree.flatten import PLACEHOLDER
 from orbit_ckpt.tree.keypath import NamePath
@@ -138,6 +147,8 @@ class _Explanation:
         self._source_costs: dict[NamePath, ReadCost] = {}
         self._original = {r.name: names for names, r in plan.view.stored.items()}
         self._used: set[NamePath] = set()
+        self._told: dict[object, tuple[list[str], tuple[str, ...]]] = {}
+        """What is done for computed values and what they are made of; parts of one share it."""
 
     async def make(self) -> RestorePlan:
         plan, view = self._plan, self._plan.view
@@ -198,13 +209,13 @@ class _Explanation:
             info, sharding = ArrayInfo(metadata.shape, metadata.dtype), metadata.sharding
         action = "rename" if source != names else "read"
         costs = [self._costs[names]] if names in self._costs else []
-        return self._row(names, [action], [source], info, sharding, costs)
+        return self._row(names, [action], (join_name(source),), info, sharding, costs)
 
     def _row(
         self,
         names: NamePath,
         actions: Sequence[str],
-        sources: Iterable[NamePath],
+        sources: tuple[str, ...],
         info: ArrayInfo,
         sharding: ShardingMetadata | None,
         costs: Sequence[ReadCost],
@@ -227,21 +238,31 @@ class _Explanation:
         return LeafPlan(
             join_name(names),
             tuple(done),
-            tuple(map(join_name, sources)),
+            sources,
             shape,
             dtype,
             *_bytes_of(costs),
         )
 
     def _computed(self, names: NamePath, node: Apply | Part) -> LeafPlan:
-        view = self._plan.view
-        reads = {read.names: read for read in sources_of(node)}
+        made = node.of if isinstance(node, Part) else node
+        costs: dict[NamePath, ReadCost] = {}
+        if identity(made) not in self._told:
+            reads = {read.names: read for read in sources_of(made)}
+            costs = self._new_costs(reads)
+            self._told[identity(made)] = _actions(made), tuple(map(join_name, reads))
+        actions, sources = self._told[identity(made)]
+        return self._row(names, actions, sources, node.info, None, list(costs.values()))
+
+    def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
+        """Return what it costs to read sources that no leaf before has counted."""
+        stored = self._plan.view.stored
         new = {source: read for source, read in reads.items() if source not in self._used}
         self._used.update(new)
-        args = {source: source_args(read, view.stored[source]) for source, read in new.items()}
-        costs = self._costs_of([view.stored[source] for source in new], args)
+        args = {source: source_args(read, stored[source]) for source, read in new.items()}
+        costs = self._costs_of([stored[source] for source in new], args)
         self._source_costs |= costs
-        return self._row(names, _actions(node), reads, node.info, None, list(costs.values()))
+        return costs
 
     def _peak_bytes(self) -> int:
         """Return about how much host memory is needed at once."""
@@ -257,8 +278,8 @@ class _Explanation:
         window = moved if limit is None else min(moved, limit)
         computed = [names for names in plan.view.computed if plan.alignment.is_read(names)]
         for group in groups_of(plan.view, set(computed)):
-            sources = {read.names for _, node in group for read in sources_of(node)}
-            held = sum(c.wanted for n, c in self._source_costs.items() if n in sources)
+            sources = {read.names for read in sources_of(*[node for _, node in group])}
+            held = sum(self._source_costs[n].wanted for n in sources if n in self._source_costs)
             made = sum(_nbytes(node.info) for _, node in group)
             window = max(window, held + made)
             kept += made
@@ -284,16 +305,23 @@ def _nbytes(info: ArrayInfo) -> int:
 
 
 def _actions(node: Node) -> list[str]:
-    match node:
-        case Apply():
-            inner = [action for part in node.inputs for action in _actions(part)]
-            return [*dict.fromkeys([*inner, node.action])]
-        case Part():
-            return _actions(node.of)
-        case Read():
-            return [f"cast {as_dtype(node.dtype)}"] if node.dtype is not None else []
-        case _:
-            return []
+    """Return what is done for a value, in the order in which it is done."""
+    done: dict[str, None] = {}
+    seen: set[object] = set()
+
+    def add(node: Node) -> None:
+        if identity(node) in seen:
+            return
+        seen.add(identity(node))
+        for part in inputs_of(node):
+            add(part)
+        if isinstance(node, Apply):
+            done[node.action] = None
+        elif isinstance(node, Read) and node.dtype is not None:
+            done[f"cast {as_dtype(node.dtype)}"] = None
+
+    add(node)
+    return list(done)
 
 
 def _is_same(dtype: object, other: object) -> bool:

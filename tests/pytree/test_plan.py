@@ -142,6 +142,26 @@ def test_source_of_several_leaves_is_counted_once(saved: Path) -> None:
     assert second.bytes_read == 0
 
 
+def test_parts_of_one_result_have_all_its_sources_which_are_counted_once(tmp_path: Path) -> None:
+    tree = {f"l_{i}": {"w": np.full(4, i, np.float32)} for i in range(3)}
+    ocp.save(tmp_path / "x", tree)
+    rules = [tf.Stack("l_*/w", "w"), tf.Unstack("w", r"k_\g<i>/w")]
+    plan = ocp.plan(tmp_path / "x", transforms=rules)
+    names = tuple(f"l_{i}/w" for i in range(3))
+    assert [leaf.sources for leaf in plan.leaves] == [names] * 3
+    assert [leaf.actions for leaf in plan.leaves] == [("stack", "unstack")] * 3
+    assert [leaf.bytes_read > 0 for leaf in plan.leaves] == [True, False, False]
+    assert plan.bytes_read == ocp.plan(tmp_path / "x").bytes_read
+
+
+def test_values_that_are_used_again_and_again_are_told_of_once(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.ones(2, np.float32)})
+    rules = [tf.Copy("a", "b"), tf.Combine(("a", "b"), "a", lambda x, y: (x + y) / 2)] * 60
+    (leaf,) = ocp.plan(tmp_path / "x", transforms=rules).leaves  # not 2**60 steps
+    assert (leaf.sources, leaf.actions) == (("a",), ("combine",))
+    assert ocp.load(tmp_path / "x", transforms=rules)["a"].tolist() == [1, 1]
+
+
 def test_load_reports_what_was_done(saved: Path) -> None:
     tree, report = ocp.load(saved, transforms=RULES, report=True)
     assert_same_tree(tree, ocp.load(saved, transforms=RULES))
