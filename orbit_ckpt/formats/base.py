@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
+from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.identity import OpenedDirectory
 from orbit_ckpt.storage.kvstore import ValueStore
@@ -25,12 +26,14 @@ class TreeParts(Struct, frozen=True):
         arrays: Records of JAX arrays by storage name, where they say more than the rest.
         decode_shardings: Returns their recorded shardings.
         strings: Contents of the strings file.
+        sums: Sums of whole arrays by storage name, of formats that have them.
     """
 
     store: ValueStore
     arrays: Mapping[str, ArrayRecord] = field(default_factory=dict[str, ArrayRecord])
     decode_shardings: Callable[[], Mapping[str, ShardingMetadata]] = dict[str, ShardingMetadata]
     strings: Mapping[str, object] = field(default_factory=dict[str, object])
+    sums: Mapping[str, ArraySum] = field(default_factory=dict[str, ArraySum])
 
 
 class StoredTree(Struct, frozen=True):
@@ -84,6 +87,7 @@ class StoredTree(Struct, frozen=True):
             zarr_format=3 if self.document.use_zarr3 else 2,
             max_bytes=max_bytes,
             fill_missing=not self.document.stores_fill_values,
+            sums=parts.sums,
         )
         return LoadBatch(
             reader=reader,

@@ -17,6 +17,7 @@ from msgspec import Struct, field, structs
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
+from orbit_ckpt.formats.eformer_sums import sums_of_trees
 from orbit_ckpt.formats.pickle_literal import decode_literal
 from orbit_ckpt.formats.run_metadata import marked_steps, read_run_metadata, several_message
 from orbit_ckpt.formats.zarr_tree import (
@@ -28,6 +29,7 @@ from orbit_ckpt.formats.zarr_tree import (
 )
 from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
+from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.foreign import ForeignStore
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, name_path
@@ -74,6 +76,7 @@ class EFormerFormat:
         pairs = list(zip(records, leaves, strict=True))
         entries = {record.name: leaf.entry for record, leaf in pairs if leaf.entry is not None}
         arrays = listed_arrays(root, entries, root / INDEX)
+        sums = checkpoint.sums(entries)
         files = [root / INDEX, *(tree.file for tree in trees if tree.file is not None)]
         document = TreeDocument(
             [records[i] for i in in_tree_order(paths)],
@@ -82,7 +85,7 @@ class EFormerFormat:
         return StoredTree(
             path,
             document,
-            lambda: TreeParts(ForeignStore(arrays, files)),
+            lambda: TreeParts(ForeignStore(arrays, files), sums=sums),
             inline={
                 r.name: leaf.value for r, leaf in pairs if leaf.entry is None and not r.is_empty
             },
@@ -105,6 +108,8 @@ class _Index(Struct):
 
 class _Details(Struct):
     custom_metadata: dict[str, Any] | None = None
+    checksum: object = None
+    array_metadata: object = None
 
 
 class _Structure(Struct):
@@ -158,6 +163,7 @@ class _Checkpoint:
             if not prefix or {"/", "\\", "\0"} & set(prefix):
                 raise self._bad(f"prefix {prefix[:80]!r} is not a name")
         structures = sorted(p.name for p in root.iterdir() if p.name.endswith(STRUCTURE_SUFFIX))
+        self._details = _read_details(root / DETAILS)
         self._structures = {name.removesuffix(STRUCTURE_SUFFIX): root / name for name in structures}
         for prefix, file in self._structures.items():
             if prefix not in self._index.prefixes:
@@ -189,9 +195,8 @@ class _Checkpoint:
         Raises:
             FormatError: Index and structure contradict each other, or one is damaged.
         """
-        listed = self._index.arrays or [] if prefix is None else self._index.prefixes[prefix]
         entries: dict[NamePath, ArrayEntry] = {}
-        for entry in listed:
+        for entry in self._listed(prefix):
             try:
                 names = _split_prefix(entry.parts(), prefix)
                 key_paths([names], infer_lists=False)
@@ -215,10 +220,8 @@ class _Checkpoint:
         """
         run = read_run_metadata(self._root)
         found: dict[str, object] = {}
-        file = self._root / DETAILS
-        if prefix is None and file.is_file():
-            details = decode_file(file, _Details, max_bytes=_MAX_BYTES)
-            found |= details.custom_metadata or {}
+        if prefix is None:
+            found |= self._details.custom_metadata or {}
         if prefix is not None:
             found |= trees[0].extras
         elif any(tree.extras for tree in trees):
@@ -228,8 +231,26 @@ class _Checkpoint:
             found |= structs.asdict(run)
         return found
 
+    def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArraySum]:
+        """Return the sums of some arrays, given and returned by storage name."""
+        trees = {p: self._listed(p) for p in self.prefixes}
+        by_path = sums_of_trees(self._details.checksum, self._details.array_metadata, trees)
+        where = str(self._root / DETAILS)
+        return {
+            name: ArraySum(by_path[entry.path], str(self._root / entry.path), where)
+            for name, entry in entries.items()
+            if entry.path in by_path
+        }
+
+    def _listed(self, prefix: str | None) -> Sequence[ArrayEntry]:
+        return self._index.arrays or [] if prefix is None else self._index.prefixes[prefix]
+
     def _bad(self, what: str) -> FormatError:
         return FormatError(f"{self._where}: {what}. The file is damaged, or was not written so.")
+
+
+def _read_details(file: Path) -> _Details:
+    return decode_file(file, _Details, max_bytes=_MAX_BYTES) if file.is_file() else _Details()
 
 
 def _root_of(path: Path) -> Path | None:

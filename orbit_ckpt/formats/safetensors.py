@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats.eformer_sums import SUMS, sums_of_texts
 from orbit_ckpt.formats.safetensors_header import (
     MAX_HEADER_BYTES,
     Header,
@@ -24,6 +25,7 @@ from orbit_ckpt.formats.safetensors_header import (
 )
 from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
+from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.foreign import ForeignStore, RawArray
 from orbit_ckpt.storage.store_path import file_names, file_size, map_paths, read_extent
 
@@ -55,8 +57,10 @@ class SafetensorsFormat:
         is_index = main.name.endswith(INDEX_SUFFIX)
         headers, metadata = _read_index(main) if is_index else ({main: read_header(main)}, {})
         tensors: dict[str, Tensor] = {}
-        for header in headers.values():
+        sums: dict[str, ArraySum] = {}
+        for file, header in headers.items():
             tensors |= header.tensors
+            sums |= _sums(file, header)
             metadata = {**header.metadata, **metadata}
         names = sorted(tensors)
         records = [LeafRecord.at((DictKey(name),), UNKNOWN_TYPE) for name in names]
@@ -67,7 +71,8 @@ class SafetensorsFormat:
                 record.name: RawArray(*t.as_stored, t.extent)
                 for record, t in zip(records, map(tensors.__getitem__, names), strict=True)
             }
-            return TreeParts(ForeignStore(arrays, list(headers)))
+            by_name = {r.name: sums[n] for r, n in zip(records, names, strict=True) if n in sums}
+            return TreeParts(ForeignStore(arrays, list(headers)), sums=by_name)
 
         return StoredTree(path, document, open_parts, identity=main)
 
@@ -78,6 +83,15 @@ FORMAT = SafetensorsFormat()
 class _Index(Struct):
     weight_map: dict[str, str]
     metadata: dict[str, Any] | None = None
+
+
+def _sums(file: Path, header: Header) -> dict[str, ArraySum]:
+    """Return the sums of tensors that eFormer adds, by their names."""
+    if SUMS not in header.metadata:
+        return {}
+    arrays = {name: tensor.as_stored for name, tensor in header.tensors.items()}
+    found = sums_of_texts(header.metadata, arrays)
+    return {name: ArraySum(value, str(file), str(file)) for name, value in found.items()}
 
 
 def _candidates(directory: Path) -> Sequence[str]:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt.formats.eformer_sums import without_sums
 from orbit_ckpt.formats.outgoing import (
     OutgoingArray,
     WriteRequest,
@@ -47,7 +48,7 @@ def write(request: WriteRequest) -> None:
         ValueError: One file is asked for, and a limit of its size.
     """
     arrays = _arrays_of(request.tree)
-    metadata = {name: _text(value) for name, value in request.metadata.items()}
+    metadata = {name: _text(value) for name, value in without_sums(request.metadata).items()}
     path = request.path
     if path.name.endswith(SUFFIX):
         if request.max_shard_bytes is not None:

@@ -27,7 +27,7 @@ from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.stored import cast_host, key_type_of
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.identity import OpenedDirectory
-from orbit_ckpt.storage.region_stream import DECODER_BYTES, RegionStream
+from orbit_ckpt.storage.region_stream import DECODER_BYTES, RegionStream, read_to_end
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):
@@ -150,6 +150,21 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         with self.directory.reading(self.info.label):
             for part in split_by_rows(whole(self.shape), (1,) * len(self.shape), elements):
                 yield self._next(self._cast(stream.next(part)))
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether there is a sum of the array, with which it is compared where it is read whole."""
+        return load_batch_of(self.info).reader.sums.knows(self.read)
+
+    def compare(self, max_bytes: int) -> None:
+        """Read all of it once and compare it with its sum.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        with self.directory.reading(self.info.label):
+            read_to_end(load_batch_of(self.info).reader, self.read, max_bytes)
 
     def _next(self, block: HostArray) -> HostArray:
         if self.told is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,9 @@ from orbit_ckpt.handlers.lazy_leaf import LazyLeaf
 from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.stored import default_save_args
 from orbit_ckpt.metadata.values import ArrayMetadata
+
+_COMPARED_BYTES = 1 << 26
+"""What is held at most of an array that is read to compare it."""
 
 
 class LazyHandler:
@@ -81,14 +85,35 @@ def _leaf_of(value: object) -> LazyLeaf:
 
 
 def _taken(leaf: LazyLeaf) -> TakenArray:
+    source = _Compared(leaf) if leaf.has_sum else leaf
     shards = [
-        Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, leaf, region.start)))
+        Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, source, region.start)))
         for region in _regions(leaf)
     ]
     return TakenArray(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
 
 
-def _fetch(leaf: LazyLeaf, start: Shape, region: Region, max_bytes: int) -> Iterator[HostArray]:
+class _Compared:
+    """An array with a sum, which is compared before the first of its parts is written."""
+
+    def __init__(self, leaf: LazyLeaf) -> None:
+        self._leaf = leaf
+        self._is_done = False
+        self._lock = threading.Lock()
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """See `LazyLeaf`; all of it is compared as it is read."""
+        if region != whole(self._leaf.read.layout.shape):
+            with self._lock:
+                if not self._is_done:
+                    self._leaf.compare(_COMPARED_BYTES)
+                self._is_done = True
+        return self._leaf.blocks(region, max_bytes)
+
+
+def _fetch(
+    leaf: LazyLeaf | _Compared, start: Shape, region: Region, max_bytes: int
+) -> Iterator[HostArray]:
     """Yield a box of the part of an array that begins at `start`."""
     begin = tuple(s + offset for s, offset in zip(start, region.start, strict=True))
     return leaf.blocks(Region(begin, region.shape), max_bytes)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 from orbit_ckpt.arrays.slices import chunk_indices, whole
-from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.metadata.files import find_string
+from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.verification import Damage
 from orbit_ckpt.pytree.verify import Findings, check_arrays
+from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt.storage.region_stream import BLOCK_BYTES, decoder_bytes, read_to_end
 from orbit_ckpt.tree.keypath import format_path
 
 _GZIP = "gzip"
 _SIZE_BYTES = 4
 """A gzip file ends with the size of what it holds, modulo 2**32."""
 
+_MAX_BYTES = 1 << 28
+"""What is held at most of an array that is compared with its sum, if there is no other bound."""
+
 
 async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None:
-    """Decode all leaves, which finds what is cut short or missing.
+    """Decode all leaves, which finds what is cut short or missing, and compare sums of arrays.
 
     Args:
         path: The checkpoint.
@@ -35,7 +43,7 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
     try:
         source = reader.open(path)
         batch = source.load_batch()
-        store = source.open_parts().store
+        parts = source.open_parts()
     except (CorruptionError, FormatError) as error:
         findings.note(path, error)
         findings.skip(path, "tree, because it cannot be opened", 1)
@@ -44,11 +52,51 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
     records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
     findings.leaves += len(records)
     arrays = [r for r in records if r.name not in inline and find_string(strings, r.name) is None]
-    reads = await check_arrays(path, batch.reader, arrays, findings, path, lambda _: False)
-    _check_ends(store, reads, findings, path)
+    summed = [record for record in arrays if record.name in parts.sums]
+    errors = await _compare_sums(batch.reader, summed, findings)
+    intact = {record.name for record in summed if record.name not in errors}
+    others = [record for record in arrays if record.name not in intact]
+    reads = await check_arrays(path, batch.reader, others, findings, path, lambda _: False)
+    _check_ends(parts.store, reads, findings, path)
+    known = {damage.leaf for damage in findings.damage}
+    for error in errors.values():
+        if error.path not in known:
+            findings.add(Damage(path, error.what or str(error), error.file, error.path))
     if not source.has_checksums:
-        what = f"leaves of {reader.name}, which has no checksums: decoded only"
-        findings.skip(path, what, len(records))
+        how = " without checksums" if summed else ", which has no checksums"
+        what = f"leaves of {reader.name}{how}: decoded only"
+        findings.skip(path, what, len(records) - len(summed))
+
+
+async def _compare_sums(
+    reader: BatchReader, records: Sequence[LeafRecord], findings: Findings
+) -> dict[str, CorruptionError]:
+    """Compare whole arrays with their sums; return what is wrong, by storage name.
+
+    What cannot be decoded is among it: it is told chunk by chunk if it is checked without its sum.
+    """
+    errors: dict[str, CorruptionError] = {}
+    budget = findings.limiter.max_bytes or _MAX_BYTES
+
+    async def compare(record: LeafRecord) -> None:
+        try:
+            (layout,) = reader.layouts([(record.path, record.name)])
+            read = ArrayRead(record.path, record.name, layout, (whole(layout.shape),))
+            opened = decoder_bytes(layout) if reader.can_stream(layout) else budget
+            async with findings.limiter.reserve(min(budget, opened + 2 * BLOCK_BYTES)):
+                await asyncio.to_thread(read_to_end, reader, read, budget)
+        except CorruptionError as error:
+            errors[record.name] = error
+        except StorageError:
+            raise  # a store that does not answer is no damage
+        except (FormatError, OSError) as error:
+            errors[record.name] = CorruptionError(str(error), path=format_path(record.path))
+        else:
+            findings.chunks += len(list(chunk_indices(whole(layout.shape), layout.chunk_shape)))
+            findings.count(reader.cost(read).stored)
+
+    await run_all(map(compare, records))
+    return errors
 
 
 def _check_ends(

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from copy import copy
 from typing import NamedTuple, cast
@@ -21,6 +29,7 @@ from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region,
 from orbit_ckpt.errors import CorruptionError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.storage.array_sums import ArraySum, ArraySums
 from orbit_ckpt.storage.chunk_read import (
     SMALL_BYTES,
     ArrayRead,
@@ -83,6 +92,8 @@ class BatchReader:
         max_bytes: Most bytes of parts to hold at once, None for no limit.
         fill_missing: Whether a chunk that does not exist stands for zeros, as in checkpoints of
             writers that left such chunks out. Otherwise it is an error.
+        sums: Sums of whole arrays by storage name, with which those are compared that are read
+            whole, or all of their rows at once.
     """
 
     def __init__(
@@ -92,7 +103,9 @@ class BatchReader:
         zarr_format: int,
         max_bytes: int | None = None,
         fill_missing: bool = False,
+        sums: Mapping[str, ArraySum] | None = None,
     ) -> None:
+        self.sums = ArraySums(sums or {})
         self._store = store
         self._chunks = ChunkReader(store)
         self._threads = _REQUESTS if store.is_remote else _THREADS
@@ -215,9 +228,13 @@ class BatchReader:
                 for i in positions:
                     read = reads[i]
                     results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
+                    if self.sums:
+                        self.sums.compare(read, results[i])
 
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
+            if self.sums:
+                await asyncio.to_thread(self.sums.compare, reads[i], results[i])
 
         await run_all(
             [
@@ -249,6 +266,14 @@ class BatchReader:
 
     def read_part(self, read: ArrayRead, region: Region) -> HostArray:
         """Return the values of one part as `read` does, without giving way to other work."""
+        values = self._read_part(read, region)
+        check = self.sums.begin(read, region)
+        if check is not None:
+            check.add(values)
+            check.finish()
+        return values
+
+    def _read_part(self, read: ArrayRead, region: Region) -> HostArray:
         if not self.can_stream(read.layout):
             return run_sync(self._decoder.read(read, region))
         with self._reading(region.size * read.layout.dtype.itemsize) as reading:
@@ -269,10 +294,19 @@ class BatchReader:
         Raises:
             CorruptionError: A chunk is missing, cut short or damaged.
         """
-        layout = read.layout
-        if region.size * layout.dtype.itemsize <= max_bytes:
+        if region.size * read.layout.dtype.itemsize <= max_bytes:
             yield self.read_part(read, region)
             return
+        check = self.sums.begin(read, region)
+        for values in self._blocks(read, region, max_bytes):
+            if check is not None:
+                check.add(values)
+            yield values
+        if check is not None:
+            check.finish()
+
+    def _blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        layout = read.layout
         index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
         is_chunk = region == chunk_region(index, layout.chunk_shape)
         if is_chunk and self.can_stream(layout):

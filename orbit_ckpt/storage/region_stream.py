@@ -8,15 +8,26 @@ from functools import partial
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.memory import aligned_empty
-from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
+from orbit_ckpt.arrays.slices import (
+    Region,
+    Shape,
+    chunk_indices,
+    chunk_region,
+    split_by_rows,
+    whole,
+)
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead, damaged_chunk
 from orbit_ckpt.storage.codec import PIECE_BYTES, ChunkStream
 from orbit_ckpt.storage.value_read import open_value
+from orbit_ckpt.storage.zarr import ZarrArray
 
 DECODER_BYTES = 1 << 20
 """What a decompressor of a chunk that is read a piece at a time holds, at most."""
+
+BLOCK_BYTES = 1 << 20
+"""Parts in which an array is read to its end."""
 
 
 class RegionStream:
@@ -34,6 +45,7 @@ class RegionStream:
         self._reader = reader
         self._read = read
         self._whole = whole(read.layout.shape)
+        self._check = reader.sums.begin(read, self._whole)
         self._open: dict[Shape, _OpenChunk] = {}
 
     def next(self, region: Region) -> HostArray:
@@ -44,7 +56,8 @@ class RegionStream:
                 earlier ones. `split_by_rows` with chunks of one element gives such parts in order.
 
         Raises:
-            CorruptionError: A chunk is missing, cut short or damaged.
+            CorruptionError: A chunk is missing, cut short or damaged; or, with the last part, the
+                array is not the one that was saved.
         """
         layout = self._read.layout
         result = aligned_empty(region.shape, layout.dtype)
@@ -62,6 +75,10 @@ class RegionStream:
             if part.stop == stored.stop:
                 del self._open[index]
                 chunk.finish()
+        if self._check is not None:
+            self._check.add(result)
+            if region.stop == self._whole.stop:
+                self._check.finish()
         return result
 
 
@@ -123,3 +140,33 @@ def _offset(index: Shape, shape: Shape) -> int:
     for i, n in zip(index, shape, strict=True):
         position = position * n + i
     return position
+
+
+def decoder_bytes(layout: ZarrArray) -> int:
+    """Return what is held of the chunks that are open while an array is read in order, at most."""
+    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+    return math.prod(grid[1:]) * min(DECODER_BYTES, layout.chunk_nbytes)
+
+
+def read_to_end(reader: BatchReader, read: ArrayRead, max_bytes: int) -> None:
+    """Read an array in order and keep nothing, which compares it with its sum if it has one.
+
+    Args:
+        reader: Of its store.
+        read: The array; its regions do not matter.
+        max_bytes: What may be held. If that is too little for each chunk to be read once, they are
+            read several times; one that TensorStore decodes is held whole.
+
+    Raises:
+        CorruptionError: A chunk is missing or damaged, or the array is not the one that was saved.
+    """
+    layout = read.layout
+    everything = whole(layout.shape)
+    if not reader.can_stream(layout) or decoder_bytes(layout) > max_bytes // 2:
+        for _ in reader.read_blocks(read, everything, max_bytes // 2):
+            pass
+        return
+    stream = RegionStream(reader, read)
+    elements = max(1, min(BLOCK_BYTES, max_bytes // 4) // layout.dtype.itemsize)
+    for part in split_by_rows(everything, (1,) * len(layout.shape), elements):
+        stream.next(part)
