@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from orbit_ckpt.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt.checkpointer.convert import convert
     from orbit_ckpt.checkpointer.verify import VerifyReport, verify
+    from orbit_ckpt.formats.registry import detect_format
     from orbit_ckpt.items.array import ArrayHandler as ArrayCheckpointHandler
     from orbit_ckpt.items.proto import ProtoHandler
     from orbit_ckpt.items.proto import ProtoHandler as ProtoCheckpointHandler
@@ -98,6 +99,7 @@ _NAMES = {
     "checkpoint_managers": "checkpoint_managers",
     "checkpoint_utils": "checkpoint_utils",
     "convert": "checkpointer.convert:convert",
+    "detect_format": "formats.registry:detect_format",
     "diff": "checkpointer.compare:diff",
     "merge_trees": "transform_utils:merge_trees",
     "policies": "policies",
@@ -167,6 +169,7 @@ __all__ = [
     "checkpoint_managers",
     "checkpoint_utils",
     "convert",
+    "detect_format",
     "diff",
     "errors",
     "load",

@@ -27,6 +27,7 @@ PUBLIC = {
     "orbit_ckpt": {
         *("save", "save_async", "SaveHandle", "load", "plan", "LazyArray", "metadata"),
         *("RestorePlan", "LeafPlan", "CheckpointDiff", "convert", "diff", "VerifyReport", "verify"),
+        "detect_format",
         *("Checkpointer", "PyTreeCheckpointer", "AsyncCheckpointer", "StandardCheckpointer"),
         *("CheckpointHandler", "PyTreeHandler", "PyTreeCheckpointHandler"),
         *("StandardHandler", "StandardCheckpointHandler"),

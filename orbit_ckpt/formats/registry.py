@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -12,15 +13,69 @@ from orbit_ckpt.formats.base import ForeignStep, Format, RunLister, StoredTree
 from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
 from orbit_ckpt.storage.layout import STEP_METADATA
+from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
 BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
 """Modules of this package with a `FORMAT`, those with the surest signs first."""
 
+ORBAX = "orbax"
+"""What `detect_format` calls Orbax's format, which is ours."""
+
 IN_STORES = ("safetensors", "t5x", "flax_msgpack")
 """Those that are known in object stores too; T5X's are so that nothing else takes them for its own,
 and are refused.
 """
+
+
+def detect_format(path: str | os.PathLike[str]) -> str:
+    """Return of which format a checkpoint or a run is; reads names and first bytes only.
+
+    Args:
+        path: What `load` takes, or the directory of a run; in an object store too.
+
+    Returns:
+        `"orbax"` for Orbax's format and ours, `"t5x"`, `"tf_checkpoint"`, `"eformer"`,
+        `"levanter"`, `"flax_msgpack"`, `"safetensors"`, or the name of a plug-in's format.
+
+    Raises:
+        CheckpointNotFoundError: It is of no known format; lists what each format lacks.
+        IncompleteCheckpointError: It is a save that did not finish.
+        StorageError: It cannot be read.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_1", {"w": np.ones((2, 3))})
+        >>> orbit_ckpt.detect_format("run/step_1")
+        'orbax'
+    """
+    place = resolve_path(path)
+    with storage_errors(place, "reading", "Check that it can be read."):
+        missing = None
+        try:
+            if is_tree(find_tree(place)):
+                return ORBAX
+        except CheckpointNotFoundError as error:
+            missing = str(error)
+            if _is_without_tree(place):
+                return ORBAX
+        found = find_format(place)
+        if not isinstance(found, str):
+            return _format_name(found)
+        if missing is None:
+            return ORBAX
+        raise CheckpointNotFoundError(f"{missing}{found}")
+
+
+def _is_without_tree(path: Path) -> bool:
+    """Whether a directory is a run of Orbax's format, or a checkpoint of other items than trees."""
+    places = [path, *(path / name for name in find_items(path))] if path.is_dir() else []
+    return any((place / STEP_METADATA).is_file() for place in places)
+
+
+def _format_name(known: Format) -> str:
+    """Return the name of a format's module here, or what a plug-in calls it."""
+    package, _, name = type(known).__module__.rpartition(".")
+    return name if package == __name__.rpartition(".")[0] else known.name
 
 
 def open_checkpoint(

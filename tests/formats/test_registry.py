@@ -13,7 +13,9 @@ import pytest
 from flax import serialization
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt import args
+from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from tests.formats.zarr_samples import SAMPLES
 
 NPY = """
 import numpy as np
@@ -66,6 +68,7 @@ def test_a_format_of_a_plugin_is_read_like_any_other(
     np.save(tmp_path / "x.npy", value)
     assert np.array_equal(ocp.load(tmp_path / "x.npy")["array"], value)
     assert np.array_equal(ocp.load(tmp_path / "x.npy", lazy=True)["array"][1:, ::2], value[1:, ::2])
+    assert ocp.detect_format(tmp_path / "x.npy") == "npy"
     with pytest.raises(CheckpointNotFoundError, match=r"npy \(needs `pip install 'orbit-npy'`\): "):
         ocp.load(tmp_path)
 
@@ -145,3 +148,49 @@ def test_a_pipe_is_of_no_format_and_not_waited_for(tmp_path: Path) -> None:
 def test_a_path_that_does_not_exist_is_of_no_format(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"nothing is there.*to\.$"):
         ocp.load(tmp_path / "model.safetensors")
+
+
+KINDS = {
+    "eformer": "eformer",
+    "eformer/safetensors_single": "safetensors",
+    "flax_msgpack": "flax_msgpack",
+    "levanter": "levanter",
+    "safetensors": "safetensors",
+    "t5x": "t5x",
+    "t5x/tf_t5_ckpt": "tf_checkpoint",
+    "t5x/upstream_mtf_tiny_t5": "tf_checkpoint",
+    "t5x/upstream_tiny_orbax_legacy": "orbax",
+}
+"""Formats of the samples by their paths, those of a directory's others by its own."""
+
+STORED = sorted(
+    path for path in SAMPLES.glob("*/*") if path.name != "expected.json" and path.parent != SAMPLES
+)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
+def test_the_format_of_every_sample_is_detected(path: Path) -> None:
+    name = path.relative_to(SAMPLES)
+    assert ocp.detect_format(path) == KINDS.get(str(name), KINDS[name.parts[0]])
+
+
+def test_the_format_of_own_checkpoints_and_their_parts_is_orbax(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "run") as run:
+        run.save(1, args=args.Composite(state=args.StandardSave({"a": 1}), n=args.JsonSave([2])))
+        run.save(2, args=args.Composite(n=args.JsonSave([2])))
+    run_path = tmp_path / "run"
+    for path in (run_path, run_path / "1", run_path / "1" / "state", run_path / "2"):
+        assert ocp.detect_format(path) == "orbax"
+    assert ocp.detect_format(str(run_path)) == "orbax"
+
+
+def test_what_has_no_format_is_refused_as_load_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="nothing is there"):
+        ocp.detect_format(tmp_path / "nothing")
+    (tmp_path / "notes.txt").write_text("hello")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(CheckpointNotFoundError, match=r"(?s)Other formats:.*safetensors: "):
+            ocp.detect_format(path)
+    (tmp_path / "5.orbax-checkpoint-tmp-1").mkdir()
+    with pytest.raises(IncompleteCheckpointError):
+        ocp.detect_format(tmp_path / "5.orbax-checkpoint-tmp-1")
