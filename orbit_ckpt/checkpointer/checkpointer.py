@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
+from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.last_save import told_beside
 from orbit_ckpt.checkpointer.options import (
     AtomicityOptions,
@@ -29,8 +29,6 @@ from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.path import resolve_path
-
-_logger = logging.getLogger(__name__)
 
 
 class _DescribesItems(Protocol):
@@ -109,10 +107,9 @@ class Checkpointer:
             CheckpointError: What the handler raises.
         """
         path = resolve_path(directory)
-        check_complete(path, needs_marker=self._options.atomicity.needs_marker)
-        restored = restore_item(self._handler, path, self._make_args(1, args, kwargs))
-        _logger.info("Restored %s", path)
-        return restored
+        with reported_restore(path):
+            check_complete(path, needs_marker=self._options.atomicity.needs_marker)
+            return restore_item(self._handler, path, self._make_args(1, args, kwargs))
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Return what is known of a checkpoint without reading its arrays.

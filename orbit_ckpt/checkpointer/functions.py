@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
@@ -11,6 +10,7 @@ import jax
 
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
 from orbit_ckpt.formats.base import Format
@@ -26,8 +26,6 @@ from orbit_ckpt.transform.state import StateFunction, transform_state
 
 if TYPE_CHECKING:
     from orbit_ckpt.pytree.explain import RestorePlan
-
-_logger = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
@@ -208,9 +206,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         reader=reader,
     )
     run = _handler().run_and_explain if report else _handler().run_request
-    restored = run(path, request, resolver=_resolver(sharding))
-    _logger.info("Restored %s", path)
-    return restored
+    with reported_restore(path):
+        return run(path, request, resolver=_resolver(sharding))
 
 
 def plan(  # noqa: PLR0913 - those of `load`

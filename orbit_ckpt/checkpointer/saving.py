@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, cast
 import jax
 from msgspec import Struct
 
+from orbit_ckpt.checkpointer.durations import report_save
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
 from orbit_ckpt.errors import CheckpointExistsError
@@ -151,6 +153,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
     """
+    began = time.monotonic()
     session = _open(request, options)
 
     async def both_phases() -> Commit:
@@ -162,7 +165,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
     with storage_errors(request.path, "saving", _ADVICE), session, acting_as(session.process):
         commit = run_sync(both_phases())
         session.commit(commit.recorded_as or typestr_of(handler), commit.finalize)
-    _report(request.path, request.when_done)
+    _report(request.path, began, request.when_done, in_background=False)
 
 
 def begin_save(
@@ -174,6 +177,7 @@ def begin_save(
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
     """
+    began = time.monotonic()
     # what goes on in the background must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
     session = _open(request, options)
@@ -193,7 +197,7 @@ def begin_save(
         except BaseException:  # raised again: perhaps nobody asks for it
             _logger.exception("Saving %s in the background failed", path)
             raise
-        await asyncio.to_thread(_report, path, when_done)
+        await asyncio.to_thread(_report, path, began, when_done, in_background=True)
 
     with acting_as(session.process):
         outcome = run_in_background(finish())
@@ -257,8 +261,10 @@ def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
         yield from (leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, LazyArray))
 
 
-def _report(path: Path, when_done: Callable[[], object] | None) -> None:
-    _logger.info("Saved %s", path)
+def _report(
+    path: Path, began: float, when_done: Callable[[], object] | None, *, in_background: bool
+) -> None:
+    report_save(path, began, in_background=in_background)
     if when_done is None:
         return
     try:

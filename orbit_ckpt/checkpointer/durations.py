@@ -1,0 +1,59 @@
+"""Say of saves and restores that they are done: in the log, and to listeners of `jax.monitoring`.
+
+The names of the events are T5X's and Orbax's, with what Orbax says besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Generator
+
+import jax.monitoring
+
+_logger = logging.getLogger(__name__)
+
+_T5X_WRITE = "/jax/checkpoint/write/durations_sec"
+_T5X_READ = "/jax/checkpoint/read/durations_sec"
+_WRITE = ("/jax/orbax/write/total_duration_secs",)
+_WRITE_ASYNC = (
+    "/jax/orbax/write/async/total_duration_secs",
+    "/jax/checkpoint/write/async/total_duration_secs",
+)
+_READ = ("/jax/orbax/read/total_duration_secs",)
+
+
+def report_save(path: str | os.PathLike[str], began: float, *, in_background: bool) -> None:
+    """Say that a checkpoint is durable.
+
+    Args:
+        path: Where it is.
+        began: When its save began, by `time.monotonic`.
+        in_background: Whether the caller did not wait for it.
+    """
+    _logger.info("Saved %s", path)
+    _record(_T5X_WRITE, _WRITE_ASYNC if in_background else _WRITE, path, began)
+
+
+@contextlib.contextmanager
+def reported_restore(path: str | os.PathLike[str]) -> Generator[None]:
+    """Say that a checkpoint is restored, if a `with` block does it."""
+    began = time.monotonic()
+    yield
+    _logger.info("Restored %s", path)
+    _record(_T5X_READ, _READ, path, began)
+
+
+def _record(
+    event: str, others: tuple[str, ...], path: str | os.PathLike[str], began: float
+) -> None:
+    seconds = time.monotonic() - began
+    storage = "gcs" if os.fspath(path).startswith("gs://") else "other"
+    try:
+        jax.monitoring.record_event_duration_secs(event, seconds)
+        for other in others:
+            jax.monitoring.record_event_duration_secs(other, seconds, storage_type=storage)
+    except Exception:  # of a listener; what it is told about is done
+        _logger.exception("%s: a listener of jax.monitoring failed", path)
