@@ -220,6 +220,7 @@ class BatchReader:
         sizes = [read.nbytes for read in reads]
         direct: list[int] = []
         others: list[int] = []
+        has_sums = bool(self.sums)
         for i, read in enumerate(reads):
             (direct if self.can_stream(read.layout) else others).append(i)
 
@@ -228,12 +229,12 @@ class BatchReader:
                 for i in positions:
                     read = reads[i]
                     results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
-                    if self.sums:
+                    if has_sums:
                         self.sums.compare(read, results[i])
 
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
-            if self.sums:
+            if has_sums:
                 await asyncio.to_thread(self.sums.compare, reads[i], results[i])
 
         await run_all(
