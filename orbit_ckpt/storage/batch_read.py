@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -18,8 +20,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -40,7 +44,7 @@ from orbit_ckpt.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt.storage.codec import PIECE_BYTES
-from orbit_ckpt.storage.kvstore import ValueStore
+from orbit_ckpt.storage.kvstore import ObjectStore, ValueStore
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.store_path import is_damage
@@ -109,6 +113,7 @@ class BatchReader:
         self._store = store
         self._chunks = ChunkReader(store)
         self._threads = _REQUESTS if store.is_remote else _THREADS
+        self._asks_for_each = isinstance(store, ObjectStore)
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
@@ -140,6 +145,8 @@ class BatchReader:
             CorruptionError: A metadata document is missing.
             FormatError: A metadata document is not understood.
         """
+        if self._asks_for_each:
+            return self._ask_for_layouts(list(leaves))
         known, document_name, find = self._layouts, self._document_name, self._chunks.find
         found: list[ZarrArray] = []
         for path, name in leaves:
@@ -148,6 +155,15 @@ class BatchReader:
             layout = known.get(value) if type(value) is bytes else None
             found.append(self._parse(path, name, value) if layout is None else layout)
         return found
+
+    def _ask_for_layouts(self, leaves: Sequence[tuple[KeyPath, str]]) -> list[ZarrArray]:
+        def ask(leaf: tuple[KeyPath, str]) -> ZarrArray:
+            path, name = leaf
+            return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
+
+        document_name = self._document_name
+        with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
+            return list(pool.map(ask, leaves))
 
     def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
         key = join_key(name, self._document_name)
@@ -224,6 +240,8 @@ class BatchReader:
         for i, read in enumerate(reads):
             (direct if self.can_stream(read.layout) else others).append(i)
 
+        has_failed = threading.Event()
+
         def read_directly(positions: Sequence[int]) -> None:
             with self._reading(sum(sizes[i] for i in positions)) as reading:
                 for i in positions:
@@ -232,22 +250,42 @@ class BatchReader:
                     if has_sums:
                         self.sums.compare(read, results[i])
 
+        def ask_for(position: int) -> None:
+            if has_failed.is_set():  # each may take a minute to fail
+                return
+            try:
+                read_directly([position])
+            except BaseException:  # raised again; the others need not be asked for
+                has_failed.set()
+                raise
+
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
             if has_sums:
                 await asyncio.to_thread(self.sums.compare, reads[i], results[i])
 
-        await run_all(
-            [
-                *(
-                    asyncio.to_thread(read_directly, share)
-                    for share in _shares(direct, sizes, self._threads)
-                ),
-                *(read_decoded(i) for i in others),
-            ]
-        )
+        with self._running() as run:
+            if self._asks_for_each:  # each value is a request, which others need not wait for
+                direct_reads = [run(ask_for, i) for i in direct]
+            else:
+                shares = _shares(direct, sizes, self._threads)
+                direct_reads = [run(read_directly, share) for share in shares]
+            await run_all([*direct_reads, *map(read_decoded, others)])
         found, results = results, []  # threads let go of what they have run a little later
         return found
+
+    @contextmanager
+    def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
+        """Yield what runs a function in a thread, of those of the loop on a local disk."""
+        if not self._store.is_remote:
+            yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
+            return
+        loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
+        pool = ThreadPoolExecutor(self._threads, "orbit_ckpt-store")
+        try:
+            yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the chunk as stored or where it is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -285,6 +286,41 @@ def test_objects_of_a_save_are_written_and_measured_several_at_a_time(
     proxy.fails = fails
     tree = {name: np.arange(10_000) for name in "abcd"}
     ocp.Checkpointer(ocp.PyTreeHandler(use_ocdbt=False)).save(f"{s3}/1", tree)
+
+
+@pytest.mark.parametrize("what", ["/.zarray", "/zarr.json", "/c/0"])
+def test_objects_of_a_load_are_asked_for_several_at_a_time(
+    s3: str, proxy: Proxy, what: str
+) -> None:
+    tree = {name: np.full(10, ord(name)) for name in "abcdefgh"}
+    handler = ocp.PyTreeHandler(use_ocdbt=False, use_zarr3="zarr.json" in what or "/c" in what)
+    ocp.Checkpointer(handler).save(f"{s3}/1", tree)
+    all_there = threading.Barrier(8)
+
+    def fails(method: str, path: str, _: int) -> None:
+        if method == "GET" and what in path and not all_there.broken:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                all_there.wait(10)  # broken if one came after the other
+
+    proxy.fails = fails
+    loaded = ocp.load(f"{s3}/1")
+    assert not all_there.broken
+    assert {name: value.tolist() for name, value in loaded.items()} == {
+        name: value.tolist() for name, value in tree.items()
+    }
+
+
+@pytest.mark.parametrize("what", ["/zarr.json", "/c/0"])
+def test_once_an_object_cannot_be_had_no_others_are_asked_for(
+    s3: str, proxy: Proxy, what: str
+) -> None:
+    tree = {f"leaf{i}": np.full(10, i) for i in range(120)}
+    ocp.Checkpointer(ocp.PyTreeHandler(use_ocdbt=False)).save(f"{s3}/1", tree)
+    proxy.requests.clear()
+    proxy.fails = lambda _, path, __: "503" if what in path else None
+    with pytest.raises(StorageError, match="overloaded"):
+        ocp.load(f"{s3}/1")
+    assert len({path for _, path in proxy.requests if what in path}) < 60
 
 
 def test_an_object_that_is_too_large_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
