@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_encode import Extent
 
 LAYOUTS = [
     pytest.param(
@@ -62,6 +65,25 @@ def flip_every_bit(file: Path) -> Iterator[None]:
         file.write_bytes(changed)
         yield
     file.write_bytes(data)
+
+
+def damage_chunk(directory: Path, key: str) -> str:
+    """Flip a bit in the middle of a chunk of a stored tree; return the file that it is in.
+
+    Args:
+        directory: Where the tree is, of any layout.
+        key: Storage key of the chunk.
+    """
+    alone = directory / key
+    is_alone = alone.is_file()
+    place = Extent(str(alone), 0, alone.stat().st_size) if is_alone else read_index(directory)[key]
+    assert isinstance(place, Extent)  # else the chunk is in the index itself
+    with open(place.file, "r+b") as file:
+        file.seek(place.offset + place.length // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    return place.file
 
 
 def assert_same_tree(actual: object, expected: object) -> None:

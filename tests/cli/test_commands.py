@@ -21,23 +21,14 @@ import orbit_ckpt as ocp
 import orbit_ckpt.cli
 from orbit_ckpt.storage.integrity import Manifest
 from orbit_ckpt.storage.layout import MANIFEST
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.cli.conftest import COMMAND, ENVIRONMENT, Run, make_state
+from tests.support import damage_chunk
 
 pytestmark = pytest.mark.slow
 
 
 def damage(directory: Path, key: str = "opt_state.0/c/0/0") -> None:
-    place = read_index(directory / "default")[key]
-    if isinstance(place, bytes):
-        raise AssertionError(key)
-    assert isinstance(place, Extent)
-    with open(place.file, "r+b") as file:
-        file.seek(place.offset + place.length // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
+    damage_chunk(directory / "default", key)
 
 
 def test_ls_of_a_run_lists_its_steps(cli: Run, run_directory: Path) -> None:

@@ -17,9 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orbit_ckpt.cli.app import app
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.cli.conftest import COMMAND, ENVIRONMENT
+from tests.support import damage_chunk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "cli.md"
 SHOWN_ROOT = "/home/me"
@@ -43,16 +42,6 @@ def normalized(text: str) -> str:
     return "\n".join(re.sub(" {2,}", "  ", line).strip() for line in text.splitlines())
 
 
-def flip_a_bit(root: Path) -> None:
-    place = read_index(root / "run/200/default")["params.layer_0.kernel/c/0/0"]
-    assert isinstance(place, Extent)
-    with open(place.file, "r+b") as file:
-        file.seek(place.offset + 1000)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-
-
 def outputs(page: str, root: Path) -> Iterator[str]:
     """Run the commands of a page one after the other; yield what they print."""
     (python,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -65,7 +54,7 @@ def outputs(page: str, root: Path) -> Iterator[str]:
     for _, command, _ in _CONSOLE.findall(page):
         verified += command == "verify run"
         if command == "verify run" and verified == 2:
-            flip_a_bit(root)
+            damage_chunk(root / "run/200/default", "params.layer_0.kernel/c/0/0")
         done = subprocess.run(
             [*COMMAND, *shlex.split(command)],
             check=False,

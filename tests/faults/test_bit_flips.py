@@ -27,6 +27,7 @@ from tests.faults.support import (
     replaced,
     snapshot,
 )
+from tests.support import damage_chunk
 
 FLIPS_PER_LAYOUT = 200 * EFFORT
 MANY_FILES = 20
@@ -156,17 +157,11 @@ def test_a_damaged_chunk_is_named_with_its_leaf_and_file(layout: Layout, tmp_pat
     save_args = {"block": {"w": ocp.SaveArgs(shard_axes=(0,))}}
     layout.save(path, tree, save_args=save_args)
     key = "block.w/c/1/0" if layout.use_zarr3 else "block.w/1.0"
-    place = read_index(path)[key] if layout.use_ocdbt else Extent(str(path / key), 0, 200)
-    assert isinstance(place, Extent)
-    with open(place.file, "r+b") as file:
-        file.seek(place.offset + place.length // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 4]))
+    file = damage_chunk(path, key)
     with pytest.raises(CorruptionError, match="damaged") as caught:
         ocp.load(path)
-    assert caught.value.file == place.file
-    assert place.file in str(caught.value)
+    assert caught.value.file == file
+    assert file in str(caught.value)
     if layout.use_ocdbt and not layout.use_zarr3:
         return  # the file as a whole is compared, and several leaves have chunks in it
     assert (caught.value.path, caught.value.chunk) == ("block.w", key)

@@ -14,8 +14,6 @@ import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
 from orbit_ckpt.storage.integrity import Manifest
 from orbit_ckpt.storage.layout import MANIFEST
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.faults.support import (
     EFFORT,
     LAYOUTS,
@@ -25,6 +23,7 @@ from tests.faults.support import (
     replaced,
     snapshot,
 )
+from tests.support import damage_chunk
 
 FLIPS = 40 * EFFORT
 WEIGHTS = np.random.default_rng(3).standard_normal(6000)
@@ -110,19 +109,10 @@ def test_all_damage_is_in_one_report_with_leaf_chunk_and_file(
     intact = ocp.verify(path)
     assert (intact.is_intact, intact.leaves, intact.chunks) == (True, 4, 3)
     keys = [f"{leaf}/c/0" if layout.use_zarr3 else f"{leaf}/0" for leaf in "ab"]
-    index = read_index(path) if layout.use_ocdbt else {}
-    places = [index[key] if layout.use_ocdbt else Extent(str(path / key), 0, 200) for key in keys]
-    for place in places:
-        assert isinstance(place, Extent)
-        with open(place.file, "r+b") as file:
-            file.seek(place.offset + 100)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 4]))
+    files = [damage_chunk(path, key) for key in keys]
     (path / "_strings.json").unlink()
     report = ocp.verify(path)
     found = {(one.leaf, one.chunk, one.file) for one in report.damage}
-    files = [place.file for place in places if isinstance(place, Extent)]
     if layout.use_ocdbt and not layout.use_zarr3:
         # the manifest tells of the file only, in which both leaves have chunks
         wanted = {(None, None, file) for file in files}
