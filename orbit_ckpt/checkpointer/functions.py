@@ -57,7 +57,8 @@ def save(
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        UnsupportedLeafError: Some leaves cannot be saved; nothing was written.
+        UnsupportedLeafError: Some leaves cannot be saved, or not as the dtype asked for; nothing is
+            left behind.
         NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
         StorageError: The storage refused a write; nothing was left behind.
 
@@ -95,7 +96,8 @@ def save_async(
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        UnsupportedLeafError: Some leaves cannot be saved; nothing was written.
+        UnsupportedLeafError: Some leaves cannot be saved, or not as the dtype asked for; nothing is
+            left behind.
         NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
 
     Example:
