@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,12 +14,14 @@ from types import TracebackType
 from typing import cast
 
 from orbit_ckpt.checkpointer.options import SessionOptions
+from orbit_ckpt.errors import CheckpointError
 from orbit_ckpt.metadata.codec import copy_json
 from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_checked
+from orbit_ckpt.runtime.meetings import pace
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, Process
 from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode
 from orbit_ckpt.storage.integrity import write_manifest
@@ -142,7 +145,7 @@ class SaveSession:
         else:
             check = partial(self._operation.check, Barrier.WRITTEN)
             await asyncio.to_thread(check)  # what has failed may be removed already
-            await run_checked(commit.run(), check, _CHECK_S)
+            await run_checked(commit.run(), check, pace(_CHECK_S, self.process.count))
 
     def commit(
         self,
@@ -197,9 +200,13 @@ class SaveSession:
                 first = self._operation.fail(error, self._pending)
             if self._is_primary and isinstance(error, Exception):
                 self._operation.wait_for_others()  # they may write where all will be removed
+        except CheckpointError as gone:
+            if error is not None:
+                error.add_note(f"The other processes could not be told: {gone}")
         finally:
             self._atomic.__exit__()
-            self._operation.leave()
+            with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+                self._operation.leave()
         if first is not None and isinstance(error, Exception):
             raise first from error
 

@@ -29,6 +29,9 @@ _SETTLE_S = 10.0
 _SLICE_S = 0.5
 """How long one wait in native code takes at most; an interrupt is noticed after it."""
 
+_ASKED_PER_S, _LISTED_PER_S = 1000, 20_000
+"""How often all processes together ask the service, and how many keys one lists, in a second."""
+
 
 class KeyValues(Protocol):
     """A small store that all processes see."""
@@ -93,16 +96,17 @@ class KeyValueGroup:
             self._store.put(f"{folder}/doing/{self.process.index}", b"beginning")
             self._store.put(opened, identifier.encode())
             return self._operation(name, folder, timeout_s, opened)
+        count = self.process.count
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = deadline - time.monotonic()
-            found = self._store.get(opened, max(0.001, min(_SLICE_S, remaining)))
+            found = self._store.get(opened, max(0.001, min(pace(_SLICE_S, count), remaining)))
             if found is not None:
                 folder = f"{self._prefix}/{found.decode()}"
                 key = f"{folder}/doing/{self.process.index}"
                 if self._store.put_new(key, b"beginning"):
                     return self._operation(name, folder, timeout_s, opened)
-                time.sleep(_POLL_S)  # it was in that one, which has failed
+                time.sleep(pace(_POLL_S, count))  # it was in that one, which has failed
             if remaining <= 0:
                 late = {self.names[self.process.primary]: "it has not begun this"}
                 me = self.names[self.process.index]
@@ -110,6 +114,11 @@ class KeyValueGroup:
 
     def _operation(self, name: str, folder: str, timeout_s: float, opened: str) -> Operation:
         return _Operation(self._store, self.process, self.names, name, folder, timeout_s, opened)
+
+
+def pace(least_s: float, count: int) -> float:
+    """Return how often a process asks the service again, so that of many none asks often."""
+    return max(least_s, count / _ASKED_PER_S)
 
 
 class _Failure(Struct, frozen=True, omit_defaults=True):
@@ -190,10 +199,12 @@ class _Operation:
         if not self._process.is_primary:
             return []
 
+        pause_s = max(_POLL_S, self._process.count / _LISTED_PER_S)
+
         def all_or_failure(limit_s: float) -> bytes | None:
             if len(self._store.list(folder)) == self._process.count:
                 return _GOOD
-            return self._store.get(f"{self._folder}/outcome/{name}", min(_POLL_S, limit_s))
+            return self._store.get(f"{self._folder}/outcome/{name}", min(pause_s, limit_s))
 
         self._accept(self._wait(name, all_or_failure))
         came = self._store.list(folder)
@@ -262,14 +273,16 @@ class _Operation:
     def _wait(self, name: str, poll: Callable[[float], bytes | None]) -> bytes:
         """Return what a function finds, or the outcome that nothing was found in time."""
         deadline = time.monotonic() + self._timeout_s
+        slice_s = pace(_SLICE_S, self._process.count)
         while True:
             remaining = deadline - time.monotonic()
-            found = poll(max(0.001, min(_SLICE_S, remaining)))
+            found = poll(max(0.001, min(slice_s, remaining)))
             if found is not None:
                 return found
-            if remaining <= 0:
+            missing = self._missing(name) if remaining <= 0 else None
+            if missing:  # else the last one has come by now
                 who = f"{self._name}: process {self._me} ({self._phase})"
-                late = _timeout(who, self._me, self._timeout_s, name, self._missing(name))
+                late = _timeout(who, self._me, self._timeout_s, name, missing)
                 failure = _Failure(late.process, str(late), dict(late.missing))
                 return self._decide(name, _BAD + msgspec.json.encode(failure))
 
@@ -278,7 +291,8 @@ class _Operation:
         came = self._store.list(f"{self._folder}/came/{name}/")
         is_gathering = str(self._process.index) in came
         late = [i for i in range(self._process.count) if is_gathering and str(i) not in came]
-        late = late or [self._process.primary]  # the others wait for what it says
+        if not late and not self._process.is_primary:
+            late = [self._process.primary]  # the others wait for what it says
         return {self._names[i]: doing.get(str(i), b"not here yet").decode() for i in late}
 
     def _accept(self, outcome: bytes) -> bytes:

@@ -140,6 +140,33 @@ def test_failure_of_one_is_raised_on_all_and_leaves_nothing(
 
 
 @pytest.mark.slow
+class Failing(MemoryKeyValues):
+    """A service that is gone once processes tell of an error, or leave."""
+
+    def put_new(self, key: str, value: bytes) -> bool:
+        if value.startswith(b"-"):
+            raise ProcessFailedError("the service is gone", process=0)
+        return super().put_new(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        raise ProcessFailedError(f"the service is gone: no {key} + {amount}", process=0)
+
+
+def test_an_error_that_the_others_cannot_be_told_is_raised_as_it_is(tmp_path: Path) -> None:
+    group = KeyValueGroup(Failing(), Process(0, COUNT))
+    (error,) = save_on_all([group], tmp_path / "x", failing={0: "stage"})
+    assert isinstance(error, ValueError)
+    assert error.__notes__ == ["The other processes could not be told: the service is gone"]
+    assert names_in(tmp_path) == []
+
+
+def test_a_save_is_a_good_one_if_the_service_is_gone_at_its_end(tmp_path: Path) -> None:
+    store = Failing()
+    groups = [KeyValueGroup(store, Process(index, COUNT)) for index in range(COUNT)]
+    assert save_on_all(groups, tmp_path / "x") == [None] * COUNT
+    assert names_in(tmp_path) == ["x"]
+
+
 def test_failure_stops_those_that_write(tmp_path: Path) -> None:
     raised = save_on_all(fake_processes(COUNT), tmp_path / "a", failing={0: "write"}, endless=1)
     assert "process 0 failed while writing" in str(raised[1])

@@ -146,6 +146,37 @@ def test_process_that_never_begins_is_missing():
     assert [getattr(error, "missing", None) for error in errors] == [{2: "not here yet"}] * 2
 
 
+def test_process_that_comes_at_the_very_end_is_not_missing():
+    class Slow(MemoryKeyValues):
+        def list(self, folder: str) -> dict[str, bytes]:
+            if folder.endswith("/doing/"):  # it is being looked who is missing
+                self.put(folder.replace("/doing/", "/came/first/") + "1", b"")
+            return super().list(folder)
+
+    group, _ = groups_in(Slow(), 2)
+    assert run_groups([group], lambda _, op: op.barrier("first"), primary_s=SHORT) == [None]
+
+
+@pytest.mark.parametrize(("count", "least_s", "most_s"), [(2, 0.1, 1.0), (4096, 2.0, 10.0)])
+def test_the_more_processes_wait_the_less_often_each_asks(
+    count: int, least_s: float, most_s: float
+) -> None:
+    asked: dict[str, float] = {}
+
+    class Late(MemoryKeyValues):
+        def get(self, key: str, timeout_s: float) -> bytes | None:
+            if key not in asked:
+                asked[key] = timeout_s
+                return None
+            return super().get(key, timeout_s)
+
+    primary, other, *_ = groups_in(Late(), count)
+    primary.join("a save", LONG).broadcast("first", b"")
+    other.join("a save", LONG).broadcast("first", None)
+    assert len(asked) == 2
+    assert all(least_s <= timeout_s <= most_s for timeout_s in asked.values())
+
+
 def test_others_do_not_wait_forever_for_a_primary_that_never_begins():
     (error,) = run_groups(fake_processes(2)[1:], lambda _, op: op.barrier("first"), others_s=SHORT)
     assert isinstance(error, ProcessTimeoutError)
