@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.errors import CheckpointError
-from orbit_ckpt.metadata.codec import copy_json
+from orbit_ckpt.metadata.codec import copy_json, decode_json, encode_json
 from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
@@ -30,6 +30,9 @@ from orbit_ckpt.storage.store_path import StorePath
 
 _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
+
+
+_Handlers: Any = str | dict[str, str]
 
 
 class Barrier(StrEnum):
@@ -159,13 +162,15 @@ class SaveSession:
             finalize: Called before by the primary process, to finish the items.
 
         Raises:
+            CheckpointError: Another process has saved an item with another handler.
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: Another process has not come in time.
         """
-        self._operation.barrier(Barrier.WRITTEN)
+        brought = self._operation.barrier(Barrier.WRITTEN, encode_json(item_handlers))
         self._pending.remove(Barrier.WRITTEN)
         if self._is_primary:
             self.doing("finishing")
+            self._check_same_handlers(item_handlers, brought)
             finalize()
             self._write_documents(item_handlers)
         self._broadcast(Barrier.COMMITTING)
@@ -209,6 +214,22 @@ class SaveSession:
                 self._operation.leave()
         if first is not None and isinstance(error, Exception):
             raise first from error
+
+    def _check_same_handlers(self, mine: str | Mapping[str, str], brought: Sequence[bytes]) -> None:
+        """Check that what others have saved as one thing is not finished as another, and lost."""
+        for name, data in zip(self._group.names, brought, strict=True):
+            theirs: str | dict[str, str]
+            theirs = decode_json(data, _Handlers, f"handlers of process {name}")
+            pairs: list[tuple[str, object, object]] = [("the item", mine, theirs)]
+            if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+                shared = sorted(mine.keys() & theirs.keys())
+                pairs = [(f"item {item!r}", mine[item], theirs[item]) for item in shared]
+            for what, one, other in pairs:
+                if one != other:
+                    raise CheckpointError(
+                        f"{self._atomic.final}: process {name} saves {what} with {other}, the "
+                        f"primary process with {one}. Save the same on all."
+                    )
 
     def _write_documents(self, item_handlers: str | Mapping[str, str]) -> None:
         document = StepDocument(

@@ -178,12 +178,13 @@ class _Operation:
         self._phase = phase
         self._store.put(f"{self._folder}/doing/{self._process.index}", phase.encode())
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
         """See `Operation`."""
-        self.gather(name, b"")
+        brought = self.gather(name, value)
         if self._process.is_primary:
             self._store.delete(self._opened)  # all have joined
         self.broadcast(name, b"")
+        return brought
 
     def broadcast(self, name: str, value: bytes | None) -> bytes:
         """See `Operation`."""

@@ -74,8 +74,8 @@ class Operation(Protocol):
         """Tell the others what this process does, for messages about it."""
         ...
 
-    def barrier(self, name: str) -> None:
-        """Wait until all processes have come here.
+    def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
+        """Wait until all processes have come; return their values to the primary one only.
 
         Raises:
             ProcessFailedError: A process has failed.
@@ -188,8 +188,8 @@ class _Alone:
     def doing(self, phase: str) -> None:
         pass
 
-    def barrier(self, name: str) -> None:
-        pass
+    def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
+        return self.gather(name, value)
 
     def broadcast(self, name: str, value: bytes | None) -> bytes:
         del name

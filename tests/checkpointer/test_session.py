@@ -227,6 +227,26 @@ def test_items_that_only_another_process_has_are_not_lost_in_silence(tmp_path: P
     assert names_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_an_item_that_another_process_saves_with_another_handler_is_not_lost(
+    odd: int, tmp_path: Path
+) -> None:
+    def save(group: ProcessGroup) -> str:
+        options = ocp.MultiprocessingOptions(timeout_secs=LONG, group=group)
+        kind = ocp.args.JsonSave if group.process.index == odd else ocp.args.StandardSave
+        with (
+            ocp.Checkpointer(ocp.CompositeHandler(), multiprocessing_options=options) as saver,
+            pytest.raises(CheckpointError) as caught,
+        ):
+            saver.save(tmp_path / "x", ocp.args.Composite(state=kind({"a": 1})))
+        return str(caught.value)
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        errors = list(pool.map(save, fake_processes(COUNT)))
+    assert all("x: process 1 saves item 'state' with " in error for error in errors), errors
+    assert names_in(tmp_path) == []
+
+
 def test_taken_path_is_an_error_on_all(tmp_path: Path) -> None:
     groups = fake_processes(COUNT)
     assert save_on_all(groups, tmp_path / "a") == [None] * COUNT

@@ -154,7 +154,8 @@ def test_process_that_comes_at_the_very_end_is_not_missing():
             return super().list(folder)
 
     group, _ = groups_in(Slow(), 2)
-    assert run_groups([group], lambda _, op: op.barrier("first"), primary_s=SHORT) == [None]
+    (found,) = run_groups([group], lambda _, op: op.barrier("first"), primary_s=SHORT)
+    assert found == [b"", b""]
 
 
 @pytest.mark.parametrize(("count", "least_s", "most_s"), [(2, 0.1, 1.0), (4096, 2.0, 10.0)])
@@ -212,7 +213,8 @@ def test_all_join_another_attempt_after_one_has_failed():
         operation.barrier("first")
 
     assert all(isinstance(e, Exception) for e in run_groups(groups, fail))
-    assert run_groups(groups, lambda _, op: op.barrier("first")) == [None] * 3
+    found = run_groups(groups, lambda process, op: op.barrier("first", b"%d" % process.index))
+    assert found == [[b"0", b"1", b"2"], [], []]
 
 
 def test_process_that_comes_late_to_a_failed_attempt_learns_so_at_once():
