@@ -110,6 +110,11 @@ class Council:
         return self._process.is_alone
 
     @property
+    def has_left(self) -> bool:
+        """Whether this process meets nobody, or nobody any more."""
+        return self._has_left
+
+    @property
     def is_primary(self) -> bool:
         """Whether this process decides."""
         return self._process.is_primary
@@ -150,7 +155,15 @@ class Council:
             call: What this process has been asked for, the same on all.
             say: Called by the primary process only.
             kind: Type of what it returns, which msgspec can encode.
+
+        Raises:
+            CheckpointError: This process comes to no further meeting.
         """
+        if self._has_left and not self.is_alone:
+            raise CheckpointError(
+                f"{self._name}: {call} after close(): its processes decide nothing together any "
+                "more. Open the run again, on all of them."
+            )
         with self.meeting(call) as meeting:
             return meeting.share(say, kind)
 

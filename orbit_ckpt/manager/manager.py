@@ -56,7 +56,7 @@ class CheckpointManager:
     Several processes open a run together and call the same methods in the same order. The primary
     one decides, and what fails on one fails on all. Asking what is there waits for nobody:
     `all_steps()`, `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called
-    on one process alone.
+    on one process alone. After `close` they may ask, and restore, but change nothing.
 
     Example:
         >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:

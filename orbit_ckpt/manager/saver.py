@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from orbit_ckpt.checkpointer.last_save import LastSave
+from orbit_ckpt.checkpointer.last_save import LastSave, told_beside
 from orbit_ckpt.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -30,6 +30,8 @@ from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
     CheckpointExistsError,
+    ProcessFailedError,
+    ProcessTimeoutError,
     StepAlreadyExistsError,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
@@ -274,7 +276,8 @@ class StepSaver:
 
     def check(self) -> None:
         """Raise what has failed, without waiting; see `CheckpointManager.check_for_errors`."""
-        news = self._council.ask("check_for_errors()", self.news, News)
+        with self._council.meeting("check_for_errors()") as meeting:
+            news = meeting.share(self.news, News)
         self.take(news)
         self.raise_failed(has_ended=news.has_ended)
 
@@ -332,6 +335,10 @@ class StepSaver:
         self.watch.uninstall()
         try:
             self.finish()
+        except (ProcessFailedError, ProcessTimeoutError) as error:
+            with told_beside(error):  # the others do not come; what goes on here goes on
+                self._finish_last()
+            raise
         finally:
             self._keeper.close()
 

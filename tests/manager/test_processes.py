@@ -518,6 +518,46 @@ def test_leaving_with_an_error_lets_the_others_know(run: Run) -> None:
     assert "ZeroDivisionError: in the model" in str(errors[0])
 
 
+def test_after_close_processes_ask_and_restore_but_change_nothing(run: Run) -> None:
+    run.open()
+    assert same(run.save(1), True)
+    for _ in range(2):
+        assert same(run.call(lambda m: m.close()), None)
+    assert same(run.call(lambda m: m.all_steps()), [1])
+    assert same(run.call(lambda m: m.restore()["name"]), "step 1")
+    assert same(run.call(lambda m: m.check_for_errors()), None)
+    for call in (lambda m: m.save(2, tree(2)), lambda m: m.delete(1), lambda m: m.pin(1)):
+        assert raised(run.call(call), CheckpointError, "after close()")
+    assert same(run.call(lambda m: m.all_steps()), [1])
+
+
+def test_closing_waits_for_a_save_though_another_process_has_left(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    commit = AtomicDirectory.commit
+
+    def wait(self: AtomicDirectory) -> None:
+        assert go_on.wait(LONG)
+        commit(self)
+
+    monkeypatch.setattr(AtomicDirectory, "commit", wait)
+    run.open()
+    assert same(run.save(1), True)
+
+    run.managers[1]._council.leave(KeyError("mine"))
+
+    def close(index: int) -> Any:
+        if index == 0:
+            threading.Timer(0.1, go_on.set).start()
+        if index != 1:
+            with pytest.raises(ProcessFailedError, match="KeyError: 'mine'"):
+                run.managers[index].close()
+        return (run.root / "1").exists()
+
+    assert run.each(close)[::2] == [True, True]
+
+
 def test_a_run_that_one_process_cannot_open_is_opened_by_none(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     errors = run.open()
