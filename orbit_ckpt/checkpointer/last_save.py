@@ -68,7 +68,7 @@ class LastSave:
                 handle = self._handle = save()
                 if handle is not None and deadline is not None:
                     self._wait_for(handle, self._seconds_until(deadline))
-            except Exception as error:  # raised again
+            except BaseException as error:  # raised again; also an interrupt
                 if failed is not None:
                     error.add_note(str(failed))
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -176,6 +177,7 @@ def begin_save(
     Raises:
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
+        RuntimeError: No thread can be started; nothing was left behind.
     """
     began = time.monotonic()
     # what goes on in the background must not hold the request, which holds the caller's arrays
@@ -200,7 +202,11 @@ def begin_save(
         await asyncio.to_thread(_report, path, began, when_done, in_background=True)
 
     with acting_as(session.process):
-        outcome = run_in_background(finish())
+        try:
+            outcome = run_in_background(finish())
+        except Exception:  # raised again: there are too many threads
+            opened.__exit__(*sys.exc_info())
+            raise
     return SaveHandle(path, step, outcome, commit, is_alone=session.process.is_alone)
 
 

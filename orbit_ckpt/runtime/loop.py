@@ -46,11 +46,19 @@ def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
     """Run a coroutine on a thread of its own, with the caller's settings as in `run_sync`.
 
     The interpreter does not end before it has ended.
+
+    Raises:
+        RuntimeError: No thread can be started; nothing of the coroutine has run.
     """
     outcome, thread = _thread_of(_Runner(coroutine, pause_collector=False))
     outcome.set_running_or_notify_cancel()  # who stops to wait for it does not cancel it
     _running.add(outcome)
-    thread.start()
+    try:
+        thread.start()
+    except Exception:  # raised again
+        _running.discard(outcome)
+        coroutine.close()
+        raise
     return outcome
 
 

@@ -238,6 +238,27 @@ def test_a_save_after_a_failed_one_is_carried_out(broken: list[OSError], tmp_pat
     assert ocp.load(tmp_path / "2") == {"a": 2}
 
 
+def test_a_save_that_no_thread_can_be_had_for_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    begun: list[threading.Thread] = []
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "orbit_ckpt":
+            begun.append(self)
+            if len(begun) == 2:  # the first one stages
+                raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        ocp.save_async(tmp_path / "x", {"a": VALUES})
+    assert list(tmp_path.iterdir()) == []
+    ocp.save_async(tmp_path / "x", {"a": VALUES}).result()
+    assert_same_tree(ocp.load(tmp_path / "x"), {"a": VALUES})
+
+
 def test_a_save_waits_for_the_one_before(gate: threading.Event, tmp_path: Path) -> None:
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler(), timeout_secs=0.01)
     checkpointer.save(tmp_path / "1", {"a": 1})
@@ -397,6 +418,22 @@ def test_an_error_is_told_even_if_the_next_save_cannot_begin(
     checkpointer.save(tmp_path / "1", {"a": 1})
     with pytest.raises(CheckpointExistsError) as caught:
         checkpointer.save(tmp_path / "taken", {"a": 2})
+    assert any("/1 failed in the background" in note for note in caught.value.__notes__)
+
+
+def test_an_error_is_told_even_if_the_next_save_is_interrupted(
+    broken: list[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken.append(OSError(5, "Input/output error"))
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler())
+    checkpointer.save(tmp_path / "1", {"a": 1})
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ocp.PyTreeHandler, "stage", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        checkpointer.save(tmp_path / "2", {"a": 2})
     assert any("/1 failed in the background" in note for note in caught.value.__notes__)
 
 
