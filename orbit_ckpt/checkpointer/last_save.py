@@ -112,6 +112,8 @@ class LastSave:
         if handle is None:
             return None
         error = handle.exception(timeout_s)
+        if not handle.done():  # its own callback asks
+            return None
         if not self._forget(handle) or error is None:
             return None
         return _background_error(handle, error)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,10 @@ _ADVICE = "Nothing was left behind; check the free space and permissions there."
 
 _GRACE_S = 15.0
 """How much longer to wait for a save than its processes for each other: their error says more."""
+
+
+_reporting: ContextVar[Commit | None] = ContextVar("orbit_ckpt_reporting", default=None)
+"""The save whose callback is running in this thread."""
 
 
 class SaveHandle:
@@ -92,9 +97,13 @@ class SaveHandle:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until the save has ended; return what it failed with, None if it did not.
 
+        Its own callback does not wait: the checkpoint is durable then.
+
         Raises:
             TimeoutError: The save goes on after `timeout` seconds.
         """
+        if _reporting.get() is self._commit:
+            return None
         if wait([self._outcome], timeout).not_done:
             done = self.progress
             raise TimeoutError(
@@ -166,7 +175,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
     with storage_errors(request.path, "saving", _ADVICE), session, acting_as(session.process):
         commit = run_sync(both_phases())
         session.commit(commit.recorded_as or typestr_of(handler), commit.finalize)
-    _report(request.path, began, request.when_done, in_background=False)
+    _report(request.path, began, request.when_done)
 
 
 def begin_save(
@@ -199,7 +208,7 @@ def begin_save(
         except BaseException:  # raised again: perhaps nobody asks for it
             _logger.exception("Saving %s in the background failed", path)
             raise
-        await asyncio.to_thread(_report, path, began, when_done, in_background=True)
+        await asyncio.to_thread(_report, path, began, when_done, commit)
 
     with acting_as(session.process):
         try:
@@ -268,9 +277,11 @@ def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
 
 
 def _report(
-    path: Path, began: float, when_done: Callable[[], object] | None, *, in_background: bool
+    path: Path, began: float, when_done: Callable[[], object] | None, commit: Commit | None = None
 ) -> None:
-    report_save(path, began, in_background=in_background)
+    report_save(path, began, in_background=commit is not None)
+    if commit is not None:
+        _reporting.set(commit)  # in the context of this thread, which ends with it
     if when_done is None:
         return
     try:

@@ -68,8 +68,9 @@ class StepKeeper:
             try:
                 plan = self.plan(just_saved)
             except Exception as error:  # noqa: BLE001 - a user's policy may raise anything
+                what = f"{type(error).__name__}: {error}"
                 self.note(
-                    f"No step was deleted, because a preservation policy failed: {error}", error
+                    f"No step was deleted, because a preservation policy failed: {what}", error
                 )
                 return
             for aside in list(self._aside):

@@ -684,3 +684,28 @@ def test_arguments_that_are_mistakes_are_named(run: Any) -> None:
     assert manager.metrics(jnp.int32(1)) is None
     with pytest.raises(CheckpointNotFoundError):
         manager.metrics(7)
+
+
+def test_a_callback_may_restore_and_wait_for_its_own_save(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(manager.restore()["w"].tolist())
+        manager.wait_until_finished()
+        found.append(manager.is_saving_in_progress())
+
+    options = ocp.AsyncOptions(timeout_secs=2, post_finalization_callback=look)
+    with ocp.CheckpointManager(tmp_path, options=Options(async_options=options)) as manager:
+        for step in (1, 2):
+            manager.save(step, tree(step))
+    assert found == [[1.0] * 4, True, [2.0] * 4, True]
+
+
+def test_a_policy_that_misses_a_metric_says_what_went_wrong(tmp_path: Path) -> None:
+    options = Options(max_to_keep=1, best_fn=lambda metrics: metrics["loss"])
+    manager = ocp.CheckpointManager(tmp_path, options=options)
+    for step in (1, 2):
+        manager.save(step, tree(step), metrics={"other": 1})
+    with pytest.raises(CheckpointError, match="policy failed: KeyError: 'loss'"):
+        manager.close()
+    assert entries(tmp_path) == {"1", "2"}
