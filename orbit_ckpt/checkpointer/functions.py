@@ -12,7 +12,7 @@ from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
-from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save
+from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save, decline_save
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
@@ -68,7 +68,7 @@ def save(
         >>> orbit_ckpt.load("run/step_1")["step"]
         1
     """
-    args = _save_args(tree, custom_metadata, cast, transforms)
+    args = _save_args(path, tree, custom_metadata, cast, transforms)
     Checkpointer(_handler()).save(path, args=args, force=overwrite, custom_metadata=custom_metadata)
 
 
@@ -106,7 +106,7 @@ def save_async(
     """
     request = SaveRequest(
         resolve_path(path),
-        {"args": _save_args(tree, custom_metadata, cast, transforms)},
+        {"args": _save_args(path, tree, custom_metadata, cast, transforms)},
         overwrite=overwrite,
         custom_metadata=custom_metadata,
     )
@@ -114,14 +114,19 @@ def save_async(
 
 
 def _save_args(
+    path: PathLike,
     tree: object,
     custom_metadata: Mapping[str, object] | None,
     cast: PatternMap[object] | None,
     transforms: Sequence[StateFunction],
 ) -> PyTreeSaveArgs:
-    if transforms:
-        tree = transform_state(tree, transforms)
-    save_args = cast_on_save(tree, cast) if cast else None
+    try:
+        if transforms:
+            tree = transform_state(tree, transforms)
+        save_args = cast_on_save(tree, cast) if cast else None
+    except Exception as error:  # raised again once the other processes know
+        decline_save(resolve_path(path), error, SessionOptions())
+        raise
     return PyTreeSaveArgs(tree, save_args, custom_metadata=custom_metadata)
 
 

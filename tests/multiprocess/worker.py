@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -55,6 +56,11 @@ def raised_by(run: Callable[[], object]) -> Exception:
     except Exception as error:  # noqa: BLE001 - looked at by the scenario
         return error
     raise AssertionError("nothing was raised")
+
+
+def result(handle: ocp.SaveHandle | None) -> None:
+    if handle is not None:
+        handle.result(LONG_S)
 
 
 def names_in(directory: Path) -> list[str]:
@@ -112,6 +118,17 @@ def failures(directory: Path) -> None:
     error = raised_by(lambda: save(directory / "local", local))
     assert isinstance(error, ocp.errors.UnsupportedLeafError | ProcessFailedError), error
     assert "one process only" in str(error)
+
+    def refuse(state: dict[str, Any], info: dict[str, Any]) -> tuple[Any, Any]:
+        if index == 1:
+            raise ValueError("no transform today")
+        return state, info
+
+    for begin in (ocp.save, ocp.save_async):
+        error = raised_by(
+            lambda b=begin: result(b(directory / "changed", tree, transforms=[refuse]))
+        )
+        assert "no transform today" in str(error), error
 
     error = raised_by(lambda: save(directory / "earlier", tree))
     expected = ocp.errors.CheckpointExistsError if index == 0 else ProcessFailedError
