@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +50,8 @@ from orbit_ckpt.manager.save_policies import (
 from orbit_ckpt.manager.shared_index import News, SharedIndex
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.step_details import StepDetails
+
+_logger = logging.getLogger(__name__)
 
 
 class Verdict(Struct, frozen=True):
@@ -336,7 +339,9 @@ class StepSaver:
         try:
             self.finish()
         except (ProcessFailedError, ProcessTimeoutError) as error:
-            with told_beside(error):  # the others do not come; what goes on here goes on
+            if self.is_running():  # the others do not come; what goes on here goes on
+                _logger.warning("A save goes on, which is waited for: %s", error)
+            with told_beside(error):
                 self._finish_last()
             raise
         finally:
