@@ -8,11 +8,8 @@ Codecs other than zstd are left to `storage.tensorstore_read`.
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -20,10 +17,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -35,7 +30,6 @@ from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.array_sums import ArraySum, ArraySums
 from orbit_ckpt.storage.chunk_read import (
-    SMALL_BYTES,
     ArrayRead,
     ByteCount,
     ChunkReader,
@@ -44,19 +38,15 @@ from orbit_ckpt.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt.storage.codec import PIECE_BYTES
-from orbit_ckpt.storage.kvstore import ObjectStore, ValueStore
+from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.read_threads import ReadThreads
 from orbit_ckpt.storage.store_path import is_damage
 from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
-
-_THREADS = max(2, min(8, os.cpu_count() or 2))
-
-_REQUESTS = 16
-"""Threads that read from an object store; they wait most of the time."""
 
 
 class ReadCost(NamedTuple):
@@ -112,8 +102,7 @@ class BatchReader:
         self.sums = ArraySums(sums or {})
         self._store = store
         self._chunks = ChunkReader(store)
-        self._threads = _REQUESTS if store.is_remote else _THREADS
-        self._asks_for_each = isinstance(store, ObjectStore)
+        self._threads = ReadThreads(store)
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
         self.limiter = ByteLimiter(max_bytes)
@@ -145,7 +134,7 @@ class BatchReader:
             CorruptionError: A metadata document is missing.
             FormatError: A metadata document is not understood.
         """
-        if self._asks_for_each:
+        if self._threads.asks_for_each:
             return self._ask_for_layouts(list(leaves))
         known, document_name, find = self._layouts, self._document_name, self._chunks.find
         found: list[ZarrArray] = []
@@ -162,8 +151,7 @@ class BatchReader:
             return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
 
         document_name = self._document_name
-        with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
-            return list(pool.map(ask, leaves))
+        return self._threads.map(ask, leaves)
 
     def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
         key = join_key(name, self._document_name)
@@ -240,8 +228,6 @@ class BatchReader:
         for i, read in enumerate(reads):
             (direct if self.can_stream(read.layout) else others).append(i)
 
-        has_failed = threading.Event()
-
         def read_directly(positions: Sequence[int]) -> None:
             with self._reading(sum(sizes[i] for i in positions)) as reading:
                 for i in positions:
@@ -250,42 +236,14 @@ class BatchReader:
                     if has_sums:
                         self.sums.compare(read, results[i])
 
-        def ask_for(position: int) -> None:
-            if has_failed.is_set():  # each may take a minute to fail
-                return
-            try:
-                read_directly([position])
-            except BaseException:  # raised again; the others need not be asked for
-                has_failed.set()
-                raise
-
         async def read_decoded(i: int) -> None:
             results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
             if has_sums:
                 await asyncio.to_thread(self.sums.compare, reads[i], results[i])
 
-        with self._running() as run:
-            if self._asks_for_each:  # each value is a request, which others need not wait for
-                direct_reads = [run(ask_for, i) for i in direct]
-            else:
-                shares = _shares(direct, sizes, self._threads)
-                direct_reads = [run(read_directly, share) for share in shares]
-            await run_all([*direct_reads, *map(read_decoded, others)])
+        await run_all([self._threads.run(read_directly, direct, sizes), *map(read_decoded, others)])
         found, results = results, []  # threads let go of what they have run a little later
         return found
-
-    @contextmanager
-    def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
-        """Yield what runs a function in a thread, of those of the loop on a local disk."""
-        if not self._store.is_remote:
-            yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
-            return
-        loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
-        pool = ThreadPoolExecutor(self._threads, "orbit_ckpt-store")
-        try:
-            yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the chunk as stored or where it is.
@@ -419,19 +377,3 @@ class BatchReader:
                 yield reading
             finally:
                 self._fetched.add(reading.nbytes)
-
-
-def _shares(positions: Sequence[int], sizes: Sequence[int], threads: int) -> list[list[int]]:
-    """Deal reads out to threads, each about the same number of bytes, order kept."""
-    small = [i for i in positions if sizes[i] < SMALL_BYTES]
-    large = [i for i in positions if sizes[i] >= SMALL_BYTES]
-    target = sum(sizes[i] for i in large) / threads
-    shares: list[list[int]] = [small]
-    held = target
-    for i in large:
-        if held >= target:
-            shares.append([])
-            held = 0
-        shares[-1].append(i)
-        held += sizes[i]
-    return [share for share in shares if share]
