@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orbit_ckpt.arrays.slices import chunk_indices, whole
-from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
+from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.metadata.files import find_string
 from orbit_ckpt.metadata.schema import LeafRecord
@@ -19,6 +19,7 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from orbit_ckpt.storage.region_stream import BLOCK_BYTES, decoder_bytes, read_to_end
+from orbit_ckpt.storage.store_path import is_damage
 from orbit_ckpt.tree.keypath import format_path
 
 _GZIP = "gzip"
@@ -87,9 +88,9 @@ async def _compare_sums(
                 await asyncio.to_thread(read_to_end, reader, read, budget)
         except CorruptionError as error:
             errors[record.name] = error
-        except StorageError:
-            raise  # a store that does not answer is no damage
         except (FormatError, OSError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise  # a store that does not answer is no damage, nor are missing rights
             errors[record.name] = CorruptionError(str(error), path=format_path(record.path))
         else:
             findings.chunks += len(list(chunk_indices(whole(layout.shape), layout.chunk_shape)))

@@ -42,7 +42,7 @@ from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.read_threads import ReadThreads
-from orbit_ckpt.storage.store_path import is_damage
+from orbit_ckpt.storage.store_path import is_damage, map_requests
 from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
@@ -151,7 +151,7 @@ class BatchReader:
             return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
 
         document_name = self._document_name
-        return self._threads.map(ask, leaves)
+        return map_requests(ask, leaves)
 
     def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
         key = join_key(name, self._document_name)

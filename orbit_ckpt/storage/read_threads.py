@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.chunk_read import SMALL_BYTES
 from orbit_ckpt.storage.kvstore import ObjectStore, ValueStore
-
-T = TypeVar("T")
-ResultT = TypeVar("ResultT")
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
 
@@ -61,11 +58,6 @@ class ReadThreads:
         shares = [[i] for i in positions] if each else _shares(positions, sizes, threads)
         with self._running() as run:
             await run_all(run(read_unless_failed, share) for share in shares)
-
-    def map(self, ask: Callable[[T], ResultT], values: Iterable[T]) -> list[ResultT]:
-        """Return what a function returns for each value, asked for many at a time."""
-        with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
-            return list(pool.map(ask, values))
 
     @contextmanager
     def _running(self) -> Generator[Callable[..., Awaitable[None]]]:

@@ -201,6 +201,11 @@ def map_paths(function: Callable[[T], R], values: Iterable[T], *, root: Path) ->
     """Return a function's results in order; below a store many are asked for at once."""
     if not isinstance(root, StorePath):
         return list(map(function, values))
+    return map_requests(function, values)
+
+
+def map_requests(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    """Return a function's results in order; many are asked for at once."""
     with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
         return list(pool.map(function, values))
 
