@@ -1,18 +1,25 @@
 """Checks that CI and developers run: `nox` runs the usual ones, `nox --list` shows all.
 
-What is installed, and its versions, comes from pyproject.toml. Every session uses the interpreter
-that nox itself runs under.
+Dependencies, their versions and the supported Python versions come from pyproject.toml. A session
+uses the interpreter that nox runs under unless its name ends in a version.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PYPROJECT)
 PARALLEL = "-n", "auto", "--dist", "loadgroup"
+CORE = [
+    f"tests/{name}"
+    for name in ("arrays", "checkpointer", "handlers", "items", "metadata", "pytree")
+    + ("runtime", "storage", "transform", "tree")
+]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
 
@@ -47,6 +54,35 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
     session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", *PARALLEL, *session.posargs)
+
+
+def tests_on(version: str) -> Callable[[nox.Session], None]:
+    """Return a session that runs all tests on one version of Python."""
+
+    def run(session: nox.Session) -> None:
+        tests(session)
+
+    run.__doc__ = f"Run the tests on Python {version}."
+    return run
+
+
+for version in PYTHONS:
+    nox.session(tests_on(version), name=f"tests-{version}", python=version, default=False)
+
+
+@nox.session(python=PYTHONS[0], default=False)
+def core(session: nox.Session) -> None:
+    """Run the quick tests on the oldest supported Python."""
+    session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", *PARALLEL, "-m", "not slow and not interop", *CORE, *session.posargs)
+
+
+@nox.session(default=False)
+def newest(session: nox.Session) -> None:
+    """Run the tests with the newest dependencies that exist, pre-releases included."""
+    session.install("--pre", "--upgrade", "-e", ".[examples]", *group("test"))
+    session.run("pip", "list")
     session.run("pytest", *PARALLEL, *session.posargs)
 
 
