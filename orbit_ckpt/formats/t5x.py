@@ -24,7 +24,12 @@ from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt.storage.layout import AGGREGATE, PINNED
-from orbit_ckpt.storage.path import resolve_local, resolve_path
+from orbit_ckpt.storage.path import (
+    describe_directory,
+    resolve_local,
+    resolve_path,
+    storage_errors,
+)
 from orbit_ckpt.storage.store_path import StorePath, map_paths, read_extent
 
 PathLike = str | os.PathLike[str]
@@ -168,32 +173,50 @@ def checkpoint_directory(directory: PathLike, step: int) -> Path:
 
 
 def all_steps(directory: PathLike) -> list[int]:
-    """Return the steps of a run, ascending; without those that T5X did not finish."""
+    """Return the steps of a run, ascending, without those that T5X did not finish.
+
+    A directory that does not exist has none, as at the first start of a job.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
     return sorted(_directories(directory))
 
 
 def _directories(run: PathLike) -> dict[int, Path]:
     """Return the directories of the steps that T5X finished."""
     root = resolve_path(run)
-    found = {entry: match for entry in root.iterdir() if (match := _STEP.fullmatch(entry.name))}
+    found = {entry: match for entry in _entries(root) if (match := _STEP.fullmatch(entry.name))}
     finished = map_paths(lambda entry: (entry / AGGREGATE).is_file(), found, root=root)
     pairs = zip(found, finished, strict=True)
     return {int(found[entry][1]): entry for entry, is_finished in pairs if is_finished}
 
 
+def _entries(directory: Path) -> list[Path]:
+    """Return what a directory holds: nothing if it does not exist or is a file."""
+    with storage_errors(directory, "listing", "Check that it may be read."):
+        try:
+            return list(directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
 def latest_step(directory: PathLike) -> int | None:
-    """Return the last step of a run, None if it has none."""
+    """Return the last step of a run, None if it has none or does not exist."""
     steps = all_steps(directory)
     return steps[-1] if steps else None
 
 
 def all_dataset_checkpoint_steps(directory: PathLike) -> list[int]:
-    """Return the steps of a run that have the state of a data iterator, ascending."""
+    """Return the steps of a run that have the state of a data iterator, ascending.
+
+    A directory that does not exist has none.
+    """
     return sorted(
         int(match[1])
-        for entry in resolve_path(directory).iterdir()
-        if (match := _STEP.fullmatch(entry.name)) and entry.is_dir()
-        if any(_DATASET.fullmatch(file.name) for file in entry.iterdir())
+        for entry in _entries(resolve_path(directory))
+        if (match := _STEP.fullmatch(entry.name))
+        if any(_DATASET.fullmatch(file.name) for file in _entries(entry))
     )
 
 
@@ -215,7 +238,7 @@ def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
     name = f"train_ds-{shard:03}-of-{num_shards:03}"
     if (directory / f"{name}.index").is_file():
         return directory / name
-    found = [_DATASET.fullmatch(entry.name) for entry in directory.iterdir()]
+    found = [_DATASET.fullmatch(entry.name) for entry in _entries(directory)]
     counts = {int(match[1]) for match in found if match is not None}
     if counts and num_shards not in counts:
         raise ProcessCountError(
@@ -224,7 +247,11 @@ def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
             saved=min(counts),
             current=num_shards,
         )
-    raise CheckpointNotFoundError(f"{directory} has no {name}.index, the state of an iterator.")
+    raise CheckpointNotFoundError(
+        f"{directory} has no {name}.index, the state of a data iterator: "
+        f"{describe_directory(directory)}. Give the directory of a step that "
+        "`all_dataset_checkpoint_steps` lists."
+    )
 
 
 def find_checkpoint(path: PathLike, step: int | None = None) -> Path:

@@ -93,6 +93,18 @@ def test_steps_are_those_that_have_a_msgpack_file() -> None:
     assert t5x.all_dataset_checkpoint_steps(run) == []
 
 
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_a_run_that_was_not_begun_has_no_steps(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "run"
+    if kind == "file":
+        root.touch()
+    assert t5x.all_steps(root) == []
+    assert t5x.latest_step(root) is None
+    assert t5x.all_dataset_checkpoint_steps(root) == []
+    with pytest.raises(CheckpointNotFoundError, match=r"run has no train_ds-000-of-001\.index"):
+        t5x.dataset_prefix(root, 0, 1)
+
+
 def test_a_step_whose_number_is_padded_is_found(tmp_path: Path) -> None:
     shutil.copytree(SAVED, tmp_path / "checkpoint_0042")
     assert t5x.all_steps(tmp_path) == [42]
