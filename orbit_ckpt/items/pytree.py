@@ -152,6 +152,7 @@ class PyTreeHandler:
             self._registry,
             save_args=args.save_args,
             use_ocdbt=options.use_ocdbt,
+            use_zarr3=options.use_zarr3,
             rich_types=options.rich_types,
         )
         return await stage_tree(plan, directory, options, copy=copy)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from jax.core import Tracer
@@ -40,6 +41,11 @@ from orbit_ckpt.tree.keypath import (
 )
 
 _MAX_FILE_NAME = 255
+_DOCUMENTS = "|".join(map(re.escape, (ZARR2_DOCUMENT, ZARR3_DOCUMENT)))
+_ZARR3_FILES = re.compile(rf"c|{_DOCUMENTS}")
+_ZARR2_FILES = re.compile(rf"[0-9]+(\.[0-9]+)*|{_DOCUMENTS}")
+"""What the files in the directory of an array are called: its chunks and its document."""
+
 _MAX_DEPTH = 200
 """Rebuilding containers recurses; JSON decoders do too."""
 _EMPTY_TYPESTRS: Mapping[type, str] = {dict: "Dict", list: "List", tuple: "Tuple"}
@@ -142,6 +148,7 @@ def plan_save(
     *,
     save_args: object = None,
     use_ocdbt: bool = True,
+    use_zarr3: bool = True,
     rich_types: bool = False,
 ) -> SavePlan:
     """Plan the save of a tree.
@@ -151,6 +158,7 @@ def plan_save(
         registry: Where type handlers are looked up.
         save_args: Tree of `SaveArgs` like `tree`; may lack leaves.
         use_ocdbt: Whether arrays go into a database, else names become directories.
+        use_zarr3: Whether arrays are zarr3, else zarr2.
         rich_types: Whether containers are recorded by type.
 
     Raises:
@@ -161,7 +169,8 @@ def plan_save(
     flat = flatten(tree)
     _check_depth(flat.names)
     handlers = _find_handlers(flat, registry)
-    _check_names(flat, handlers, as_files=not use_ocdbt)
+    files = _ZARR3_FILES if use_zarr3 else _ZARR2_FILES
+    _check_names(flat, handlers, None if use_ocdbt else files)
     args = _align_save_args(save_args, flat.names)
     return SavePlan(flat, handlers, args, outline_of(tree) if rich_types else None)
 
@@ -220,9 +229,19 @@ def _check_depth(names: Sequence[NamePath]) -> None:
 def _check_names(
     flat: FlatTree,
     handlers: Sequence[TypeHandler | None],
-    *,
-    as_files: bool,
+    array_files: re.Pattern[str] | None,
 ) -> None:
+    """Check that every leaf can be stored under its name.
+
+    Args:
+        flat: The leaves.
+        handlers: Their handlers.
+        array_files: What files in the directory of an array are called; None if arrays go into a
+            database.
+
+    Raises:
+        NameCollisionError: One cannot.
+    """
     names = flat.names
     collisions = find_name_collisions(names)
     if collisions:
@@ -233,28 +252,31 @@ def _check_names(
             f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",
             paths=[format_path(path) for pair in pairs for path in pair],
         )
-    # a leaf called "" has its chunks in the directory of all leaves
-    has_bare = any(not storage_name(path) for path in names)
-    for path, handler in zip(names, handlers, strict=True):
-        is_directory = as_files and handler is not None
-        reason = _bad_name(storage_name(path), as_files=is_directory, has_bare=has_bare)
+    stored = [storage_name(path) for path in names]
+    folders = {
+        name for name, handler in zip(stored, handlers, strict=True) if array_files and handler
+    }
+    for path, name in zip(names, stored, strict=True):
+        reason = _bad_name(name, is_directory=name in folders)
+        if reason is None and array_files is not None and name in folders:
+            reason = _taken_by(name, folders, array_files)
         if reason:
             raise NameCollisionError(
                 f"{format_path(path)}: cannot be stored under its name: {reason}. Rename the key"
-                + (" or save with use_ocdbt=True." if as_files else "."),
+                + (" or save with use_ocdbt=True." if array_files else "."),
                 paths=[format_path(path)],
             )
 
 
-def _bad_name(name: str, *, as_files: bool, has_bare: bool) -> str | None:
+def _bad_name(name: str, *, is_directory: bool) -> str | None:
     """Return why a storage name cannot be used, None if it can."""
-    if not as_files and name.isascii():
+    if not is_directory and name.isascii():
         return None
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
         return "it is not valid Unicode"
-    if not as_files or not name:
+    if not is_directory or not name:
         return None
     parts = name.split("/")
     reasons = {
@@ -268,12 +290,22 @@ def _bad_name(name: str, *, as_files: bool, has_bare: bool) -> str | None:
         "it is too long for a file name": (
             any(len(part.encode()) > _MAX_FILE_NAME for part in parts)
         ),
-        "it could be taken for a chunk of another leaf": any(
-            part in ("c", ZARR2_DOCUMENT, ZARR3_DOCUMENT) or part.replace(".", "").isdigit()
-            for part in parts[0 if has_bare else 1 :]
-        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _taken_by(name: str, folders: Collection[str], array_files: re.Pattern[str]) -> str | None:
+    """Return which other leaf has a file where a leaf's directory would be, None if none has.
+
+    A leaf called "" has its files in the directory of all leaves.
+    """
+    parts = name.split("/")
+    for depth, part in enumerate(parts):
+        outer = "/".join(parts[:depth])
+        if outer != name and outer in folders and array_files.fullmatch(part):
+            owner = outer or '""'
+            return f"{part!r} may be the name of a file in the directory of the leaf {owner}"
+    return None
 
 
 def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NamePath, SaveArgs]:

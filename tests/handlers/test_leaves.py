@@ -284,7 +284,7 @@ def test_keys_may_have_any_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["..", "a//b", "_METADATA", "manifest.ocdbt", "x" * 300, "a/c", "a\\b", "\0"], ids=ascii
+    "name", ["..", "a//b", "_METADATA", "manifest.ocdbt", "x" * 300, "a\\b", "\0"], ids=ascii
 )
 def test_key_that_is_no_directory_name_is_refused_where_arrays_are_directories(
     name: str, tmp_path: Path
@@ -294,6 +294,43 @@ def test_key_that_is_no_directory_name_is_refused_where_arrays_are_directories(
     ):
         checkpointer(use_ocdbt=False).save(tmp_path / "c", {name: GRID, "other": 1})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("use_zarr3", [True, False], ids=["zarr3", "zarr2"])
+@pytest.mark.parametrize("name", ["b/c", "b/c/d", "b/0", "b/0.0", "a/b/c/0", "b/zarr.json", "c"])
+def test_a_key_named_like_a_chunk_is_saved_where_no_leaf_is_above_it(
+    name: str, use_zarr3: bool, tmp_path: Path
+) -> None:
+    tree = {name: GRID, "b.x": np.arange(3), "b/.zarray": 1}
+    checkpointer(use_ocdbt=False, use_zarr3=use_zarr3).save(tmp_path / "c", tree)
+    assert_same_tree(ocp.load(tmp_path / "c"), tree)
+    assert ocp.verify(tmp_path / "c").is_intact
+
+
+CHUNK_NAMES = [
+    *(("b", f"b/{name}", True) for name in ("c", "c/d", "zarr.json", ".zarray")),
+    *(("b", f"b/{name}", False) for name in ("0", "0.0", "12/x", "zarr.json", ".zarray")),
+    *(("a/b", "a/b/c", True), ("a/b", "a/b/0", False), ("", "c", True), ("", "0", False)),
+]
+
+
+@pytest.mark.parametrize(("outer", "name", "use_zarr3"), CHUNK_NAMES)
+def test_a_key_that_another_leaf_has_for_a_chunk_is_refused(
+    outer: str, name: str, use_zarr3: bool, tmp_path: Path
+) -> None:
+    tree = {name: GRID, outer: np.arange(3)}
+    with pytest.raises(NameCollisionError, match=r"a file in the directory of the leaf .*Rename"):
+        checkpointer(use_ocdbt=False, use_zarr3=use_zarr3).save(tmp_path / "c", tree)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "use_zarr3"), [("b/c", False), ("b/0", True), ("b/x/c", True)])
+def test_a_key_below_a_leaf_that_has_no_such_file_is_saved(
+    name: str, use_zarr3: bool, tmp_path: Path
+) -> None:
+    tree = {name: GRID, "b": np.arange(3)}
+    checkpointer(use_ocdbt=False, use_zarr3=use_zarr3).save(tmp_path / "c", tree)
+    assert_same_tree(ocp.load(tmp_path / "c"), tree)
 
 
 def test_slashes_in_keys_make_directories_where_arrays_are_directories(tmp_path: Path) -> None:

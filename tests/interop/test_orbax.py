@@ -228,3 +228,14 @@ def test_text_under_a_key_with_a_slash_is_exchanged(tmp_path: Path) -> None:
     assert orbax.PyTreeCheckpointer().restore(tmp_path / "ours") == tree
     orbax.PyTreeCheckpointer().save(tmp_path / "theirs", tree)
     assert ocp.load(tmp_path / "theirs") == tree
+
+
+@pytest.mark.parametrize("use_zarr3", [True, False], ids=["zarr3", "zarr2"])
+def test_orbax_restores_keys_that_are_named_like_chunks(use_zarr3: bool, tmp_path: Path) -> None:
+    tree = {name: np.arange(12.0).reshape(3, 4) for name in ("b/c", "d/0", "e/0.0", "f/c/0", "c")}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=use_zarr3)
+    ocp.Checkpointer(handler).save(tmp_path / "c", tree)
+    found = orbax.PyTreeCheckpointer().restore(tmp_path / "c")
+    assert sorted(found) == sorted(tree)
+    for name, value in tree.items():
+        np.testing.assert_array_equal(found[name], value)
