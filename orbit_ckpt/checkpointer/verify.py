@@ -9,8 +9,9 @@ from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptionError
 from orbit_ckpt.formats.base import Format
+from orbit_ckpt.formats.locate import locate_run
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
-from orbit_ckpt.formats.registry import foreign_format, foreign_steps
+from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.json import JsonHandler
@@ -84,12 +85,12 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        foreign, checkpoints, unfinished = _look_at(root)
+        checkpoints, unfinished = _look_at(root)
         sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
         total = sum(sum(found) for found in sizes)
         findings = _new_findings(max_bytes, total, progress)
         findings.skip(root, "saves that did not finish", unfinished)
-        run_sync(_verify_all(checkpoints, findings, foreign))
+        run_sync(_verify_all(checkpoints, findings))
     return VerifyReport(
         root,
         tuple(checkpoints),
@@ -114,7 +115,7 @@ def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
     if foreign is not None:
         run_sync(verify_foreign(directory, foreign, findings))
     else:
-        run_sync(_verify_all([directory], findings))
+        run_sync(_verify_all({directory: None}, findings))
     return findings
 
 
@@ -130,22 +131,27 @@ def _new_findings(max_bytes: int, total: int, progress: Progress | None) -> Find
     return Findings(ByteLimiter(max_bytes), advance)
 
 
-async def _verify_all(
-    checkpoints: list[Path], findings: Findings, foreign: Format | None = None
-) -> None:
-    for checkpoint in checkpoints:
-        reader = foreign and (foreign_format(checkpoint) or foreign)  # a run may hold another's
+async def _verify_all(checkpoints: Mapping[Path, Format | None], findings: Findings) -> None:
+    for checkpoint, reader in checkpoints.items():
         if reader is not None:
             await verify_foreign(checkpoint, reader, findings)
         else:
             await _verify_directory(checkpoint, findings, checkpoint)
 
 
-def _look_at(root: Path) -> tuple[Format | None, list[Path], int]:
-    """Return the other program's format of what is at a path, and what `_checkpoints` does."""
+def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
+    """Return the checkpoints at a path with the formats of other programs; and what is unfinished.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        IncompleteCheckpointError: It is a save that did not finish.
+    """
+    run = locate_run(root)
+    if any(step.reader is not None for step in run.steps):
+        return {step.path: step.reader for step in run.steps}, len(run.unfinished)
     if isinstance(root, StorePath):
         try:
-            return None, *_checkpoints(root)
+            return _checkpoints(root)
         except CheckpointNotFoundError:
             foreign = foreign_format(root)
             if foreign is None:
@@ -153,12 +159,12 @@ def _look_at(root: Path) -> tuple[Format | None, list[Path], int]:
     else:
         foreign = foreign_format(root)
     if foreign is not None:
-        return foreign, [step.path for step in foreign_steps(root, foreign)] or [root], 0
+        return {root: foreign}, 0
     check_complete(root)
-    return None, *_checkpoints(root)
+    return _checkpoints(root)
 
 
-def _checkpoints(root: Path) -> tuple[list[Path], int]:
+def _checkpoints(root: Path) -> tuple[Mapping[Path, None], int]:
     """Return the checkpoints at a path: itself, or those in it; and how many are unfinished.
 
     Raises:
@@ -167,7 +173,7 @@ def _checkpoints(root: Path) -> tuple[list[Path], int]:
     if isinstance(root, StorePath):
         return _checkpoints_in_store(root)
     if _is_checkpoint(root):
-        return [root], 0
+        return {root: None}, 0
     found: list[Path] = []
     unfinished = 0
     for child in sorted(root.iterdir(), key=_order):
@@ -182,12 +188,12 @@ def _checkpoints(root: Path) -> tuple[list[Path], int]:
             f"No checkpoint at {root}: {describe_directory(root)}. Give the directory that was "
             "saved to, or the one with the steps of a run."
         )
-    return found, unfinished
+    return dict.fromkeys(found), unfinished
 
 
-def _checkpoints_in_store(root: StorePath) -> tuple[list[Path], int]:
+def _checkpoints_in_store(root: StorePath) -> tuple[Mapping[Path, None], int]:
     if is_committed(root):
-        return [root], 0
+        return {root: None}, 0
     names = [root / name for name in root.directories()]
     there = map_paths(is_committed, names, root=root)
     found: list[Path] = [path for path, is_there in zip(names, there, strict=True) if is_there]
@@ -195,7 +201,7 @@ def _checkpoints_in_store(root: StorePath) -> tuple[list[Path], int]:
         check_complete(root)  # which says what is wrong
     others = [path for path, is_there in zip(names, there, strict=True) if not is_there]
     unfinished = sum(map_paths(is_in_progress, others, root=root))
-    return sorted(found, key=_order), unfinished
+    return dict.fromkeys(sorted(found, key=_order)), unfinished
 
 
 def _order(path: Path) -> tuple[int, str]:

@@ -72,7 +72,7 @@ def ls(
     entries = list_run(root, foreign)
     if entries is not None:
         keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
-        _list_run(root, entries, keeping, [] if foreign else unfinished_saves(root), as_json)
+        _list_run(root, entries, keeping, unfinished_saves(root), as_json)
     elif foreign is not None:
         _list_foreign(root, foreign.name, as_json)
     else:

@@ -32,7 +32,8 @@ from orbit_ckpt.cli.runs import (
     list_run,
 )
 from orbit_ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from orbit_ckpt.formats.registry import built_in_formats, foreign_format, foreign_steps
+from orbit_ckpt.formats.locate import built_in_formats, locate_run
+from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
@@ -130,12 +131,12 @@ def _check_removable(directory: Path) -> None:
     if in_store or (directory / STEP_METADATA).exists():
         return
     parent = directory.parent
-    around = foreign_format(parent)
-    steps = () if around is None else foreign_steps(parent, around)
-    if (parent / STEP_METADATA).exists() or (around is not None and not steps):
+    steps = [step.path for step in locate_run(parent).steps if step.reader is not None]
+    in_foreign = not steps and foreign_format(parent) is not None
+    if (parent / STEP_METADATA).exists() or in_foreign:
         raise ValueError(f"{directory} is a part of the checkpoint {parent}; give that.")
     is_step = foreign is None and AnyStepName().parse(directory.name) is not None
-    is_step = is_step or directory in [one.path for one in steps]
+    is_step = is_step or directory in steps
     if not (is_step or holds_own_files(directory)):
         raise ValueError(
             f"{directory} has a checkpoint in it, but perhaps other things too: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +12,8 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, Format
+from orbit_ckpt.formats.locate import RunStep, is_unfinished, locate_run, number_in
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
-from orbit_ckpt.formats.registry import foreign_steps
 from orbit_ckpt.manager.index import StepEntry, StepIndex
 from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
@@ -34,13 +33,11 @@ from orbit_ckpt.storage.layout import (
     IN_PROGRESS,
     STEP_METADATA,
     TREE_METADATA,
-    is_temporary_name,
 )
 from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
-_STEP = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
 _OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
 
 KEEP_LAST = typer.Option("--keep-last", min=0, help="Keep the newest N steps.")
@@ -59,8 +56,7 @@ class AnyStepName:
 
     def parse(self, name: str) -> int | None:
         """Return the number at the end of a name."""
-        found = _STEP.fullmatch(name)
-        return int(found[1]) if found else None
+        return number_in(name)
 
 
 class Keeping(Struct, frozen=True):
@@ -185,33 +181,38 @@ def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
 
     Args:
         root: The run, or a checkpoint.
-        foreign: The other program's format that it has, None for our own and Orbax's.
+        foreign: The other program's format that it has, None for our own, Orbax's, and several.
 
     Raises:
         CheckpointNotFoundError: It is neither.
         IncompleteCheckpointError: It is a save that did not finish.
     """
-    if foreign is not None:
-        return [_foreign_entry(one) for one in foreign_steps(root, foreign)] or None
-    if not is_run(root):
+    steps = [(one, one.foreign) for one in locate_run(root).steps]
+    others = [_foreign_entry(one, found) for one, found in steps if found is not None]
+    if len(others) == len(steps) and (others or foreign is not None):
+        return others or None
+    if not others and not is_run(root):
         return None
-    entries = StepIndex(root, AnyStepName()).entries()
-    return [entries[step] for step in sorted(entries)]
+    known = {entry.path for entry in others}
+    index = StepIndex(root, AnyStepName()).entries().values()
+    own = [entry for entry in index if entry.path not in known]
+    return sorted([*others, *own], key=lambda entry: entry.info.step)
 
 
 UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
 """Stands for when another program wrote a step into a store, which does not tell."""
 
 
-def _foreign_entry(one: ForeignStep) -> StepEntry:
-    time = UNKNOWN_TIME if one.time is None else datetime.fromtimestamp(one.time, tz=UTC)
-    step = cast(int, one.step)  # or a fraction, which is listed, compared and kept likewise
-    info = StepInfo(step, time, pinned=one.is_pinned, temporary=one.is_temporary)
+def _foreign_entry(one: RunStep, found: ForeignStep) -> StepEntry:
+    time = UNKNOWN_TIME if found.time is None else datetime.fromtimestamp(found.time, tz=UTC)
+    number = -1 if one.step is None else one.step
+    step = cast(int, number)  # or a fraction, which is listed, compared and kept likewise
+    info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
     return StepEntry(info, one.path)
 
 
 def unfinished_saves(root: Path) -> list[str]:
-    """Return the names of directories with saves that go on or have died."""
+    """Return the names of directories with saves in progress, or of dead ones."""
     if isinstance(root, StorePath):
         keys = set(root.keys_below())
         begun = {key.partition("/")[0] for key in keys if key.count("/") == 1}
@@ -223,5 +224,5 @@ def unfinished_saves(root: Path) -> list[str]:
     return sorted(
         child.name
         for child in root.iterdir()
-        if child.is_dir() and (is_temporary_name(child.name) or is_in_progress(child))
+        if is_unfinished(child.name) or (child.is_dir() and is_in_progress(child))
     )

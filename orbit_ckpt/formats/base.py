@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -157,13 +157,15 @@ class ForeignStep(Struct, frozen=True):
 
 
 @runtime_checkable
-class RunLister(Protocol):
-    """What a `Format` may have besides: it knows the steps of a run."""
+class StepRecognizer(Protocol):
+    """What a `Format` of a program that writes runs has besides."""
 
-    def steps(self, path: Path) -> Sequence[ForeignStep]:
-        """Return the finished steps of a run, ascending; none if the path is no run.
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """Return the finished step of a run at a path; None if there is none of this format.
+
+        Looks at names and first bytes only, and never raises because of what it finds.
 
         Args:
-            path: What `sniff` accepted.
+            path: A file or directory, which exists.
         """
         ...

@@ -19,7 +19,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt.formats.eformer_sums import sums_of_trees
 from orbit_ckpt.formats.pickle_literal import decode_literal
-from orbit_ckpt.formats.run_metadata import marked_steps, read_run_metadata, several_message
+from orbit_ckpt.formats.run_metadata import marked_step, read_run_metadata, several_message
 from orbit_ckpt.formats.zarr_tree import (
     ArrayEntry,
     has_arrays,
@@ -92,9 +92,9 @@ class EFormerFormat:
             identity=root / INDEX,
         )
 
-    def steps(self, path: Path) -> Sequence[ForeignStep]:
-        """See `RunLister`; those of Levanter's runs too."""
-        return marked_steps(path) if path.is_dir() and _root_of(path) is None else ()
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`."""
+        return marked_step(path) if (path / INDEX).is_file() else None
 
 
 FORMAT = EFormerFormat()

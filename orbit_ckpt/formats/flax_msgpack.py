@@ -45,16 +45,12 @@ class FlaxFormat:
                 )
         return stored_tree(scan_file(file), path, file)
 
-    def steps(self, path: Path) -> Sequence[ForeignStep]:
-        """See `RunLister`; several `checkpoint_<step>` in a directory are a run."""
-        names = _candidates(path) if path.is_dir() else ()
-        steps = [(name, match) for name in names if (match := _STEP.fullmatch(name))]
-        if len(steps) < 2:
-            return ()
-        return [
-            ForeignStep(_step_of(match), path / name, _time_of(path / name))
-            for name, match in steps
-        ]
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`; in a directory with others a `checkpoint_<step>` is a step."""
+        match = _STEP.fullmatch(path.name)
+        if match is None or not path.is_file():
+            return None
+        return ForeignStep(_step_of(match), path, _time_of(path))
 
 
 FORMAT = FlaxFormat()

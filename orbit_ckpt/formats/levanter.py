@@ -10,10 +10,11 @@ from pathlib import Path
 from msgspec import structs
 
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
-from orbit_ckpt.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt.formats.run_metadata import (
     RUN_METADATA,
     is_marked,
+    marked_step,
     read_run_metadata,
 )
 from orbit_ckpt.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
@@ -69,6 +70,10 @@ class LevanterFormat:
             lambda: TreeParts(ForeignStore(arrays, [root / RUN_METADATA])),
             identity=root / RUN_METADATA,
         )
+
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`; those of eFormer have been recognized before."""
+        return marked_step(path)
 
 
 FORMAT = LevanterFormat()

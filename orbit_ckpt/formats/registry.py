@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt.formats.base import ForeignStep, Format, RunLister, StoredTree
+from orbit_ckpt.formats.base import Format, StoredTree
+from orbit_ckpt.formats.locate import BUILT_IN, built_in_formats, locate_run, step_to_read
 from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
 from orbit_ckpt.storage.layout import STEP_METADATA
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
-
-BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
-"""Modules of this package with a `FORMAT`, those with the surest signs first."""
 
 ORBAX = "orbax"
 """What `detect_format` calls Orbax's format, which is ours."""
@@ -30,6 +25,8 @@ and are refused.
 
 def detect_format(path: str | os.PathLike[str]) -> str:
     """Return of which format a checkpoint or a run is; reads names and first bytes only.
+
+    A run that several programs wrote into is of the format of its newest step.
 
     Args:
         path: What `load` takes, or the directory of a run; in an object store too.
@@ -50,6 +47,10 @@ def detect_format(path: str | os.PathLike[str]) -> str:
     """
     place = resolve_path(path)
     with storage_errors(place, "reading", "Check that it can be read."):
+        run = locate_run(place)
+        if run.is_mixed and run.newest is not None:  # that of the step that is the latest
+            newest = run.newest.reader
+            return ORBAX if newest is None else _format_name(newest)
         missing = None
         try:
             if is_tree(find_tree(place)):
@@ -105,6 +106,9 @@ def open_checkpoint(
     except CheckpointNotFoundError as error:
         missing = str(error)
     if directory is None or not is_tree(directory):
+        step = step_to_read(path)
+        if step is not None:
+            return open_checkpoint(step, allow_unstructured=allow_unstructured)
         found = find_format(path)
         if not isinstance(found, str):
             return found.open(path)
@@ -116,6 +120,8 @@ def open_checkpoint(
 def foreign_format(path: Path) -> Format | None:
     """Return the other program's format that a path is opened as; None for Orbax's, or none.
 
+    A run that several programs wrote into has none.
+
     Raises:
         IncompleteCheckpointError: It is a save that did not finish.
         StorageError: It cannot be read.
@@ -126,13 +132,10 @@ def foreign_format(path: Path) -> Format | None:
     except CheckpointNotFoundError:
         if path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path)):
             return None  # a run
+    if locate_run(path).is_mixed:
+        return None
     found = find_format(path)
     return None if isinstance(found, str) else found
-
-
-def foreign_steps(path: Path, known: Format) -> Sequence[ForeignStep]:
-    """Return the steps of another program's run, ascending; none if it is one checkpoint."""
-    return known.steps(path) if isinstance(known, RunLister) else ()
 
 
 def find_format(path: Path) -> Format | str:
@@ -177,13 +180,6 @@ def find_format(path: Path) -> Format | str:
 def _lack(known: Format, problem: str) -> str:
     extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
     return f"\n  {known.name}{extra}: {problem}"
-
-
-def built_in_formats(names: Sequence[str] = BUILT_IN) -> Iterator[Format]:
-    """Yield the formats of other programs that this package reads."""
-    for name in names:
-        module = importlib.import_module(f"orbit_ckpt.formats.{name}")
-        yield cast(Format, module.FORMAT)
 
 
 def _prepare_plugin(plugin: object) -> Format:

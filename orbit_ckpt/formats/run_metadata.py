@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import has_arrays
 from orbit_ckpt.metadata.codec import decode_file
-from orbit_ckpt.storage.path import resolve_local
 
 RUN_METADATA = "metadata.json"
 
@@ -73,40 +71,27 @@ def is_marked(directory: Path) -> bool:
         return False
 
 
-def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of a run of eFormer or Levanter that was written last.
+def marked_step(path: Path) -> ForeignStep | None:
+    """Return the checkpoint with arrays that a directory with the file is, None if it is none."""
+    try:
+        metadata = read_run_metadata(path)
+    except FormatError:
+        return None
+    if metadata is None or not has_arrays(path):
+        return None
+    return ForeignStep(metadata.step, path, metadata.time, is_temporary=metadata.is_temporary)
 
-    Looked at are a directory itself and those in it, as eFormer and Levanter do: those with a
-    `metadata.json`, temporary ones too. The time of writing decides, then the step. One whose file
-    is damaged is passed over, with a warning in the log.
 
-    Args:
-        path: The run, or one checkpoint.
+def latest_marked(path: Path) -> Path | None:
+    """Return which of a directory and those in it was marked last, None if none is.
 
-    Returns:
-        The directory of the checkpoint, None if there is none.
-
-    Raises:
-        ValueError: The path is a URL; runs in object stores are not looked through.
+    One whose file is damaged is passed over, with a warning in the log.
     """
     problems: list[FormatError] = []
-    found = _marked(resolve_local(path), problems)
+    found = _marked(path, problems)
     for error in problems:
         _logger.warning("Not taken for a checkpoint: %s", error)
     return max(found)[2] if found else None
-
-
-def marked_steps(path: Path) -> list[ForeignStep]:
-    """Return the checkpoints with arrays in a directory, ascending by step; none if it is one."""
-    if is_marked(path):
-        return []
-    steps: list[ForeignStep] = []
-    for time, step, directory in _marked(path, []):
-        metadata = read_run_metadata(directory)
-        is_temporary = metadata is not None and metadata.is_temporary
-        if has_arrays(directory):
-            steps.append(ForeignStep(step, directory, time, is_temporary=is_temporary))
-    return sorted(steps, key=lambda found: (found.step, found.time))
 
 
 def several_message(path: Path) -> str:

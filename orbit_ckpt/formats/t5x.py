@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -101,16 +101,15 @@ class T5XFormat:
         body = self._body(scan_file(file), file)
         return stored_tree(self._arrays(body, file, ()), path, file)
 
-    def steps(self, path: Path) -> Sequence[ForeignStep]:
-        """See `RunLister`."""
-        if isinstance(path, StorePath) or not path.is_dir() or (path / AGGREGATE).is_file():
-            return ()
-        return [
-            ForeignStep(
-                step, at, (at / AGGREGATE).stat().st_mtime, is_pinned=(at / PINNED).exists()
-            )
-            for step, at in sorted(_directories(path).items())
-        ]
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`."""
+        match, file = _STEP.fullmatch(path.name), path / AGGREGATE
+        if match is None or isinstance(path, StorePath) or not file.is_file():
+            return None
+        if _lacks(file) is not None:
+            return None
+        pinned = (path / PINNED).exists()
+        return ForeignStep(int(match[1]), path, file.stat().st_mtime, is_pinned=pinned)
 
     def _body(self, root: object, file: Path) -> object:
         """Return the state, once its version is known to be readable."""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
-from orbit_ckpt.formats.flax_msgpack import FORMAT
+from orbit_ckpt.formats.locate import locate_run
 from tests.support import make_mesh, scratch
 
 SAMPLES = Path(__file__).parent / "samples" / "flax_msgpack"
@@ -112,7 +112,7 @@ def test_steps_are_ordered_and_told_apart_as_flax_does(tmp_path: Path) -> None:
     names = ["checkpoint_1.5", "checkpoint_10", "checkpoint_1", "checkpoint_2.0"]
     for name in names:
         write(tmp_path / name, {"step": name})
-    steps = FORMAT.steps(tmp_path)
+    steps = locate_run(tmp_path).steps
     assert [(one.step, one.path.name) for one in steps] == [
         (1, "checkpoint_1"),
         (1.5, "checkpoint_1.5"),
