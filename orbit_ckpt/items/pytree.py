@@ -317,9 +317,11 @@ class PyTreeRestoreArgs(CheckpointArgs):
     """What to restore of a tree, and how.
 
     Attributes:
-        item: Tree whose structure the result has; its leaves do not matter, except that
-            PLACEHOLDER leaves are not read. None for the recorded structure.
-        restore_args: Tree of `RestoreArgs` like the result.
+        item: Tree whose structure the result has. Its leaves matter in two ways only: PLACEHOLDER
+            leaves are not read, and those with `ArrayRestoreArgs` complete these. None for the
+            recorded structure.
+        restore_args: Tree of `RestoreArgs` like the result. `ArrayRestoreArgs` that are strict and
+            have no shape, or no dtype, ask for that of the leaf of `item`.
         transforms: Tree of `Transform` and `RestoreTransform`, by regular expressions for leaves
             of `item`; says which leaves of the checkpoint these are. `{}` is not the same as None:
             with it `item` may differ from the checkpoint.

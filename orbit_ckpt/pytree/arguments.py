@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_prng_dtype
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
 from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE
@@ -42,7 +42,9 @@ def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -
         return args
     values = None if target is None else target.values_of(request.restore_args)
     if target is not None and values is not None:
-        return args | _args_of(target.names, values, strict=request.strict)
+        return args | _completed(
+            _args_of(target.names, values, strict=request.strict), request, target
+        )
     flat = flatten(request.restore_args)
     known = {*view.names, *(target.names if target is not None else ())}
     added = _args_of(flat.names, flat.values, strict=request.strict)
@@ -53,7 +55,7 @@ def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -
             f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
             + (f"; did you mean {' or '.join(near)}?" if near else ".")
         )
-    return args | added
+    return args | (added if target is None else _completed(added, request, target))
 
 
 def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
@@ -62,6 +64,40 @@ def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: boo
         for name, leaf in zip(names, leaves, strict=True)
         if leaf is not PLACEHOLDER and not is_empty_node(leaf)
     }
+
+
+def _completed(args: Args, request: RestoreRequest, target: FlatTree) -> Args:
+    """Return arguments with the shape and dtype of the target's leaf where they name none.
+
+    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions says
+    nothing: it often only marks a place. Transforms give their results other shapes.
+    """
+    if request.legacy is not None:
+        return args
+    completed = dict(args)
+    for names, leaf in zip(target.names, target.values, strict=True):
+        arg = args.get(names)
+        shape: object = getattr(leaf, "shape", None)
+        dtype: object = getattr(leaf, "dtype", None)
+        if (
+            not isinstance(arg, ArrayRestoreArgs)
+            or not arg.strict
+            or not shape
+            or dtype is None
+            or isinstance(leaf, type)
+            or is_prng_dtype(dtype)
+        ):
+            continue
+        if arg.global_shape is None:
+            arg = _replace(arg, global_shape=shape, shape=shape)
+        if arg.dtype is None and _is_held_by_jax(as_dtype(dtype)):
+            arg = _replace(arg, dtype=dtype)
+        completed[names] = arg
+    return completed
+
+
+def _is_held_by_jax(dtype: DType) -> bool:
+    return dtype.kind not in "SUOMm" and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def casts_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,10 @@ from orbit_ckpt.transform.rules import LegacyRules
 from orbit_ckpt.tree.diff import TreeDifference
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import KeyPath, NamePath
+
+_logger = logging.getLogger(__name__)
+
+_SHOWN = 4
 
 
 class TreePlan(Struct, frozen=True):
@@ -140,6 +145,8 @@ async def restore_tree(plan: TreePlan) -> object:
     others = [record for record in records if record.names not in lazy] if lazy else records
     values = await read_leaves(plan.stored, others, plan.args)
     values.update(lazy)
+    if plan.target is not None and not plan.request.typed and plan.request.legacy is None:
+        _log_other_shapes(plan.target, values)
     if plan.view.computed:
         values |= await _computed(plan)
     if plan.request.map_leaf is not None:
@@ -156,6 +163,24 @@ async def restore_tree(plan: TreePlan) -> object:
             for names, value in zip(target.names, target.values, strict=True)
         ]
     )
+
+
+def _log_other_shapes(target: FlatTree, values: Mapping[NamePath, object]) -> None:
+    """Log arrays of another shape than the leaf of a target that counts for its structure only."""
+    others: list[str] = []
+    for names, leaf in zip(target.names, target.values, strict=True):
+        wanted: object = getattr(leaf, "shape", None)
+        restored: object = getattr(values.get(names), "shape", wanted)
+        if wanted and wanted != restored:
+            others.append(f"{join_name(names)}: {wanted}, restored {restored}")
+    if others:
+        _logger.warning(
+            "%d arrays of the target have another shape than the restored ones, because only its "
+            "structure counts: %s. To have shapes checked, give restore_args of "
+            "construct_restore_args(target), or use StandardRestore.",
+            len(others),
+            "; ".join(others[:_SHOWN]) + ("; ..." if len(others) > _SHOWN else ""),
+        )
 
 
 def _paths(plan: TreePlan) -> dict[NamePath, KeyPath]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import jax
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_lossless_kind, is_prng_dtype
+from orbit_ckpt.arrays.dtypes import (
+    DType,
+    as_dtype,
+    is_lossless_kind,
+    is_prng_dtype,
+    python_scalar,
+)
 from orbit_ckpt.arrays.sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
@@ -17,7 +24,13 @@ from orbit_ckpt.arrays.sharding import (
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
 from orbit_ckpt.handlers.lazy import LazyArray, LazyHostArray
-from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, StringMetadata, TreeMetadata
+from orbit_ckpt.metadata.values import (
+    ArrayMetadata,
+    Metadata,
+    ScalarMetadata,
+    StringMetadata,
+    TreeMetadata,
+)
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 
 Casting = Literal["exact", "same_kind", "unsafe"]
@@ -63,16 +76,16 @@ def construct_restore_args(
                 f"sharding_tree has {len(shardings)} leaves, the target {len(flat.values)}; give "
                 "one sharding per leaf, anything for leaves that are no JAX arrays."
             )
-    return flat.unflatten(
-        [
-            leaf
-            if is_empty_node(leaf) or leaf is ...
-            else restore_args_of(
-                leaf, sharding=sharding, set_global_shape=set_global_shape, strict=strict
-            )
-            for leaf, sharding in zip(flat.values, shardings, strict=True)
-        ]
-    )
+    options: dict[str, Any] = {"set_global_shape": set_global_shape, "strict": strict}
+
+    def make(leaf: object, sharding: object) -> object:
+        if is_empty_node(leaf) or leaf is PLACEHOLDER:
+            return leaf
+        if isinstance(leaf, Metadata):
+            return _metadata_args(leaf, sharding=sharding, **options)
+        return restore_args_of(leaf, sharding=sharding, **options)
+
+    return flat.unflatten(list(map(make, flat.values, shardings)))
 
 
 def restore_args_of(
@@ -100,8 +113,7 @@ def restore_args_of(
         own = cast(object, getattr(leaf, "sharding", None))
         return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
     if isinstance(leaf, Metadata):
-        own = leaf.sharding if isinstance(leaf, ArrayMetadata) else None
-        return _metadata_args(leaf, sharding or own)
+        return _as_saved(leaf, sharding)
     if isinstance(leaf, np.character):
         return RestoreArgs()  # text of numpy, whose dtype is its length
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
@@ -129,11 +141,37 @@ def to_shape_dtype_struct(
     return jax.ShapeDtypeStruct(array.shape, dtype or array.dtype, sharding=sharding)
 
 
-def _metadata_args(leaf: Metadata, sharding: object) -> RestoreArgs:
+def _as_saved(leaf: Metadata, sharding: object) -> RestoreArgs:
     """Return arguments that restore a leaf as it was saved, JAX arrays on a given sharding."""
-    storage = leaf.storage if isinstance(leaf, ArrayMetadata) else None
-    is_jax_array = storage is not None and storage.write_shape is not None
-    return ArrayRestoreArgs(sharding=_inner_sharding(sharding)) if is_jax_array else RestoreArgs()
+    if not isinstance(leaf, ArrayMetadata) or not _is_of_jax(leaf):
+        return RestoreArgs()
+    return ArrayRestoreArgs(sharding=_inner_sharding(sharding or leaf.sharding))
+
+
+def _metadata_args(
+    leaf: Metadata, *, sharding: object, set_global_shape: bool, strict: bool
+) -> RestoreArgs:
+    """Return arguments that name what metadata record: type, dtype, shape and sharding."""
+    if isinstance(leaf, StringMetadata):
+        return RestoreArgs(restore_type=str)
+    if isinstance(leaf, ScalarMetadata):
+        if leaf.dtype.kind in "mM":
+            return RestoreArgs()  # a date of numpy's, for which Python has no type
+        scalar_type = type(python_scalar(np.zeros((), leaf.dtype)))
+        return RestoreArgs(restore_type=scalar_type, dtype=leaf.dtype)
+    if not isinstance(leaf, ArrayMetadata):
+        return RestoreArgs()
+    if sharding is not None or _is_of_jax(leaf):
+        arg = _array_args(
+            leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
+        )
+        return dataclasses.replace(arg, restore_type=jax.Array)
+    may_be_bytes = leaf.dtype == np.uint8 and len(leaf.shape) == 1
+    return RestoreArgs(restore_type=None if may_be_bytes else np.ndarray, dtype=leaf.dtype)
+
+
+def _is_of_jax(leaf: ArrayMetadata) -> bool:
+    return leaf.storage is not None and leaf.storage.write_shape is not None
 
 
 def _host_type(leaf: object) -> type | None:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import orbit_ckpt as ocp
 from orbit_ckpt.checkpoint_utils import construct_restore_args
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, make_mesh, put
@@ -444,7 +445,7 @@ def test_shardings_must_have_the_structure_of_the_target() -> None:
 def test_shape_of_the_target_may_be_left_open(saved: Path) -> None:
     target = with_leaves(dense={"kernel": jnp.zeros((1, 2)), "bias": ocp.PLACEHOLDER})
     args = construct_restore_args(target, set_global_shape=False)
-    loaded = pytree_restore(saved, target, restore_args=args)
+    loaded = pytree_restore(saved, restore_args=args)
     assert_same_leaf(loaded["dense"]["kernel"], TREE["dense"]["kernel"])
 
 
@@ -460,6 +461,114 @@ def test_restore_args_are_made_of_metadata(saved: Path) -> None:
     loaded = pytree_restore(saved, restore_args=args)
     assert_same_leaf(loaded["dense"]["kernel"], TREE["dense"]["kernel"])
     assert (loaded["step"], loaded["name"]) == (7, "adam")
+
+
+@pytest.mark.parametrize(
+    ("args", "leaf"),
+    [
+        (ocp.ArrayRestoreArgs(sharding=SHARDED), jnp.zeros((4, 4))),
+        (ocp.ArrayRestoreArgs(mesh=MESH, mesh_axes=P("y", "x")), jnp.zeros((4, 4))),
+        (ocp.ArrayRestoreArgs(), np.zeros((4, 4), np.float32)),
+        (ocp.ArrayRestoreArgs(), jax.ShapeDtypeStruct((4, 4), np.float32)),
+        (ocp.ArrayRestoreArgs(), ArrayMetadata("w", None, (4, 4), None, np.dtype(np.float32))),
+    ],
+)
+def test_array_arguments_without_a_shape_ask_for_that_of_the_target(
+    tmp_path: Path, args: ocp.ArrayRestoreArgs, leaf: object
+) -> None:
+    ocp.save(tmp_path / "c", {"w": jnp.asarray(GRID)})
+    message = r"Requested shape: \(4, 4\) is not compatible with the stored shape: \(8, 8\)"
+    with pytest.raises(TreeMismatchError, match=message):
+        pytree_restore(tmp_path / "c", {"w": leaf}, restore_args={"w": args})
+
+
+def test_array_arguments_without_a_dtype_ask_for_that_of_the_target(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "c", {"w": jnp.asarray(GRID), "x": jnp.asarray(GRID)})
+    item = {"w": jnp.zeros((8, 8), jnp.bfloat16), "x": np.zeros((8, 8), np.float64)}
+    args = dict.fromkeys(item, ocp.ArrayRestoreArgs(sharding=SHARDED))
+    loaded = pytree_restore(tmp_path / "c", item, restore_args=args)
+    assert_same_leaf(loaded["w"], jax.device_put(GRID.astype(jnp.bfloat16), SHARDED))
+    assert loaded["x"].dtype == np.float32  # JAX has no float64 here
+
+
+@pytest.mark.parametrize(
+    ("args", "shape"),
+    [
+        (ocp.ArrayRestoreArgs(strict=False), (8, 8)),
+        (ocp.ArrayRestoreArgs(strict=False, global_shape=(4, 9)), (4, 9)),
+        (ocp.ArrayRestoreArgs(global_shape=(8, 8)), (8, 8)),
+        (ocp.RestoreArgs(restore_type=np.ndarray), (8, 8)),
+        (None, (8, 8)),
+    ],
+)
+def test_a_shape_that_is_said_or_left_open_goes_before_the_target(
+    tmp_path: Path, args: object, shape: Shape, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Orbax, whose `item` is often a tree of other shapes, made for its structure."""
+    ocp.save(tmp_path / "c", {"w": jnp.asarray(GRID)})
+    item = {"w": jnp.zeros((4, 4), np.float32)}
+    with caplog.at_level("WARNING"):
+        loaded = pytree_restore(tmp_path / "c", item, restore_args=args and {"w": args})
+    assert loaded["w"].shape == shape
+    assert "w: (4, 4), restored" in caplog.text
+
+
+@pytest.mark.parametrize("leaf", [0, jnp.float32(0), ocp.PLACEHOLDER, jnp.zeros((8, 8))])
+def test_targets_that_mark_places_only_are_not_logged(
+    tmp_path: Path, leaf: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    ocp.save(tmp_path / "c", {"w": jnp.asarray(GRID)})
+    with caplog.at_level("WARNING"):
+        pytree_restore(tmp_path / "c", {"w": leaf}, restore_args={"w": ocp.ArrayRestoreArgs()})
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("library", [ocp, orbax], ids=["own", "orbax"])
+def test_restore_args_made_of_metadata_are_those_of_orbax(tmp_path: Path, library: Any) -> None:
+    tree = {
+        "w": jax.device_put(GRID, SHARDED),
+        "half": jnp.zeros(3, jnp.bfloat16),
+        "host": np.zeros((2, 3), np.int16),
+        "int": 1,
+        "float": 0.5,
+        "single": np.float32(2),
+        "name": "adam",
+    }
+    orbax.PyTreeCheckpointer().save(tmp_path / "c", tree)
+    trees = library.Checkpointer(library.PyTreeCheckpointHandler())
+    metadata = trees.metadata(tmp_path / "c").item_metadata.tree
+    found = library.checkpoint_utils.construct_restore_args(metadata)
+    names = ("restore_type", "dtype", "global_shape", "sharding", "strict")
+    said = {
+        key: {name: getattr(arg, name) for name in names if hasattr(arg, name)}
+        for key, arg in found.items()
+    }
+    for key, sharding in (("w", tree["w"].sharding), ("half", tree["half"].sharding)):
+        shape = tree[key].shape
+        own = said[key].pop("sharding")
+        assert (own.to_jax_sharding() if hasattr(own, "to_jax_sharding") else own) == sharding
+        expected = {"restore_type": jax.Array, "dtype": tree[key].dtype}
+        assert said[key] == {**expected, "global_shape": shape, "strict": True}
+    assert said["host"] == {"restore_type": np.ndarray, "dtype": np.int16}
+    assert {key: said[key]["restore_type"] for key in ("int", "float", "single", "name")} == {
+        "int": int,
+        "float": float,
+        "single": float,
+        "name": str,
+    }
+
+
+def test_restore_args_made_of_metadata_restore_every_kind_of_leaf(saved: Path) -> None:
+    args = construct_restore_args(ocp.metadata(saved))
+    assert_same_tree(pytree_restore(saved, TREE, restore_args=args), TREE)
+
+
+def test_a_sharding_that_is_given_goes_before_the_type_in_metadata(saved: Path) -> None:
+    metadata: Any = ocp.metadata(saved)
+    bias = metadata["dense"]["bias"]
+    args: Any = construct_restore_args({"bias": bias}, {"bias": OTHER_DEVICE})
+    assert args["bias"].sharding == OTHER_DEVICE
+    assert args["bias"].global_shape == (8,)
 
 
 # Save arguments
