@@ -76,3 +76,33 @@ def test_many_blocks_are_one_array() -> None:
     assert found.mean is not None
     assert math.isclose(found.mean, values.mean(), rel_tol=1e-9, abs_tol=1e-12)
     assert (found.size, found.min, found.max) == (300_000, values.min(), values.max())
+
+
+def test_the_threads_of_blas_are_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("BLAS was called")
+
+    for name in ("dot", "vdot", "inner", "matmul", "vecdot", "einsum"):
+        monkeypatch.setattr(np, name, refuse)
+    monkeypatch.setattr(np.linalg, "norm", refuse)
+    assert measure(np.full(40_000, 2.0, np.float32)).l2 == 400
+
+
+def test_a_complex_number_with_a_finite_value_is_not_counted_as_infinite() -> None:
+    found = measure(np.array([3e200 + 4e200j, complex("inf+nanj")]))
+    assert (found.nans, found.infs) == (1, 0)
+    assert found.l2 is not None
+    assert math.isclose(found.l2, 5e200)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float32", "float64"])
+def test_numbers_that_are_not_finite_are_counted_in_every_dtype(dtype: str) -> None:
+    values = np.array([1.5, np.nan, -2.0], np.dtype(dtype))
+    found = measure(values)
+    assert (found.nans, found.infs, found.min, found.max, found.l2) == (1, 0, -2.0, 1.5, 2.5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "float32", "float64"])
+def test_infinities_are_counted_apart_from_nan(dtype: str) -> None:
+    found = measure(np.array([np.inf, np.nan, -np.inf, 1], np.dtype(dtype)))
+    assert (found.nans, found.infs, found.min, found.max, found.l2) == (1, 2, 1, 1, 1)
