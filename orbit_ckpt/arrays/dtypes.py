@@ -129,6 +129,11 @@ def python_scalar(value: HostArray) -> object:
     return float(item) if "float" in value.dtype.name else int(item)
 
 
+def is_numeric_array(value: object) -> bool:
+    """Whether a value is an array of NumPy that JAX can have; not one of text, dates or objects."""
+    return isinstance(value, np.ndarray) and cast(HostArray, value).dtype.kind not in "SUOmM"
+
+
 def is_prng_dtype(dtype: object) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
     if isinstance(dtype, np.dtype):

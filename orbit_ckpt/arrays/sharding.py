@@ -201,6 +201,65 @@ def decode_sharding(text: str) -> ShardingMetadata | None:
     raise ValueError(f"unknown sharding type {kind!r}")
 
 
+def as_sharding(value: object, where: str) -> jax.sharding.Sharding:
+    """Return the sharding that a caller's value stands for.
+
+    Args:
+        value: A sharding; a memory layout, which wraps one; or a device, which holds whole arrays.
+        where: The argument or leaf that it was given for, for the message.
+
+    Raises:
+        TypeError: It is something else, or a sharding without devices.
+    """
+    if isinstance(value, NamedSharding) and type(value.mesh) is Mesh:
+        return value  # what most are
+    inner: object = value
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        inner = getattr(value, "sharding", value)  # of a jax.experimental.layout.Format
+    if isinstance(inner, jax.Device):
+        return SingleDeviceSharding(inner)
+    if isinstance(inner, jax.sharding.Sharding):
+        if not isinstance(inner, NamedSharding) or isinstance(inner.mesh, Mesh):
+            return inner
+        found = f"{inner}, whose mesh is abstract and has no devices"
+    else:
+        found = f"{type(value).__name__} {str(value)[:200]!r}"
+    raise TypeError(
+        f"{where}: expected a jax.sharding.Sharding or a jax.Device, found {found}. Give a "
+        "jax.sharding.NamedSharding(mesh, PartitionSpec(...)); to choose by leaf names, give "
+        "sharding=orbit_ckpt.transform.partition(mesh, {'**/kernel': PartitionSpec('x'), ...})."
+    )
+
+
+def check_divides(sharding: jax.sharding.Sharding, shape: Shape, rank: int) -> None:
+    """Check that an array can have a sharding.
+
+    Args:
+        sharding: The sharding.
+        shape: The array's shape.
+        rank: How many of its dimensions the caller knows of; typed keys have more.
+
+    Raises:
+        ValueError: The sharding has more dimensions than the array, or does not divide one evenly.
+    """
+    entries = tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    # the trailing dimensions of keys are recorded as entries that are None
+    if len(entries) > len(shape) or any(entry is not None for entry in entries[rank:]):
+        problem = f"the spec has {len(entries)} entries, the array {rank} dimensions"
+    else:
+        try:
+            sharding.shard_shape(shape)
+        except (ValueError, IndexError) as error:
+            problem = str(error)
+        else:
+            return
+    raise ValueError(
+        f"shape {shape[:rank]} cannot have a sharding with {spec}: {problem}. Give this leaf "
+        "another sharding, by its name in sharding={...} or in the target."
+    )
+
+
 def default_sharding() -> jax.sharding.Sharding:
     """Return the sharding of JAX's default device."""
     default: object = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped

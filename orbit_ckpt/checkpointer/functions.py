@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import jax
 
-from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.arrays.sharding import as_sharding
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
@@ -20,7 +20,7 @@ from orbit_ckpt.pytree.arguments import cast_on_save
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.transform.patterns import PatternMap, Patterns
+from orbit_ckpt.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern
 from orbit_ckpt.transform.rules import Rule
 from orbit_ckpt.transform.state import StateFunction, transform_state
 
@@ -142,7 +142,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     fallback: object = None,
     cast: Casting | PatternMap[object] = "same_kind",
     strict: bool = True,
-    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
+    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
     map_leaf: Callable[[Any, str], object] | None = None,
     report: bool = False,
     lazy: bool = False,
@@ -174,9 +174,11 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             within a kind of number or to a more general one; `"unsafe"`, all whose values fit. Or
             dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
         strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
-        sharding: Sharding of JAX arrays for which neither the target nor, on these devices, the
-            checkpoint has one. Or shardings by patterns, which go before those of the target; the
-            first that matches counts, and one must; see `transform.partition`.
+        sharding: Where to place arrays, before what the target and the checkpoint say: a sharding
+            or a device for all of them, or shardings by patterns, of which the first that matches
+            counts and one must; see `transform.partition`. It applies to arrays that were saved
+            from JAX, to all arrays of other programs' formats, and to what the target wants as
+            JAX arrays. Arrays saved from NumPy, scalars and strings stay what they are.
         map_leaf: Takes every loaded leaf and its name, its keys joined by slashes; what it returns
             takes the leaf's place.
         report: Whether to return what was done too.
@@ -214,7 +216,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     )
     run = _handler().run_and_explain if report else _handler().run_request
     with reported_restore(path):
-        return run(path, request, resolver=_resolver(sharding))
+        return run(path, request)
 
 
 def plan(  # noqa: PLR0913 - those of `load`
@@ -229,7 +231,7 @@ def plan(  # noqa: PLR0913 - those of `load`
     fallback: object = None,
     cast: Casting | PatternMap[object] = "same_kind",
     strict: bool = True,
-    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None = None,
+    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
     reader: Format | None = None,
 ) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
@@ -265,7 +267,7 @@ def plan(  # noqa: PLR0913 - those of `load`
         sharding=sharding,
         reader=reader,
     )
-    return _handler().explain_request(path, request, resolver=_resolver(sharding))
+    return _handler().explain_request(path, request)
 
 
 def _request(
@@ -273,7 +275,7 @@ def _request(
     *,
     fallback: object,
     cast: Casting | PatternMap[object],
-    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None,
+    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None,
     **others: Any,
 ) -> RestoreRequest:
     """Return what the arguments of `load` ask for.
@@ -294,9 +296,25 @@ def _request(
         has_fallback=fallback is not None,
         casting=cast if isinstance(cast, str) else "same_kind",
         casts={} if isinstance(cast, str) else cast,
-        shardings=sharding if isinstance(sharding, Mapping) else None,
+        shardings=None if sharding is None else _shardings_by_patterns(sharding),
         **others,
     )
+
+
+def _shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding]:
+    """Return what `sharding=` says, a single sharding as that of all leaves.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(sharding, Mapping):
+        return {"**": as_sharding(sharding, "sharding")}
+    given = cast(Mapping[Pattern, object], sharding)
+    for pattern in given:
+        compile_pattern(pattern)
+    return {
+        pattern: as_sharding(value, f"sharding[{pattern!r}]") for pattern, value in given.items()
+    }
 
 
 _CHOICES = {
@@ -304,12 +322,6 @@ _CHOICES = {
     "unexpected": get_args(Unexpected),
     "cast": get_args(Casting),
 }
-
-
-def _resolver(
-    sharding: jax.sharding.Sharding | PatternMap[jax.sharding.Sharding] | None,
-) -> ShardingResolver:
-    return ShardingResolver(fallback=None if isinstance(sharding, Mapping) else sharding)
 
 
 def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:

@@ -6,11 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
-from orbit_ckpt.arrays.sharding import ShardingMetadata
+from orbit_ckpt.arrays.sharding import (
+    NamedShardingMetadata,
+    ShardingMetadata,
+    SingleDeviceShardingMetadata,
+    as_sharding,
+    check_divides,
+)
 from orbit_ckpt.arrays.slices import Region, Shape, from_index, whole
 from orbit_ckpt.arrays.transfer import local_regions
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
@@ -157,16 +163,19 @@ class _Planner:
         wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
         record = self._batch.arrays.get(info.name)
         impl = record.random_key_impl if record is not None else None
-        if impl is not None:
-            key_type_of(info, layout.dtype)
         shape = layout.shape if impl is not None else wanted_shape(info, wanted, layout)
         logical = logical_dtype(info, layout.dtype)
         dtype = None if impl is not None else wanted.dtype
         check_width(info.location, logical if dtype is None else dtype)
         sharding = self._sharding(info, wanted, shape)
+        trailing = 0 if impl is None else key_type_of(info, layout.dtype)[1]
         try:
             placement = self._placement(
-                sharding, shape, layout.shape, logical if dtype is None else as_dtype(dtype)
+                sharding,
+                shape,
+                layout.shape,
+                logical if dtype is None else as_dtype(dtype),
+                len(shape) - trailing,
             )
         except ValueError as error:
             raise ValueError(f"{info.label}: {error}") from error
@@ -177,18 +186,19 @@ class _Planner:
     def _sharding(
         self, info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape
     ) -> jax.sharding.Sharding:
-        wanted = requested_sharding(arg)
+        wanted = requested_sharding(arg, info.location)
         if isinstance(wanted, jax.sharding.Sharding):
             return wanted
         recorded = wanted or self._batch.shardings.get(info.name)
         return self._batch.resolver.resolve(recorded, shape)
 
     def _placement(
-        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, dtype: DType
+        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, dtype: DType, rank: int
     ) -> Placement:
         readers = self._readers(sharding, dtype)
-        key = sharding, shape, stored, readers
+        key = sharding, shape, stored, readers, rank
         if key not in self._placements:
+            check_divides(sharding, shape, rank)
             held = local_regions(sharding, shape)
             regions = list(
                 dict.fromkeys(r for d, r in held.items() if readers is None or d in readers)
@@ -215,11 +225,35 @@ def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> S
     return shape
 
 
-def requested_sharding(arg: ArrayRestoreArgs) -> jax.sharding.Sharding | ShardingMetadata | None:
-    """Return the sharding that restore arguments ask for, None if they leave it open."""
+def requested_sharding(
+    arg: ArrayRestoreArgs, path: KeyPath
+) -> jax.sharding.Sharding | ShardingMetadata | None:
+    """Return the sharding that restore arguments ask for, None if they leave it open.
+
+    Raises:
+        TypeError: They ask for something that is no sharding.
+    """
     if arg.mesh is not None and arg.mesh_axes is not None:
-        return NamedSharding(arg.mesh, arg.mesh_axes)
-    return arg.sharding
+        try:
+            return NamedSharding(arg.mesh, arg.mesh_axes)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TypeError(
+                f"{format_path(path)}: ArrayRestoreArgs: expected mesh=jax.sharding.Mesh and "
+                f"mesh_axes=PartitionSpec over its axes, found {arg.mesh!r} and "
+                f"{arg.mesh_axes!r}: {error}"
+            ) from error
+    wanted: object = arg.sharding
+    if wanted is None or type(wanted) in _SHARDINGS:
+        return arg.sharding
+    return as_sharding(wanted, f"{format_path(path)}: sharding")
+
+
+_SHARDINGS = (
+    SingleDeviceSharding,
+    NamedShardingMetadata,
+    SingleDeviceShardingMetadata,
+)
+"""What needs no second look."""
 
 
 def check_width(path: KeyPath, dtype: object) -> None:

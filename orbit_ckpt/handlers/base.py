@@ -8,6 +8,7 @@ A handler written for Orbax registers unchanged: it sees the same methods, argum
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,13 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
     def __post_init__(self) -> None:
+        if (self.mesh is None) != (self.mesh_axes is None):
+            alone = "mesh" if self.mesh_axes is None else "mesh_axes"
+            warnings.warn(
+                f"ArrayRestoreArgs: {alone}= alone does nothing; give both mesh= and mesh_axes=, "
+                "or sharding=NamedSharding(mesh, PartitionSpec(...)).",
+                stacklevel=3,
+            )
         if self.shape is None:
             self.shape = self.global_shape
         elif self.global_shape is None:

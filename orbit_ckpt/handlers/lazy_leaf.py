@@ -78,7 +78,9 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         """The sharding that is asked for, else the recorded one; None for numpy arrays."""
         if not isinstance(self.handler, ArrayHandler):
             return None
-        wanted = requested_sharding(self.arg) if isinstance(self.arg, ArrayRestoreArgs) else None
+        wanted = None
+        if isinstance(self.arg, ArrayRestoreArgs):
+            wanted = requested_sharding(self.arg, self.info.location)
         return wanted or load_batch_of(self.info).shardings.get(self.info.name)
 
     def values(self, selection: Selection) -> HostArray:

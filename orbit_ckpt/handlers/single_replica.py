@@ -172,7 +172,9 @@ class SingleReplicaArrayHandler(ArrayHandler):
         batch = load_batch_of(infos[0])
         shardings: set[jax.sharding.Sharding] = set()
         for info, arg in zip(infos, default_restore_args(infos, args), strict=True):
-            found = requested_sharding(arg) if isinstance(arg, ArrayRestoreArgs) else None
+            found = None
+            if isinstance(arg, ArrayRestoreArgs):
+                found = requested_sharding(arg, info.location)
             found = found or batch.shardings.get(info.name) or batch.resolver.fallback
             if found is not None and not isinstance(found, jax.sharding.Sharding):
                 found = batch.resolver.find(found) or batch.resolver.fallback

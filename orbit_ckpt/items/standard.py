@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from orbit_ckpt.arrays.sharding import ShardingResolver
+from orbit_ckpt.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
 from orbit_ckpt.items.memory import MemoryOptions
@@ -95,7 +95,10 @@ class StandardHandler:
             strict=args.strict,
             rich_types=self._rich_types,
         )
-        resolver = ShardingResolver(fallback=args.fallback_sharding)
+        fallback = args.fallback_sharding
+        if fallback is not None:
+            fallback = as_sharding(fallback, "fallback_sharding")
+        resolver = ShardingResolver(fallback)
         return self._trees.run_request(directory, request, resolver=resolver)
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:

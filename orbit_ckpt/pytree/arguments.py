@@ -9,10 +9,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.dtypes import DType, as_dtype, is_numeric_array, is_prng_dtype
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
-from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE
+from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.align import Alignment
 from orbit_ckpt.pytree.request import RestoreRequest
@@ -25,6 +25,7 @@ from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, 
 from orbit_ckpt.tree.keypath import NamePath, format_path
 
 _SHOWN = 20
+_UNSAID = RestoreArgs()
 
 Args = dict[NamePath, RestoreArgs]
 
@@ -59,11 +60,14 @@ def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -
 
 
 def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
-    return {
-        name: restore_args_of(leaf, strict=strict)
-        for name, leaf in zip(names, leaves, strict=True)
-        if leaf is not PLACEHOLDER and not is_empty_node(leaf)
-    }
+    args: Args = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf is not PLACEHOLDER and not is_empty_node(leaf):
+            try:
+                args[name] = restore_args_of(leaf, strict=strict)
+            except TypeError as error:
+                raise TypeError(f"{format_path(name)}: {error}") from error
+    return args
 
 
 def _completed(args: Args, request: RestoreRequest, target: FlatTree) -> Args:
@@ -179,8 +183,19 @@ def shardings_of(
     view: View,
     alignment: Alignment,
     args: Mapping[NamePath, RestoreArgs],
+    inline: Mapping[str, object],
 ) -> dict[NamePath, jax.sharding.Sharding]:
     """Return the shardings that patterns give to JAX arrays.
+
+    These are the arrays that were saved as such or whose owner is not recorded, unless the target
+    wants NumPy's, and those that the target wants as JAX's.
+
+    Args:
+        shardings: Shardings by patterns.
+        view: What there is.
+        alignment: Which leaves are wanted.
+        args: How they are restored.
+        inline: Values that are not read through the store, by storage name.
 
     Raises:
         TransformError: No pattern matches a JAX array.
@@ -189,18 +204,33 @@ def shardings_of(
         names: {view.stored[read.names] for read in sources_of(node)}
         for names, node in view.computed.items()
     }
+
+    def is_jax(record: LeafRecord) -> bool:
+        if record.name in inline:
+            return is_numeric_array(inline[record.name])
+        return record.typestr in (JAX_ARRAY, UNKNOWN_TYPE)
+
+    def becomes_jax(names: NamePath, records: Iterable[LeafRecord]) -> bool:
+        arg = args.get(names, _UNSAID)
+        is_abstract = isinstance(arg, ArrayRestoreArgs)
+        if arg.restore_type is None:
+            return is_abstract or any(map(is_jax, records))
+        return arg.restore_type is jax.Array
+
     arrays = {
         names
         for names, records in stored.items()
-        if alignment.is_read(names)
-        and (
-            args[names].restore_type is jax.Array
-            if names in args and args[names].restore_type is not None
-            else any(record.typestr in (JAX_ARRAY, UNKNOWN_TYPE) for record in records)
-        )
+        if alignment.is_read(names) and becomes_jax(names, records)
+    }
+    arrays |= {
+        names
+        for names, value in alignment.filled.items()
+        if alignment.origins[names] == "fallback"
+        and (isinstance(value, jax.Array) or isinstance(args.get(names), ArrayRestoreArgs))
     }
     found, _ = _match(shardings, arrays)
-    missing = [join_name(names) for names in view.names if names in arrays and names not in found]
+    known = (*view.names, *alignment.filled)
+    missing = [join_name(names) for names in known if names in arrays and names not in found]
     if missing:
         raise TransformError(
             f"sharding: no pattern matches {len(missing)} JAX arrays: "
@@ -239,7 +269,12 @@ def adjust(
             changed[names] = _replace(arg, dtype=dtype)
         elif isinstance(arg, ArrayRestoreArgs):
             changed[names] = _replace(
-                arg, dtype=dtype, sharding=shardings[names], mesh=None, mesh_axes=None
+                arg,
+                restore_type=jax.Array,
+                dtype=dtype,
+                sharding=shardings[names],
+                mesh=None,
+                mesh_axes=None,
             )
         else:
             changed[names] = ArrayRestoreArgs(dtype=dtype, sharding=shardings[names])

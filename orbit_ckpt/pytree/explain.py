@@ -228,7 +228,7 @@ class _Explanation:
             done.append(f"cast {dtype or ''} -> {as_dtype(arg.dtype)}")
             dtype = as_dtype(arg.dtype)
         if isinstance(arg, ArrayRestoreArgs):
-            wanted = requested_sharding(arg)
+            wanted = requested_sharding(arg, names)
             is_placed = isinstance(wanted, jax.sharding.Sharding)
             if is_placed and describe_sharding(wanted) != sharding:
                 done.append("reshard")
@@ -290,7 +290,9 @@ class _Explanation:
         if self._on_host:
             return False
         arg = self._plan.args.get(record.names)
-        sharding = requested_sharding(arg) if isinstance(arg, ArrayRestoreArgs) else None
+        sharding = None
+        if isinstance(arg, ArrayRestoreArgs):
+            sharding = requested_sharding(arg, record.path)
         is_host = arg is not None and arg.restore_type is not None
         if not isinstance(sharding, jax.sharding.Sharding):
             is_jax = record.typestr == JAX_ARRAY and not is_host

@@ -128,7 +128,9 @@ async def _with_patterns(plan: TreePlan) -> TreePlan:
         check_leaves(alignment, view, found, casts, request)
     shardings = {}
     if request.shardings is not None:
-        shardings = shardings_of(request.shardings, view, alignment, plan.args)
+        shardings = shardings_of(
+            request.shardings, view, alignment, plan.args, plan.stored.source.inline
+        )
     return structs.replace(plan, args=adjust(plan.args, casts, shardings), casts=casts)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, is_prng_dtype
+from orbit_ckpt.arrays.sharding import ShardingMetadata, check_divides
 from orbit_ckpt.errors import (
     FormatError,
     TreeMismatchError,
@@ -190,15 +191,20 @@ def _empty_value(source: StoredTree, record: LeafRecord) -> object:
 def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
     """Return a value that is in memory already as the caller wants it."""
     if isinstance(arg, ArrayRestoreArgs) and not _is_keys(value):
-        if isinstance(value, jax.Array) and _is_as_wanted(value, arg):
+        sharding = requested_sharding(arg, path)
+        if isinstance(value, jax.Array) and _is_as_wanted(value, arg, sharding):
             return value
         host = cast_host(np.asarray(value), arg.dtype, path)
         check_width(path, host.dtype)
         device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
-        sharding = requested_sharding(arg)
+        shape = arg.global_shape or host.shape
         if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = batch.resolver.resolve(sharding, arg.global_shape or host.shape)
-        return device_put(host.reshape(arg.global_shape or host.shape), sharding)
+            sharding = batch.resolver.resolve(sharding, shape)
+        try:
+            check_divides(sharding, shape, len(shape))
+        except ValueError as error:
+            raise ValueError(f"{format_path(path)}: {error}") from error
+        return device_put(host.reshape(shape), sharding)
     if isinstance(value, np.ndarray):
         return cast_host(cast(HostArray, value), arg.dtype, path)
     if isinstance(value, int | float) and arg.dtype is not None:
@@ -206,8 +212,11 @@ def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreAr
     return value
 
 
-def _is_as_wanted(value: jax.Array, arg: ArrayRestoreArgs) -> bool:
-    sharding = requested_sharding(arg)
+def _is_as_wanted(
+    value: jax.Array,
+    arg: ArrayRestoreArgs,
+    sharding: jax.sharding.Sharding | ShardingMetadata | None,
+) -> bool:
     return (arg.dtype is None or value.dtype == as_dtype(arg.dtype)) and (
         sharding is None or sharding == value.sharding
     )

@@ -20,6 +20,7 @@ from orbit_ckpt.arrays.sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
     SingleDeviceShardingMetadata,
+    as_sharding,
 )
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
@@ -32,6 +33,7 @@ from orbit_ckpt.metadata.values import (
     TreeMetadata,
 )
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
+from orbit_ckpt.tree.keypath import format_path
 
 Casting = Literal["exact", "same_kind", "unsafe"]
 """Which casts are allowed: none; those within a kind of number or to a more general one; all."""
@@ -63,6 +65,7 @@ def construct_restore_args(
         strict: Whether a different stored shape is an error; else arrays are padded or cut.
 
     Raises:
+        TypeError: A leaf of `sharding_tree` for a JAX array is no sharding.
         ValueError: `sharding_tree` does not have the target's structure.
     """
     if isinstance(target, TreeMetadata):
@@ -77,15 +80,18 @@ def construct_restore_args(
                 "one sharding per leaf, anything for leaves that are no JAX arrays."
             )
     options: dict[str, Any] = {"set_global_shape": set_global_shape, "strict": strict}
-
-    def make(leaf: object, sharding: object) -> object:
+    args: list[object] = []
+    for names, leaf, sharding in zip(flat.names, flat.values, shardings, strict=True):
         if is_empty_node(leaf) or leaf is PLACEHOLDER:
-            return leaf
-        if isinstance(leaf, Metadata):
-            return _metadata_args(leaf, sharding=sharding, **options)
-        return restore_args_of(leaf, sharding=sharding, **options)
-
-    return flat.unflatten(list(map(make, flat.values, shardings)))
+            args.append(leaf)
+            continue
+        make = _metadata_args if isinstance(leaf, Metadata) else restore_args_of
+        try:
+            args.append(make(leaf, sharding=sharding, **options))
+        except TypeError as error:
+            source = "target" if sharding is None else "sharding_tree"
+            raise TypeError(f"{source}: {format_path(names)}: {error}") from error
+    return flat.unflatten(args)
 
 
 def restore_args_of(
@@ -206,13 +212,11 @@ def _array_args(
 
 
 def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
-    # a memory layout (jax.experimental.layout.Format) wraps the sharding it applies to
-    inner = cast(object, getattr(sharding, "sharding", sharding))
-    if inner is None or isinstance(
-        inner, jax.sharding.Sharding | NamedShardingMetadata | SingleDeviceShardingMetadata
+    if sharding is None or isinstance(
+        sharding, NamedShardingMetadata | SingleDeviceShardingMetadata
     ):
-        return inner
-    raise TypeError(f"expected a jax.sharding.Sharding, found {sharding!r}")
+        return sharding
+    return as_sharding(sharding, "sharding")
 
 
 def is_abstract(leaf: object) -> bool:
