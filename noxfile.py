@@ -16,9 +16,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
 PARALLEL = "-n", "auto", "--dist", "loadgroup"
 CORE = [
-    f"tests/{name}"
-    for name in ("arrays", "checkpointer", "handlers", "items", "metadata", "pytree")
-    + ("runtime", "storage", "transform", "tree")
+    *("tests/arrays", "tests/checkpointer", "tests/handlers", "tests/items", "tests/metadata"),
+    *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
 ]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))

@@ -9,6 +9,7 @@
     ├── FormatError                  (ValueError)  a metadata document is not understood
     │   └── VersionError             it may be sound, but its version is not read here
     ├── CorruptionError              (ValueError)  bytes differ from what was saved
+    │   └── UnsafePathError          (FormatError)  a name or link leads out of a checkpoint
     ├── StorageError                 (OSError)     the storage refused a read or a write
     ├── BackgroundSaveError          (RuntimeError)  an earlier save failed in the background
     ├── ItemError                    (RuntimeError)  an object that is an item raised an error
@@ -91,6 +92,10 @@ class CorruptionError(CheckpointError, ValueError):
         self.chunk = chunk
         self.file = file
         self.what = what
+
+
+class UnsafePathError(CorruptionError, FormatError):
+    """A name or a link in a checkpoint leads outside of it, and is not followed."""
 
 
 class StorageError(CheckpointError, OSError):

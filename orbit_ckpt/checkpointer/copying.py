@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from crc32c import crc32c
 
 from orbit_ckpt.checkpointer.verify import verify_files
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, VersionError
-from orbit_ckpt.formats.base import Format
+from orbit_ckpt.formats.base import Format, allows_linked_files
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
+from orbit_ckpt.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, is_temporary_name
 from orbit_ckpt.storage.object_commit import ObjectDirectory
 from orbit_ckpt.storage.path import check_outside, describe_directory, storage_errors
@@ -70,8 +71,9 @@ def copy_checkpoint(
         raise ValueError(f"{source} would be copied onto itself; give another destination.")
     advice = f"Check that {destination.parent} is a writable directory with space left."
     with storage_errors(source, f"copying to {destination}", advice):
-        files = list(_files(source, ""))
-        done, total = 0, _bytes_to_move(source, files)
+        sizes = _files(source, allow_linked_files=allows_linked_files(foreign))
+        files = list(sizes)
+        done, total = 0, None if isinstance(source, StorePath) else 2 * sum(sizes.values())
 
         def advance(nbytes: int) -> None:
             nonlocal done
@@ -99,13 +101,6 @@ def _open(destination: Path, *, overwrite: bool) -> AtomicDirectory | ObjectDire
     return AtomicDirectory(destination, overwrite=overwrite)
 
 
-def _bytes_to_move(source: Path, files: Sequence[str]) -> int | None:
-    """Return how many bytes are copied and compared; None if a store would have to be asked."""
-    if isinstance(source, StorePath):
-        return None
-    return 2 * sum((source / name).stat().st_size for name in files)
-
-
 def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
     if foreign is not None and foreign.sniff(copied) is not None:
         raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
@@ -125,18 +120,19 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
         )
 
 
-def _files(root: Path, prefix: str) -> Iterator[str]:
-    """Yield the files to copy; the marker is written when the copy is complete."""
+def _files(root: Path, *, allow_linked_files: bool) -> dict[str, int]:
+    """Return the files to copy and their sizes; the marker is written when the copy is complete.
+
+    Raises:
+        UnsafePathError: A link or a key leads out of the checkpoint, or a link to itself.
+    """
     if isinstance(root, StorePath):
-        yield from (name for name in root.keys_below() if name not in {COMMIT_MARKER, IN_PROGRESS})
-        return
-    for child in sorted((root / prefix).iterdir()):
-        name = f"{prefix}{child.name}"
-        if child.is_dir():
-            if not is_temporary_name(child.name):
-                yield from _files(root, f"{name}/")
-        elif name != COMMIT_MARKER:
-            yield name
+        keys = [key for key in root.keys_below() if key not in {COMMIT_MARKER, IN_PROGRESS}]
+        for key in keys:
+            check_name(key, str(root))
+        return dict.fromkeys(keys, 0)
+    files = InnerFiles(root, allow_linked_files=allow_linked_files)
+    return {n: size for n, size in files.walk(skip=is_temporary_name) if n != COMMIT_MARKER}
 
 
 def _copy(source: Path, destination: Path, advance: Callable[[int], object]) -> int:

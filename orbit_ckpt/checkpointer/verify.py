@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptionError
-from orbit_ckpt.formats.base import Format
+from orbit_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptionError,
+    UnsafePathError,
+)
+from orbit_ckpt.formats.base import Format, allows_linked_files
 from orbit_ckpt.formats.locate import locate_run
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
@@ -22,6 +28,7 @@ from orbit_ckpt.pytree.verify_foreign import verify_foreign
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
@@ -86,9 +93,15 @@ def verify(
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
         checkpoints, unfinished = _look_at(root)
-        sizes = [_files_below(checkpoint) for checkpoint in checkpoints]
+        refused: list[tuple[Path, UnsafePathError]] = []
+        sizes = [
+            _files_below(checkpoint, foreign, refused)
+            for checkpoint, foreign in checkpoints.items()
+        ]
         total = sum(sum(found) for found in sizes)
         findings = _new_findings(max_bytes, total, progress)
+        for checkpoint, error in refused:
+            findings.note(checkpoint, error)
         findings.skip(root, "saves that did not finish", unfinished)
         run_sync(_verify_all(checkpoints, findings))
     return VerifyReport(
@@ -111,7 +124,10 @@ def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
         directory: Where it is.
         foreign: The other program's format that it has, None for our own and Orbax's.
     """
-    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory)), None)
+    refused: list[tuple[Path, UnsafePathError]] = []
+    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory, foreign, refused)), None)
+    for checkpoint, error in refused:
+        findings.note(checkpoint, error)
     if foreign is not None:
         run_sync(verify_foreign(directory, foreign, findings))
     else:
@@ -149,6 +165,7 @@ def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
     run = locate_run(root)
     if any(step.reader is not None for step in run.steps):
         return {step.path: step.reader for step in run.steps}, len(run.unfinished)
+    foreign = None
     if isinstance(root, StorePath):
         try:
             return _checkpoints(root)
@@ -157,7 +174,8 @@ def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
             if foreign is None:
                 raise
     else:
-        foreign = foreign_format(root)
+        with contextlib.suppress(UnsafePathError):  # which is reported as damage
+            foreign = foreign_format(root)
     if foreign is not None:
         return {root: foreign}, 0
     check_complete(root)
@@ -238,9 +256,17 @@ def _parts(directory: Path, *, is_tree: bool) -> list[Path]:
         child
         for child in sorted(directory.iterdir())
         if child.is_dir()
+        and _is_followed(child)
         and not (is_process_directory(child.name) or is_temporary_name(child.name))
         and (not is_tree or (child / MANIFEST).exists())
     ]
+
+
+def _is_followed(directory: Path) -> bool:
+    """Whether a directory is no link that is reported as damage."""
+    if isinstance(directory, StorePath):
+        return True
+    return InnerFiles(directory.parent).is_followed(directory.name)
 
 
 async def _verify_recorded(checked: CheckedDirectory, findings: Findings, checkpoint: Path) -> None:
@@ -291,6 +317,11 @@ def _check_step(checked: CheckedDirectory, findings: Findings, checkpoint: Path)
             findings.add(Damage(checkpoint, f"there is no tree in {directory}"))
         return
     for name, handler in handlers.items() if isinstance(handlers, Mapping) else ():
+        try:
+            check_name(name, str(directory / STEP_METADATA))
+        except UnsafePathError as error:
+            findings.note(checkpoint, error)
+            continue
         item = directory / name
         if not item.is_dir() and _is_dropped(checked, name):
             continue
@@ -318,15 +349,16 @@ def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> 
         return  # a step with several items, or an item of another kind
 
 
-def _files_below(path: Path) -> list[int]:
+def _files_below(
+    path: Path, foreign: Format | None, refused: list[tuple[Path, UnsafePathError]]
+) -> list[int]:
+    """Return the sizes of a checkpoint's files; note the links that are not followed."""
     if isinstance(path, StorePath):  # finding their sizes out takes many requests
         return [0] * (len(path.keys_below()) or 1)
-    return [path.stat().st_size] if path.is_file() else list(_sizes(path))
-
-
-def _sizes(directory: Path) -> Iterator[int]:
-    for child in directory.iterdir():
-        if child.is_dir():
-            yield from _sizes(child)
-        else:
-            yield child.stat().st_size
+    if path.is_file():
+        return [path.stat().st_size]
+    files = InnerFiles(path, allow_linked_files=allows_linked_files(foreign))
+    errors: list[UnsafePathError] = []
+    sizes = [size for _, size in files.walk(refused=errors)]
+    refused += [(path, error) for error in errors]
+    return sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,9 @@ def human_number(value: object) -> str:
 
 def _local_bytes(path: Path) -> int:
     return sum(
-        _local_bytes(child) if child.is_dir() else child.stat().st_size for child in path.iterdir()
+        os.lstat(os.path.join(directory, name)).st_size
+        for directory, _, names in os.walk(path)  # links are not followed
+        for name in names
     )
 
 

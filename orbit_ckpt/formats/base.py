@@ -138,6 +138,21 @@ class Format(Protocol):
         ...
 
 
+@runtime_checkable
+class LinkedFiles(Protocol):
+    """What a `Format` may have besides: its files may be links to files elsewhere."""
+
+    @property
+    def allows_linked_files(self) -> bool:
+        """Whether a file of a checkpoint may be a link to any regular file."""
+        ...
+
+
+def allows_linked_files(known: Format | None) -> bool:
+    """Whether files in a checkpoint may be links that lead out of it; not in our own format."""
+    return isinstance(known, LinkedFiles) and known.allows_linked_files
+
+
 class ForeignStep(Struct, frozen=True):
     """One checkpoint of a run of another program.
 

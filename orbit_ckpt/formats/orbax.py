@@ -20,6 +20,7 @@ from orbit_ckpt.handlers.base import LoadBatch
 from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.layout import (
@@ -108,7 +109,7 @@ def find_tree(path: Path) -> Path:
     usual = [name for name in _USUAL_ITEMS if name in items]
     for name in (*usual, *(name for name in items if name not in usual)):
         if holds_tree(path / name):
-            return path / name
+            return inner_file(path, name)
     steps = checkpoints or [name for name in names if _step_of(name) is not None]
     raise CheckpointNotFoundError(_no_tree_message(path, steps))
 

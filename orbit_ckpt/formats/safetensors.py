@@ -40,6 +40,7 @@ class SafetensorsFormat:
 
     name = "safetensors"
     extra = None
+    allows_linked_files = True
 
     def sniff(self, path: Path) -> str | None:
         """See `Format`."""

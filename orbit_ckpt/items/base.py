@@ -17,6 +17,7 @@ from orbit_ckpt.items.foreign import (
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.loop import run_sync
 from orbit_ckpt.storage.atomic import sync_files
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
@@ -120,7 +121,7 @@ def restore_item(
     Raises:
         CorruptionError: A file differs from what was written.
     """
-    path = directory / item
+    path = inner_file(directory, item) if item else directory
     if not isinstance(handler, StagingHandler):
         CheckedDirectory(directory).verify_below(f"{item}/" if item else "")
         path = foreign_path(handler, path)

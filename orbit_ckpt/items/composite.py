@@ -31,6 +31,7 @@ from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import describe_directory, resolve_path
@@ -182,7 +183,7 @@ class CompositeHandler:
         names = list(args) if args else find_items(path)
         found: dict[str, Any] = {}
         for name in names:
-            if not (path / name).is_dir():
+            if not inner_file(path, name).is_dir():
                 raise CheckpointNotFoundError(
                     f"No item {name!r} at {path}: {describe_directory(path)}."
                 )
@@ -213,13 +214,14 @@ class CompositeHandler:
             handler.close()
 
     def _item_metadata(self, path: Path, name: str, recorded: Mapping[str, str]) -> object:
+        directory = inner_file(path, name)
         try:
-            handler = self._handler_for(path / name, None, recorded.get(name))
+            handler = self._handler_for(directory, None, recorded.get(name))
         except ValueError:
             return None
         describe = getattr(handler, "metadata", None)
         try:
-            folder = foreign_path(handler, path / name)
+            folder = foreign_path(handler, directory)
             return describe(folder) if describe is not None else None
         except NotImplementedError:  # so handlers say that they have none
             return None

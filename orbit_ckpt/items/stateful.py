@@ -228,7 +228,7 @@ class StatefulHandler:
             kind = _kind_now(methods, item_name(checked.path))  # of a checkpoint of grain's
         if kind is StateKind.TREE:
             checked.verify(f"{stem}{STATE_TREE}/{MANIFEST}")
-            return self._trees.restore(checked.path / f"{stem}{STATE_TREE}")
+            return self._trees.restore(checked.inner(f"{stem}{STATE_TREE}"))
         name = f"{stem}{_FILE_KINDS[kind]}"
         data = checked.read_bytes(name)
         if data is None:

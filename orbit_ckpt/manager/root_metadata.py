@@ -16,6 +16,7 @@ from orbit_ckpt.storage.atomic import (
     sync_directory,
     write_file,
 )
+from orbit_ckpt.storage.inner_path import read_inner
 from orbit_ckpt.storage.path import storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -68,7 +69,7 @@ def read_root_metadata(root: Path) -> RootMetadata:
     for name in (_FILE, _OLD_FILE):
         file = root / _DIRECTORY / name
         if file.is_file():
-            data = file.read_bytes()
+            data = read_inner(root, f"{_DIRECTORY}/{name}")
             if name == _OLD_FILE:  # holds the user's object only
                 return RootMetadata({}, decode_json(data, dict[str, object], str(file)))
             found = decode_json(data, _Document, str(file))

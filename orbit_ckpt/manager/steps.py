@@ -19,6 +19,7 @@ from orbit_ckpt.errors import FormatError, StorageError
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import read_step_details
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
+from orbit_ckpt.storage.inner_path import read_inner
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
@@ -293,7 +294,9 @@ def _commit_time(path: Path, *, recorded: bool) -> datetime:
     file = path / STEP_METADATA
     if recorded:
         try:
-            nsecs = StepDocument.decode(file.read_bytes(), str(file)).commit_timestamp_nsecs
+            nsecs = StepDocument.decode(
+                read_inner(path, STEP_METADATA), str(file)
+            ).commit_timestamp_nsecs
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
         except StorageError:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from orbit_ckpt.errors import VersionError
 from orbit_ckpt.metadata.codec import decode_json, encode_json
 from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.inner_path import read_inner
 from orbit_ckpt.storage.layout import STEP_DETAILS
 
 STEP_DETAILS_VERSION = 1
@@ -54,7 +55,7 @@ def read_step_details(directory: Path) -> StepDetails:
     """
     file = directory / STEP_DETAILS
     try:
-        data = file.read_bytes()
+        data = read_inner(directory, STEP_DETAILS)
     except FileNotFoundError:
         return StepDetails()
     version = decode_json(data, _Version, str(file)).version

@@ -85,9 +85,11 @@ def construct_restore_args(
         if is_empty_node(leaf) or leaf is PLACEHOLDER:
             args.append(leaf)
             continue
-        make = _metadata_args if isinstance(leaf, Metadata) else restore_args_of
         try:
-            args.append(make(leaf, sharding=sharding, **options))
+            if isinstance(leaf, Metadata):
+                args.append(_metadata_args(leaf, sharding=sharding, **options))
+            else:
+                args.append(restore_args_of(leaf, sharding=sharding, **options))
         except TypeError as error:
             source = "target" if sharding is None else "sharding_tree"
             raise TypeError(f"{source}: {format_path(names)}: {error}") from error

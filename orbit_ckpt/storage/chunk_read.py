@@ -13,7 +13,7 @@ from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
 from orbit_ckpt.arrays.transfer import byte_view
-from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.errors import CorruptionError, UnsafePathError
 from orbit_ckpt.storage.box_read import read_box
 from orbit_ckpt.storage.codec import (
     CHECKSUM_BYTES,
@@ -226,7 +226,8 @@ class ChunkReader:
         try:
             return self._store.find(key)
         except CorruptionError as error:
-            raise CorruptionError(
+            kind = UnsafePathError if isinstance(error, UnsafePathError) else CorruptionError
+            raise kind(
                 f"{format_path(path)}: {key!r}: {error}",
                 path=format_path(path),
                 chunk=key,

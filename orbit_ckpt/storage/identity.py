@@ -99,7 +99,11 @@ def stamp_of(file: Path) -> Stamp:
         if generation is None:
             raise FileNotFoundError(2, "No such object", str(file))
         return generation
-    status = os.stat(file)
+    return stamp_from(os.stat(file))
+
+
+def stamp_from(status: os.stat_result) -> Stamp:
+    """Return what `stamp_of` does, of a local file whose status is known."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -7,6 +7,7 @@ none; their files are read as they are.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from msgspec import Struct, field
 
 from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt.storage.atomic import sync_directory, write_file
-from orbit_ckpt.storage.identity import Stamp, stamp_of
+from orbit_ckpt.storage.identity import Stamp, stamp_from, stamp_of
+from orbit_ckpt.storage.inner_path import InnerFiles, inner_path, read_inner
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
@@ -100,7 +102,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     """
     file = directory / MANIFEST
     try:
-        data = file.read_bytes()
+        data = read_inner(directory, MANIFEST)
     except FileNotFoundError:
         return None
     body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
@@ -169,10 +171,14 @@ def forget_files(directory: Path, prefix: str) -> None:
 
 
 class CheckedDirectory:
-    """A directory whose files are compared with its manifest as they are read."""
+    """A directory whose files are compared with its manifest as they are read.
+
+    None is read that is outside of it: a name or link that leads there is an `UnsafePathError`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.files = InnerFiles(path)
         self.manifest = read_manifest(path)
         self._verified: dict[str, Stamp] = {}
 
@@ -184,7 +190,7 @@ class CheckedDirectory:
         """
         record = self._record(name)
         try:
-            data = (self.path / name).read_bytes()
+            data = read_inner(self.path, name)
         except FileNotFoundError:
             if record is not None:
                 raise _damaged(self.path / name, "it is missing") from None
@@ -192,6 +198,16 @@ class CheckedDirectory:
         if record is not None:
             _compare(self.path / name, FileRecord.of(len(data), crc32c(data), data[-4:]), record)
         return data
+
+    def inner(self, name: str) -> Path:
+        """Return the path of something below it, which need not exist.
+
+        Raises:
+            UnsafePathError: The name or a link leads outside.
+        """
+        if isinstance(self.path, StorePath):
+            return inner_path(self.path, name)
+        return self.files.file(name)
 
     def has_record(self, name: str) -> bool:
         """Whether the manifest says what a file must be."""
@@ -215,7 +231,7 @@ class CheckedDirectory:
             return  # asking costs a request; what is in a store is not changed in place
         file = self.path / name
         try:
-            stamp = stamp_of(file)
+            stamp = self._stamp(name)
             if self._verified.get(name) != stamp:
                 _compare(file, _measure(file), record)
                 self._verified[name] = stamp
@@ -231,6 +247,14 @@ class CheckedDirectory:
         for name in self.manifest.files if self.manifest else ():
             if name.startswith(prefix):
                 self.verify(name)
+
+    def _stamp(self, name: str) -> Stamp:
+        if isinstance(self.path, StorePath):
+            return stamp_of(inner_path(self.path, name))
+        status = self.files.status(name)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return stamp_from(status)
 
     def _record(self, name: str) -> FileRecord | None:
         return self.manifest.files.get(name) if self.manifest else None

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import tensorstore as ts
 
 from orbit_ckpt.storage import ocdbt
+from orbit_ckpt.storage.inner_path import is_inner_name
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
@@ -110,13 +111,17 @@ class OcdbtStore:
         """
         head, slash, rest = key.rpartition("/")
         while slash:
-            if head not in self._nested and ocdbt.is_ocdbt(self._directory.path / head):
-                self._nested[head] = OcdbtStore(CheckedDirectory(self._directory.path / head))
+            if head not in self._nested and is_inner_name(head):
+                self._open_nested(head)
             if head in self._nested:
                 return self._nested[head], rest
             head, slash, more = head.rpartition("/")
             rest = f"{more}/{rest}"
         return None
+
+    def _open_nested(self, name: str) -> None:
+        if ocdbt.is_ocdbt(self._directory.path / name):
+            self._nested[name] = OcdbtStore(CheckedDirectory(self._directory.inner(name)))
 
 
 class FileStore:
@@ -131,14 +136,12 @@ class FileStore:
         """See `ValueStore`."""
         self._directory.verify(key)
         length = self.length(key)
-        return None if length is None else Extent(str(self._directory.path / key), 0, length)
+        return None if length is None else Extent(f"{self._directory.path}/{key}", 0, length)
 
     def length(self, key: str) -> int | None:
         """See `ValueStore`."""
-        try:
-            return (self._directory.path / key).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        status = self._directory.files.status(key)
+        return None if status is None else status.st_size
 
     def keys_below(self, name: str) -> list[str]:
         """See `ValueStore`."""

@@ -6,19 +6,21 @@ which gives small values at once and the place of all others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
 import tensorstore as ts
 
-from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
+from orbit_ckpt.errors import CorruptionError, FormatError, StorageError, UnsafePathError
 from orbit_ckpt.storage.buckets import shared_context, store_failure
+from orbit_ckpt.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt.storage.layout import OCDBT_MANIFEST
 from orbit_ckpt.storage.ocdbt_decode import (
     Child,
     DecodeError,
+    Node,
     UnsupportedError,
     decode_manifest,
     decode_node,
@@ -27,6 +29,9 @@ from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import MISSING, StorePath, read_extent
 
 Json = dict[str, Any]
+
+_MAX_HEIGHT = 255
+_MAX_NODE_BYTES = 1 << 30
 
 
 def is_ocdbt(directory: Path) -> bool:
@@ -54,25 +59,19 @@ def read_index(directory: Path) -> dict[str, Value]:
         FormatError: The database has a form that is not known here.
         OSError: A file is there and cannot be read, for example because it may not be.
     """
-    file = str(directory / OCDBT_MANIFEST)
+    nodes = _Nodes(directory)
+    index: dict[str, Value] = {}
     try:
-        root = _root(directory)
-        index: dict[str, Value] = {}
-        pending = [root] if root else []
-        while pending:
-            child = pending.pop()
-            place = child.place
-            file = place.file
-            node = decode_node(read_extent(place.file, place.offset, place.length), child)
-            pending += node.children
-            keys = [child.prefix + key for key in node.keys] if child.prefix else node.keys
+        for prefix, node in nodes:
+            keys = [prefix + key for key in node.keys] if prefix else node.keys
             names = [key.decode("utf-8", "surrogateescape") for key in keys]
             index.update(zip(names, node.values, strict=True))
     except UnsupportedError as error:
-        raise FormatError(f"{file}: an OCDBT database with {error}") from error
-    except StorageError:
+        raise FormatError(f"{nodes.file}: an OCDBT database with {error}") from error
+    except (StorageError, UnsafePathError):
         raise
     except (DecodeError, OSError, ValueError) as error:
+        file = nodes.file
         if isinstance(error, OSError) and not isinstance(error, MISSING):
             error.add_note(f"{file}: a file of the database cannot be read.")
             raise
@@ -88,7 +87,7 @@ def read_index(directory: Path) -> dict[str, Value]:
 
 
 def _root(directory: Path) -> Child | None:
-    manifest = decode_manifest((directory / OCDBT_MANIFEST).read_bytes(), f"{directory}/")
+    manifest = decode_manifest(read_inner(directory, OCDBT_MANIFEST), f"{directory}/")
     return manifest.root if manifest.is_single else _numbered_root(directory)
 
 
@@ -102,5 +101,63 @@ def _numbered_root(directory: Path) -> Child | None:
         return None
     # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded
     _, above, path, offset, length = location.split(":")
-    root = f"{directory}/{unquote(above)}"
-    return Child(Extent(root + unquote(path), int(offset), int(length)), root, b"")
+    above, path = unquote(above), unquote(path)
+    check_name(f"{above}{path}", str(directory))
+    root = f"{directory}/{above}"
+    return Child(Extent(root + path, int(offset), int(length)), root, b"")
+
+
+class _Nodes:
+    """The leaves of a database's B+tree, each with what its keys begin with.
+
+    Attributes:
+        file: The file that is being read, for messages.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.file = str(directory / OCDBT_MANIFEST)
+        self._directory = directory
+        self._inner = None if isinstance(directory, StorePath) else InnerFiles(directory)
+        self._known: set[str] = set()
+
+    def __iter__(self) -> Iterator[tuple[bytes, Node]]:
+        """Read all nodes, each once.
+
+        Raises:
+            UnsafePathError: A data file is outside of the database.
+            DecodeError: A node is damaged, or leads to one that it is below.
+            OSError: A file cannot be read.
+        """
+        root = _root(self._directory)
+        pending = [(root, _MAX_HEIGHT)] if root else []
+        seen: set[Extent] = set()
+        while pending:
+            child, most = pending.pop()
+            node = self._read(child)
+            if child.place in seen or node.height > most:
+                raise DecodeError("its nodes lead to one another")
+            seen.add(child.place)
+            if len(child.prefix) * len(node.keys) > _MAX_NODE_BYTES:
+                raise DecodeError("its keys are longer than those of a database")
+            if node.height:
+                pending += [(below, node.height - 1) for below in node.children]
+            else:
+                yield child.prefix, node
+
+    def _read(self, child: Child) -> Node:
+        place = child.place
+        self.file = place.file
+        self._check_files([place.file])
+        if place.length > _MAX_NODE_BYTES:
+            raise DecodeError(f"a node of {place.length} bytes")
+        node = decode_node(read_extent(place.file, place.offset, place.length), child)
+        self._check_files(node.files)
+        return node
+
+    def _check_files(self, files: Sequence[str]) -> None:
+        """Check that data files are not links that lead elsewhere; they need not exist."""
+        start = len(f"{self._directory}/")
+        for file in files:
+            if self._inner is not None and file not in self._known:
+                self._inner.status(file[start:] or OCDBT_MANIFEST)
+                self._known.add(file)

@@ -10,12 +10,20 @@ import zstandard
 from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt.storage.inner_path import check_name
 from orbit_ckpt.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC, Extent, Value
 
 _HEADER_BYTES = 12
 _CHECKSUM_BYTES = 4
 _MAX_VARINT_BYTES = 10
 _MISSING = 2**64 - 1
+_MAX_FILE_BYTES = 2**63 - 1
+_BLOCK_BYTES = 1 << 20
+_BOMB = "it decompresses to more than a node can have"
+_MAX_NODE_BYTES = 1 << 28
+_MAX_SHARED_BYTES = 1 << 28
+_MAX_RATIO = 64
+"""What a node may be decoded to: this many bytes, or this many times its own; others are bombs."""
 
 
 class DecodeError(ValueError):
@@ -59,11 +67,15 @@ class Node(Struct, frozen=True):
         children: The nodes below.
         keys: Keys, without the prefix that all keys of the node share.
         values: Their values.
+        height: How many levels of nodes are below it.
+        files: The data files that it names.
     """
 
     children: Sequence[Child]
     keys: Sequence[bytes]
     values: Sequence[Value]
+    height: int
+    files: Sequence[str]
 
 
 def decode_manifest(data: bytes, base: str) -> Manifest:
@@ -77,7 +89,7 @@ def decode_manifest(data: bytes, base: str) -> Manifest:
         DecodeError: It is damaged.
         UnsupportedError: It is of an unknown version.
     """
-    columns = _Columns(_unframe(data, MANIFEST_MAGIC))
+    columns = _Columns(_unframe(data, MANIFEST_MAGIC), base)
     columns.take(16)  # the database's identifier
     kind, _, _ = columns.varints(3)
     columns.take(1)
@@ -85,15 +97,14 @@ def decode_manifest(data: bytes, base: str) -> Manifest:
         columns.take(4)  # the compression level
     if kind:
         return Manifest(is_single=False, root=None)
-    files = columns.files(base)
+    files = columns.files()
     count = columns.varint()
     columns.varints(count)  # generation numbers
     columns.take(count)  # heights
     ids, offsets, lengths = (columns.varints(count) for _ in range(3))
     if not count or offsets[-1] == _MISSING:
         return Manifest(is_single=True, root=None)
-    path, base = files[ids[-1]]
-    root = Child(Extent(path, offsets[-1], lengths[-1]), base, b"")
+    (root,) = columns.children([b""], files, ids[-1:], offsets[-1:], lengths[-1:])
     return Manifest(is_single=True, root=root)
 
 
@@ -108,14 +119,16 @@ def decode_node(data: bytes, reference: Child) -> Node:
         DecodeError: It is damaged.
         UnsupportedError: It is of an unknown version.
     """
-    columns = _Columns(_unframe(data, NODE_MAGIC))
+    columns = _Columns(_unframe(data, NODE_MAGIC), reference.base)
     height = columns.take(1)[0]
-    files = columns.files(reference.base)
+    files = columns.files()
     count = columns.varint()
+    names = [path for path, _ in files]
     if height:
-        return Node(_children(columns, files, count, reference.prefix), (), ())
+        children = _children(columns, files, count, reference.prefix)
+        return Node(children, (), (), height, names)
     keys = columns.strings(columns.varints(count - 1), columns.varints(count))
-    return Node((), keys, _values(columns, files, count))
+    return Node((), keys, _values(columns, names, count), height, names)
 
 
 def _children(
@@ -123,31 +136,46 @@ def _children(
 ) -> list[Child]:
     shared, rest, common = (columns.varints(n) for n in (count - 1, count, count))
     keys = columns.strings(shared, rest)
+    prefixes = [prefix + key[:n] for key, n in zip(keys, common, strict=True)]
     ids, offsets, lengths = (columns.varints(count) for _ in range(3))
-    return [
-        Child(Extent(files[i][0], offset, length), files[i][1], prefix + key[:n])
-        for key, n, i, offset, length in zip(keys, common, ids, offsets, lengths, strict=True)
-    ]
+    return columns.children(prefixes, files, ids, offsets, lengths)
 
 
-def _values(columns: _Columns, files: Sequence[tuple[str, str]], count: int) -> list[Value]:
+def _values(columns: _Columns, files: Sequence[str], count: int) -> list[Value]:
     lengths = columns.varints(count)
     kinds = columns.take(count)
     if max(kinds, default=0) > 1:
         raise UnsupportedError("a value of unknown kind")
-    names = [files[i][0] for i in columns.varints(sum(kinds))]
-    places = map(Extent, names, columns.varints(len(names)), compress(lengths, kinds))
+    ids = columns.varints(sum(kinds))
+    offsets = columns.varints(len(ids))
+    _check_places(files, ids, offsets, lengths)
+    places = map(Extent, [files[i] for i in ids], offsets, compress(lengths, kinds))
     ends = list(accumulate([n for n, kind in zip(lengths, kinds, strict=True) if not kind]))
     inline = columns.take(ends[-1] if ends else 0)
     values = iter([inline[start:end] for start, end in pairwise((0, *ends))])
     return [next(places) if kind else next(values) for kind in kinds]
 
 
+def _check_places(
+    files: Sequence[object], ids: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
+) -> None:
+    """Check that there can be such places in files.
+
+    Raises:
+        DecodeError: There cannot.
+    """
+    if max(ids, default=0) >= len(files) and ids:
+        raise DecodeError("it refers to a file that it does not name")
+    if max(offsets, default=0) + max(lengths, default=0) > _MAX_FILE_BYTES:
+        raise DecodeError("it refers to bytes that no file has")
+
+
 class _Columns:
     """Reads columns one after the other."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, base: str) -> None:
         self._data = data
+        self._base = base
         self._bytes = np.frombuffer(data, np.uint8)
         self._position = 0
 
@@ -192,6 +220,8 @@ class _Columns:
             rest: How many bytes of each are stored.
         """
         suffixes = self.take(sum(rest))
+        if sum(shared) > max(_MAX_SHARED_BYTES, _MAX_RATIO * len(self._data)):
+            raise DecodeError("its keys share more than those of a database do")
         found: list[bytes] = []
         last = b""
         start = 0
@@ -201,18 +231,42 @@ class _Columns:
             found.append(last)
         return found
 
-    def files(self, base: str) -> list[tuple[str, str]]:
-        """Return the path of every data file, and what paths in a node there are relative to."""
+    def files(self) -> list[tuple[str, str]]:
+        """Return the path of every data file, and what paths in a node there are relative to.
+
+        Raises:
+            UnsafePathError: A path leads out of the database.
+        """
         count = self.varint()
         shared, rest, bases = (self.varints(n) for n in (count - 1, count, count))
-        paths = self.strings(shared, rest)
-        try:
-            return [
-                (base + path.decode(), base + path[:n].decode())
-                for path, n in zip(paths, bases, strict=True)
-            ]
-        except UnicodeDecodeError as error:
-            raise UnsupportedError(f"a path that is no text: {error}") from error
+        base = self._base
+        found: list[tuple[str, str]] = []
+        for encoded, n in zip(self.strings(shared, rest), bases, strict=True):
+            try:
+                path, directory = encoded.decode(), encoded[:n].decode()
+            except UnicodeDecodeError as error:
+                raise UnsupportedError(f"a path that is no text: {error}") from error
+            if path:  # there is none where there is no root
+                check_name(path, base.rstrip("/"))
+            if directory:
+                check_name(directory.removesuffix("/"), base.rstrip("/"))
+            found.append((base + path, base + directory))
+        return found
+
+    def children(
+        self,
+        prefixes: Sequence[bytes],
+        files: Sequence[tuple[str, str]],
+        ids: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+    ) -> list[Child]:
+        """Return references to nodes."""
+        _check_places(files, ids, offsets, lengths)
+        return [
+            Child(Extent(files[i][0], offset, length), files[i][1], prefix)
+            for prefix, i, offset, length in zip(prefixes, ids, offsets, lengths, strict=True)
+        ]
 
 
 def _unframe(data: bytes, magic: int) -> bytes:
@@ -230,12 +284,25 @@ def _unframe(data: bytes, magic: int) -> bytes:
         raise UnsupportedError(f"version {version}, compression {compression}")
     if not compression:
         return content
-    decompressor = zstandard.ZstdDecompressor()
+    most = max(_MAX_NODE_BYTES, _MAX_RATIO * len(content))
     try:
-        if zstandard.frame_content_size(content) >= 0:
-            return decompressor.decompress(content)
-        # not decompressobj, which copies all it has for every 128 KiB
-        with decompressor.stream_reader(content) as reader:
-            return reader.readall()
+        size = zstandard.frame_content_size(content)
+        if size <= most:
+            decompressor = zstandard.ZstdDecompressor()
+            return decompressor.decompress(content) if size >= 0 else _decompress(content, most)
     except zstandard.ZstdError as error:
         raise DecodeError(str(error)) from error
+    raise DecodeError(_BOMB)
+
+
+def _decompress(content: bytes, most: int) -> bytes:
+    """Decompress what does not say its size."""
+    blocks: list[bytes] = []
+    # not decompressobj, which copies all it has for every 128 KiB
+    with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+        while block := reader.read(_BLOCK_BYTES):
+            blocks.append(block)
+            most -= len(block)
+            if most < 0:
+                raise DecodeError(_BOMB)
+    return b"".join(blocks)

@@ -278,6 +278,8 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
         return path.bucket.read_range(path.key, offset, nbytes)
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if nbytes > _FIRST_BYTES:  # memory for all of it is taken before it is read
+            nbytes = max(0, min(nbytes, os.fstat(descriptor).st_size - offset))
         return os.pread(descriptor, nbytes, offset)
     finally:
         os.close(descriptor)

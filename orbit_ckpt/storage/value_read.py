@@ -5,10 +5,17 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from orbit_ckpt.arrays.memory import Arena
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
-from orbit_ckpt.storage.store_path import is_store_url, read_extent, read_object_into
+from orbit_ckpt.storage.store_path import (
+    StorePath,
+    file_size,
+    is_store_url,
+    read_extent,
+    read_object_into,
+)
 
 MAX_AHEAD_BYTES = 1 << 20
 """Most bytes read beyond what was asked for, while values follow one another."""
@@ -84,6 +91,8 @@ class ValueReader:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
         if isinstance(value, bytes):
             return memoryview(value)
+        if value.length > MAX_AHEAD_BYTES:
+            value = _within_file(value)
         if isinstance(value, Pieces):
             buffer = memoryview(bytearray(value.length))
             return buffer[: self.read_into(value, [buffer])]
@@ -221,6 +230,23 @@ def open_value(value: Value) -> Callable[[int], bytes]:
         return data
 
     return read
+
+
+def _within_file(value: Extent) -> Extent:
+    """Return a value as far as its files go, before memory is taken for it.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+    """
+    pieces = value.pieces if isinstance(value, Pieces) else (value,)
+    found: list[Extent] = []
+    for piece in pieces:
+        size = file_size(StorePath(piece.file) if is_store_url(piece.file) else Path(piece.file))
+        length = max(0, min(piece.length, size - piece.offset))
+        found.append(Extent(piece.file, piece.offset, length))
+        if length < piece.length:
+            break
+    return Pieces.of(found)
 
 
 def _next_of(value: Extent, position: int, size: int) -> Extent:
