@@ -67,7 +67,7 @@ def tests_on(version: str) -> Callable[[nox.Session], None]:
 
 
 for version in PYTHONS:
-    nox.session(tests_on(version), name=f"tests-{version}", python=version, default=False)
+    nox.session(name=f"tests-{version}", python=version, default=False)(tests_on(version))
 
 
 @nox.session(python=PYTHONS[0], default=False)

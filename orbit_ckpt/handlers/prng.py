@@ -23,7 +23,7 @@ def key_impl(keys: jax.Array) -> str:
 
 def wrap_keys(data: jax.Array, impl: str | None) -> jax.Array:
     """Return typed keys of their data; without an implementation the data itself."""
-    return data if impl is None else cast(jax.Array, jax.random.wrap_key_data(data, impl=impl))
+    return data if impl is None else jax.random.wrap_key_data(data, impl=impl)
 
 
 @functools.cache

@@ -379,5 +379,5 @@ def _as_array(value: object) -> HostArray | None:
         value = np.frombuffer(value, np.uint8)
     elif not isinstance(value, np.ndarray | np.generic | int | float | complex):
         return None
-    host = cast(HostArray, np.asarray(value))
+    host = cast(HostArray, np.asarray(cast(object, value)))
     return host if storable(host.dtype) else None

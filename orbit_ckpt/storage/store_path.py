@@ -106,7 +106,12 @@ class StorePath(PosixPath):
             raise FileNotFoundError(2, "No such object", str(self))
         return data
 
-    def read_text(self, encoding: str | None = None, errors: str | None = None, *_: object) -> str:
+    def read_text(
+        self,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,  # noqa: ARG002 - pathlib's signature
+    ) -> str:
         """Return the contents of the object as text."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 

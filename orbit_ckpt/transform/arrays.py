@@ -24,7 +24,7 @@ def as_array(value: object) -> Any:
         return value
     if not isinstance(value, _NUMBERS):
         raise TypeError(f"{type(value).__name__} is no array")
-    return np.asarray(value)
+    return np.asarray(typing.cast(object, value))
 
 
 def stack(*values: Any, axis: int) -> Any:
@@ -118,7 +118,7 @@ def cast(value: Any, dtype: object) -> Any:
     """Cast an array or a scalar; what is no number stays as it is."""
     if not isinstance(value, _NUMBERS):
         return value
-    host = cast_array(np.asarray(value), dtype)
+    host = cast_array(np.asarray(typing.cast(object, value)), dtype)
     if isinstance(value, np.ndarray):
         return host
     return host[()] if isinstance(value, np.generic) else python_scalar(host)
@@ -136,7 +136,7 @@ def key_data(value: jax.Array) -> jax.Array:
 
 def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
     """Return typed keys of their data."""
-    return typing.cast(jax.Array, jax.random.wrap_key_data(value, impl=impl))
+    return jax.random.wrap_key_data(value, impl=impl)
 
 
 def _module(value: object) -> Any:

@@ -84,7 +84,7 @@ def shardings(layout: str, mesh: Mesh) -> dict[str, NamedSharding]:
 
 def make_tree(layout: str) -> dict[str, Any]:
     """Return a tree, of which this process has a part."""
-    arrays = {
+    arrays: dict[str, jax.Array] = {
         name: jax.make_array_from_callback(
             host(name).shape, sharding, host(name).__getitem__, host(name).dtype
         )
