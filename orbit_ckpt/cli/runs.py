@@ -19,6 +19,7 @@ from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
     BestN,
     EveryNSteps,
+    Foreign,
     LatestN,
     LatestTemporary,
     Pinned,
@@ -131,6 +132,8 @@ def _describe(rule: PreservationPolicy) -> str:
     match rule:
         case Pinned():
             return "pinned"
+        case Foreign():
+            return "another program's"
         case LatestTemporary():
             return "temporary"
         case _:

@@ -12,7 +12,6 @@ from msgspec import structs
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt.formats.run_metadata import (
-    RUN_METADATA,
     is_marked,
     marked_step,
     read_run_metadata,
@@ -20,7 +19,7 @@ from orbit_ckpt.formats.run_metadata import (
 from orbit_ckpt.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
-from orbit_ckpt.storage.layout import AGGREGATE, STEP_METADATA, ZARR2_DOCUMENT
+from orbit_ckpt.storage.layout import AGGREGATE, RUN_METADATA, STEP_METADATA, ZARR2_DOCUMENT
 
 _NOT_HERE = (AGGREGATE, STEP_METADATA)
 

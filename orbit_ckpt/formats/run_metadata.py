@@ -12,8 +12,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import has_arrays
 from orbit_ckpt.metadata.codec import decode_file
-
-RUN_METADATA = "metadata.json"
+from orbit_ckpt.storage.layout import RUN_METADATA
 
 _MAX_BYTES = 1 << 20
 _logger = logging.getLogger(__name__)

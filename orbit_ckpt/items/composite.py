@@ -110,6 +110,10 @@ class CompositeHandler:
         """Set the handler of an item."""
         self._given[name] = handler
 
+    def handler_of(self, name: str, args: object) -> CheckpointHandler:
+        """Return the handler of an item with some arguments."""
+        return self._handler_for(Path(name), args)
+
     def prefer(self, name: str, handler: CheckpointHandler) -> None:
         """Use a handler for an item wherever one of its class is asked for."""
         self._made[name, type(handler)] = handler

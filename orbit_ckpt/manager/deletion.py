@@ -11,7 +11,13 @@ from pathlib import Path
 
 from orbit_ckpt.manager.steps import StepNames, StepParser
 from orbit_ckpt.storage.atomic import make_directories, remove_abandoned, sync_directory
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, TEMPORARY_SUFFIX
+from orbit_ckpt.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    RUN_METADATA,
+    TEMPORARY_SUFFIX,
+)
 from orbit_ckpt.storage.object_commit import (
     is_committed,
     is_half_removed,
@@ -125,7 +131,8 @@ class StepDeleter:
         names = {key.partition("/")[0] for key in keys if "/" in key}
         for name in sorted(filter(self._is_step, names)):
             path = root / name
-            unmarked = everything and f"{name}/{COMMIT_MARKER}" not in keys
+            is_foreign = any(f"{name}/{file}" in keys for file in (AGGREGATE, RUN_METADATA))
+            unmarked = everything and not is_foreign and f"{name}/{COMMIT_MARKER}" not in keys
             begun = f"{name}/{IN_PROGRESS}" in keys
             if (unmarked and not is_committed(path)) or (begun and is_half_removed(path)):
                 _logger.info("Removing %s, which was left behind", path)

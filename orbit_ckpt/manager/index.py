@@ -244,20 +244,22 @@ class StepIndex:
         ]
 
     def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> StepEntry:
-        if metrics is None:
+        if metrics is None and not record.foreign:
             try:
                 metrics = read_metrics(record.path)
             except CheckpointError as error:
                 if isinstance(error, StorageError) and isinstance(record.path, StorePath):
                     raise  # it has metrics, perhaps the best
                 _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
+        with_items = self._with_items and not record.foreign
         info = StepInfo(
             record.step,
             record.commit_time,
             metrics,
             pinned=record.pinned,
             temporary=record.temporary,
-            items=frozenset(find_items(record.path) if self._with_items else ()),
+            items=frozenset(find_items(record.path) if with_items else ()),
+            foreign=record.foreign,
         )
         return StepEntry(info, record.path)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.last_save import told_beside
@@ -31,13 +31,13 @@ from orbit_ckpt.manager.shared_index import News
 from orbit_ckpt.manager.step_info import rank
 from orbit_ckpt.manager.step_items import (
     Handlers,
+    ItemRequest,
     StepItems,
     handlers_of,
     plain_metrics,
     with_metrics,
 )
 from orbit_ckpt.manager.steps import as_step
-from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.path import resolve_path
 
 PathLike = str | os.PathLike[str]
@@ -211,8 +211,8 @@ class CheckpointManager:
         """
 
         def read(path: Path) -> Any:  # as above
-            wanted = self._items.to_restore(path, items, restore_kwargs, args)
-            return self._items.unwrap(self._checkpointer.restore(path, args=wanted))
+            wanted = ItemRequest(items, restore_kwargs, args)
+            return self._items.restore(self._checkpointer, path, wanted)
 
         restorer = Restorer(
             *(self._directory, self._options.step_names(), self._council),
@@ -271,11 +271,8 @@ class CheckpointManager:
         if step is None:
             return read_root_metadata(self._directory)
         path = self._shared.view.path(as_step(step))
-        self._items.look_at(path)
-        found: StepMetadata = self._checkpointer.metadata(path)
-        metrics = {**found.metrics, **(read_metrics(path) or {})}
-        items = self._items.unwrap(cast(Any, found.item_metadata))
-        return replace(found, metrics=metrics, item_metadata=items)
+        found = self._items.metadata(self._checkpointer, path)
+        return replace(found, metrics={**found.metrics, **(read_metrics(path) or {})})
 
     def reload(self) -> None:
         """Look at the directory again, because others write into it."""

@@ -255,6 +255,17 @@ class Pinned(Struct, frozen=True):
         return [info.pinned for info in checkpoints]
 
 
+class Foreign(Struct, frozen=True):
+    """Keep the steps that another program wrote; `CheckpointManager.delete` deletes them."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        return [info.foreign for info in checkpoints]
+
+
 class LatestTemporary(Struct, frozen=True):
     """Keep the newest step if it is temporary."""
 

@@ -9,6 +9,7 @@ from orbit_ckpt.manager.preservation import (
     AmongPermanent,
     AnyPreservationPolicy,
     CustomSteps,
+    Foreign,
     LatestN,
     LatestTemporary,
     Pinned,
@@ -73,8 +74,8 @@ class RetentionPlan:
 class RetentionRules:
     """What to keep.
 
-    Pinned steps are kept whatever the policy says. Temporary ones are not shown to it; each is kept
-    until there is a newer step.
+    Pinned steps, and those that another program wrote, are kept whatever the policy says. Temporary
+    ones are not shown to it; each is kept until there is a newer step.
 
     Attributes:
         policy: Which steps.
@@ -125,4 +126,4 @@ class RetentionRules:
 
     def _guarded(self, policy: PreservationPolicy) -> list[PreservationPolicy]:
         newest = [LatestN(1)] if self.keep_latest else []
-        return [policy, Pinned(), LatestTemporary(), *newest]
+        return [policy, Pinned(), Foreign(), LatestTemporary(), *newest]

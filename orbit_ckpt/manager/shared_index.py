@@ -27,6 +27,7 @@ class StepNews(Struct, frozen=True):
         pinned: Whether it must not be deleted.
         temporary: Whether it is there only until the next one is durable.
         items: Names of its items.
+        foreign: Whether another program wrote it.
     """
 
     step: int
@@ -36,6 +37,7 @@ class StepNews(Struct, frozen=True):
     pinned: bool = False
     temporary: bool = False
     items: list[str] = []
+    foreign: bool = False
 
 
 class News(Struct, frozen=True):
@@ -152,6 +154,7 @@ def _news_of(entry: StepEntry) -> StepNews:
         info.pinned,
         info.temporary,
         sorted(info.items),
+        info.foreign,
     )
 
 
@@ -166,6 +169,7 @@ def _entry(news: StepNews) -> StepEntry:
         pinned=news.pinned,
         temporary=news.temporary,
         items=frozenset(news.items),
+        foreign=news.foreign,
     )
     return StepEntry(info, resolve_path(news.path))
 

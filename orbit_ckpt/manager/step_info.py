@@ -23,6 +23,7 @@ class StepInfo:
         pinned: Whether it must not be deleted.
         temporary: Whether it is there only until the next step is durable.
         items: Names of its items.
+        foreign: Whether another program wrote it; policies do not delete it.
     """
 
     step: int
@@ -31,6 +32,7 @@ class StepInfo:
     pinned: bool = False
     temporary: bool = False
     items: frozenset[str] = field(default=frozenset())
+    foreign: bool = False
 
 
 def rank(checkpoints: Sequence[StepInfo], metric: MetricFn, mode: str) -> list[int]:

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from orbit_ckpt.checkpointer.asynchronous import AsyncCheckpointer
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, registered_args
+from orbit_ckpt.checkpointer.durations import reported_restore
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.locate import foreign_step
+from orbit_ckpt.formats.orbax import holds_tree, is_tree
+from orbit_ckpt.items.base import (
+    CheckpointArgs,
+    CheckpointHandler,
+    registered_args,
+    restore_item,
+)
 from orbit_ckpt.items.composite import Composite, CompositeHandler
 from orbit_ckpt.items.json import JsonHandler, JsonSaveArgs
-from orbit_ckpt.items.pytree import PyTreeMetadataOptions
+from orbit_ckpt.items.pytree import PyTreeMetadataOptions, PyTreeRestoreArgs
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt.manager.index import METRICS_ITEM
+from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.metadata.schema import StepDocument
+from orbit_ckpt.metadata.values import StepMetadata
+from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.store_path import StorePath
 
 DEFAULT_ITEM = "default"
 """Name of the only item of a step that has no names for its items."""
 
 Handlers = CheckpointHandler | Mapping[str, CheckpointHandler | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """What the caller of a restore asks for.
+
+    Attributes:
+        items: Target of the only item, or targets by name, None for all as they were saved.
+        kwargs: Further arguments of the only handler, or of handlers by item.
+        args: Arguments of the only item, or a `Composite`.
+    """
+
+    items: object = None
+    kwargs: Mapping[str, Any] | None = None
+    args: object = None
 
 
 class StepItems:
@@ -74,41 +105,117 @@ class StepItems:
             what = "Nothing to save" if args is None else "Two things to save"
             raise ValueError(f"{what}: give an item, or args=.")
         _check_items(items)
-        if self._single is None:
+        known = self._single
+        if known is None:
             self._single = not isinstance(args, Composite)
         if args is not None:
-            return self._composite(args)
+            try:
+                return self._composite(args)
+            except ValueError:
+                self._single = known
+                raise
         if self._takes_trees:
             return Composite(**{DEFAULT_ITEM: StandardSaveArgs(items, **(kwargs or {}))})
         return self._from_items(0, items, kwargs)
 
-    def to_restore(
-        self, path: Path, items: object, kwargs: Mapping[str, Any] | None, args: object
-    ) -> Composite:
-        """Return the arguments that restore a step; for the others see `to_save`.
+    def restore(self, checkpointer: Checkpointer, path: Path, wanted: ItemRequest) -> Any:
+        """Restore a step; return its only item, or a `Composite` of all.
 
         Args:
-            path: The step's directory.
-            items: Target of the only item, or targets by name, None for all as they were saved.
-            kwargs: As for `to_save`.
-            args: As for `to_save`.
+            checkpointer: Restores the items of a step.
+            path: The step.
+            wanted: What the caller asks for.
+
+        Raises:
+            CheckpointError: What handlers raise.
         """
-        _check_items(items)
-        self.look_at(path)
-        if args is not None:
-            return self._composite(args)
-        if items is None and kwargs is None:
+        with self._looking_at(path):
+            args = self._to_restore(wanted)
+            if _holds_one_tree(path):
+                return self._unwrap(self._restore_tree(path, args))
+            return self._unwrap(checkpointer.restore(path, args=args))
+
+    def metadata(self, checkpointer: Checkpointer, path: Path) -> StepMetadata:
+        """Return what is known of a step; its `item_metadata` as `restore` returns items."""
+        with self._looking_at(path):
+            is_tree = _holds_one_tree(path)
+            found = self._tree_metadata(path) if is_tree else checkpointer.metadata(path)
+            items = self._unwrap(cast(Any, found.item_metadata))
+        return replace(found, item_metadata=items)
+
+    @contextlib.contextmanager
+    def _looking_at(self, path: Path) -> Generator[None]:
+        """Find out from a step whether there is one item or several, if that is not known.
+
+        What was found out is forgotten if the block fails: a step that cannot be restored must not
+        decide how the next one is saved.
+        """
+        known = self._single
+        if known is None:
+            self._single = (path / DEFAULT_ITEM).is_dir() or _holds_one_tree(path)
+        try:
+            yield
+        except BaseException:
+            self._single = known
+            raise
+
+    def _to_restore(self, wanted: ItemRequest) -> Composite:
+        _check_items(wanted.items)
+        if wanted.args is not None:
+            return self._composite(wanted.args)
+        if wanted.items is None and wanted.kwargs is None:
             return Composite(**{DEFAULT_ITEM: None}) if self._single else Composite()
         if self._takes_trees:
-            return Composite(**{DEFAULT_ITEM: StandardRestoreArgs(items, **(kwargs or {}))})
-        return self._from_items(1, items, kwargs)
+            return Composite(
+                **{DEFAULT_ITEM: StandardRestoreArgs(wanted.items, **(wanted.kwargs or {}))}
+            )
+        return self._from_items(1, wanted.items, wanted.kwargs)
 
-    def look_at(self, path: Path) -> None:
-        """Find out from a step whether there is one item or several, if that is not known."""
-        if self._single is None:
-            self._single = (path / DEFAULT_ITEM).is_dir()
+    def _restore_tree(self, path: Path, wanted: Composite) -> Composite:
+        """Restore a step that is one tree and has no items, such as another program's.
 
-    def unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
+        Args:
+            path: The step.
+            wanted: Arguments by item; the tree becomes the only item that they name.
+
+        Raises:
+            CheckpointNotFoundError: It names several.
+            CheckpointError: What the handler raises.
+        """
+        if len(wanted) > 1:
+            raise CheckpointNotFoundError(
+                f"{path} is one tree and has no items, and {sorted(wanted)} were asked for. "
+                "Restore one of them, which is then the tree."
+            )
+        name, args = next(iter(wanted.items()), (DEFAULT_ITEM, None))
+        handler = self._tree_handler(name, args)
+        given = StandardRestoreArgs() if args is None else args
+        if args is None and not isinstance(handler, StandardHandler):
+            given = cast(Any, registered_args(type(handler)) or (None, PyTreeRestoreArgs))[1]()
+        with reported_restore(path):
+            return Composite(**{name: restore_item(handler, path, {"args": given})})
+
+    def _tree_metadata(self, path: Path) -> StepMetadata:
+        """Return what is known of a step that is one tree and has no items."""
+        handler = self._tree_handler(DEFAULT_ITEM, None)
+        describe = getattr(handler, "metadata", StandardHandler().metadata)
+        found = describe(path)
+        recorded = read_step(CheckedDirectory(path)) if path.is_dir() else StepDocument()
+        custom = recorded.custom_metadata or getattr(found, "custom_metadata", None) or {}
+        return StepMetadata(
+            item_handlers=recorded.item_handlers,
+            item_metadata=Composite(**{DEFAULT_ITEM: found}),
+            init_timestamp_nsecs=recorded.init_timestamp_nsecs,
+            commit_timestamp_nsecs=recorded.commit_timestamp_nsecs,
+            custom_metadata=custom,
+        )
+
+    def _tree_handler(self, name: str, args: object) -> CheckpointHandler:
+        if args is None and name not in self._handlers:
+            args = StandardRestoreArgs()
+        return self.handler.handler_of(name, args)
+
+    def _unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
         """Return what the caller calls the items of a step."""
         return items.get(DEFAULT_ITEM) if self._single else items
 
@@ -151,6 +258,15 @@ class StepItems:
             kind = cast(Any, classes[position])
             made[name] = kind(by_name.get(name), **(fields.get(name) or {}))
         return Composite(**made)
+
+
+def _holds_one_tree(path: Path) -> bool:
+    """Whether a step is a tree by itself, without items: another program's, or saved directly."""
+    if (path / DEFAULT_ITEM).is_dir():
+        return False
+    if isinstance(path, StorePath):
+        return is_tree(path)
+    return foreign_step(path) is not None or (path.is_dir() and holds_tree(path))
 
 
 def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:

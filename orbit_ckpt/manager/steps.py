@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import operator
 import os
@@ -16,22 +17,30 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from orbit_ckpt.errors import FormatError, StorageError
+from orbit_ckpt.formats.locate import foreign_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import read_step_details
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
 from orbit_ckpt.storage.inner_path import read_inner
 from orbit_ckpt.storage.layout import (
+    AGGREGATE,
     COMMIT_MARKER,
     IN_PROGRESS,
+    MANIFEST,
+    OCDBT_MANIFEST,
     PINNED,
+    RUN_METADATA,
     STEP_DETAILS,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
+    TREE_METADATA,
     is_temporary_name,
 )
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
+_FOREIGN_FILES = frozenset({AGGREGATE, RUN_METADATA})
+_OWN_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, MANIFEST, COMMIT_MARKER})
 _DIGITS = re.compile("[0-9]+")
 _ADVICE = "Check that it is a directory that may be read."
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -145,6 +154,7 @@ class StepRecord:
         commit_time: When it was committed, in UTC.
         pinned: Whether it must never be deleted.
         temporary: Whether it was saved only to bridge the time to the next permanent step.
+        foreign: Whether another program wrote it.
     """
 
     step: int
@@ -152,6 +162,7 @@ class StepRecord:
     commit_time: datetime
     pinned: bool = False
     temporary: bool = False
+    foreign: bool = False
 
 
 def as_step(value: object) -> int:
@@ -180,9 +191,10 @@ def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> l
     """Return the committed steps of a run in ascending order.
 
     A step is a directory with a name that `names` knows and with files of a checkpoint, directly
-    or in the directory of an item. What the step's own documents say is not checked: one whose
-    time cannot be read has the time of its directory, which in a store is 1970, and one whose
-    details cannot be read is permanent.
+    or in the directory of an item; or, on a local disk, a checkpoint of another program of that
+    name. Of two with one number our own or Orbax's is listed. What the step's own documents say is
+    not checked: one whose time cannot be read has the time of its directory, which in a store is
+    1970, and one whose details cannot be read is permanent.
 
     In a store all keys are listed, a thousand at a time; a step is there once its marker is.
 
@@ -199,12 +211,14 @@ def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> l
         records: dict[int, StepRecord] = {}
         found = list(_candidates(root, names))
         read = map_paths(lambda one: read_step(*one, needs_marker=needs_marker), found, root=root)
-        for (step, path), record in zip(found, read, strict=True):
+        for (step, _), record in zip(found, read, strict=True):
             if record is None:
                 continue
             other = records.setdefault(step, record)
             if other is not record:
-                _warn_of_duplicate(step, other.path, path)
+                if other.foreign and not record.foreign:
+                    records[step] = record
+                _warn_of_duplicate(step, *_used_and_ignored(other, record))
     return [records[step] for step in sorted(records)]
 
 
@@ -217,8 +231,12 @@ def latest_step(root: Path, names: StepNames) -> StepRecord | None:
     """
     with storage_errors(root, "looking for the latest step", _ADVICE):
         candidates = sorted(_candidates(root, names), key=lambda found: -found[0])
-        records = (read_step(step, path) for step, path in candidates)
-        return next((record for record in records if record is not None), None)
+        for _, same in itertools.groupby(candidates, key=lambda found: found[0]):
+            records = [read_step(step, path) for step, path in same]
+            own = sorted(filter(None, records), key=lambda record: record.foreign)
+            if own:
+                return own[0]
+        return None
 
 
 def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
@@ -254,7 +272,7 @@ def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
             if is_temporary_name(entry.name):
                 continue
             step = names.parse(entry.name)
-            if step is not None and entry.is_dir():
+            if step is not None:  # Flax's are files
                 found.append((entry.name != names.build_name(step), entry.name, as_step(step)))
     return [(step, root / name) for _, name, step in sorted(found)]
 
@@ -267,12 +285,34 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         with os.scandir(path) as scanned:
             entries = list(scanned)
         names = {entry.name for entry in entries}
+        if _FOREIGN_FILES & names and not _OWN_FILES & names:
+            foreign = _read_foreign(step, path)
+            if foreign is not None:
+                return foreign
         unmarked = needs_marker and COMMIT_MARKER not in names
         if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
         return _record(step, path, names)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None  # deleted while it was looked at
+    except NotADirectoryError:
+        return _read_foreign(step, path)
+
+
+def _read_foreign(step: int, path: Path) -> StepRecord | None:
+    """Return the record of another program's step, None if there is no sound one."""
+    found = foreign_step(path)
+    if found is None or found.foreign is None:
+        return None
+    time = _EPOCH + timedelta(seconds=found.foreign.time or 0)
+    return StepRecord(
+        step,
+        path,
+        time,
+        pinned=found.foreign.is_pinned,
+        temporary=found.foreign.is_temporary,
+        foreign=True,
+    )
 
 
 def _read_stored(step: int, path: StorePath) -> StepRecord | None:
@@ -287,6 +327,7 @@ def _record(step: int, path: Path, names: Set[str]) -> StepRecord:
         commit_time=_commit_time(path, recorded=STEP_METADATA in names),
         pinned=PINNED in names,
         temporary=STEP_DETAILS in names and _is_temporary(path),
+        foreign=AGGREGATE in names and not _OWN_FILES & names,  # or of an early Orbax
     )
 
 
@@ -316,6 +357,11 @@ def _is_temporary(path: Path) -> bool:
     except (OSError, FormatError) as error:
         _logger.debug("%s is taken for a permanent step: %s", path, error)
         return False
+
+
+def _used_and_ignored(first: StepRecord, second: StepRecord) -> tuple[Path, Path]:
+    is_second = first.foreign and not second.foreign
+    return (second.path, first.path) if is_second else (first.path, second.path)
 
 
 @functools.lru_cache(maxsize=256)

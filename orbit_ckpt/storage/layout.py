@@ -13,6 +13,8 @@ COMMIT_MARKER = "commit_success.txt"
 OCDBT_MANIFEST = "manifest.ocdbt"
 OCDBT_DATA = "d"
 AGGREGATE = "checkpoint"
+RUN_METADATA = "metadata.json"
+"""The file with which eFormer and Levanter mark a checkpoint as complete."""
 ZARR2_DOCUMENT = ".zarray"
 ZARR3_DOCUMENT = "zarr.json"
 
