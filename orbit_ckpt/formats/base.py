@@ -16,6 +16,7 @@ from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.identity import OpenedDirectory
 from orbit_ckpt.storage.kvstore import ValueStore
+from orbit_ckpt.storage.layout import TREE_METADATA
 
 
 class TreeParts(Struct, frozen=True):
@@ -49,6 +50,8 @@ class StoredTree(Struct, frozen=True):
         identity: The file that tells this tree from one that is put in its place; None for one of
             those that every save of our own format writes.
         has_checksums: Whether its store compares all arrays with checksums of its own.
+        is_inferred: Whether nothing records its structure, so that empty containers, the kinds of
+            containers and the types of leaves are not known.
     """
 
     path: Path
@@ -58,6 +61,19 @@ class StoredTree(Struct, frozen=True):
     inline: Mapping[str, object] = field(default_factory=dict[str, object])
     identity: Path | None = None
     has_checksums: bool = False
+    is_inferred: bool = False
+
+    @property
+    def loss(self) -> str | None:
+        """What to say of a tree whose structure is not recorded, None if it is."""
+        if not self.is_inferred:
+            return None
+        return (
+            f"{self.path}: there is no {TREE_METADATA}, so that the structure of the tree was "
+            "inferred from the names of its arrays and strings. Empty dicts and lists and None, if "
+            "it had any, are missing; lists and tuples are dicts, and scalars are arrays. Give a "
+            "target (like=, item=) that has the saved structure."
+        )
 
     @contextlib.contextmanager
     def unchanged(self) -> Generator[None]:

@@ -13,6 +13,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, IncompleteCh
 from orbit_ckpt.formats.base import StoredTree, TreeParts
 from orbit_ckpt.formats.orbax_legacy import (
     LegacyTree,
+    holds_arrays,
     infer_structure,
     read_aggregate,
 )
@@ -126,7 +127,7 @@ def holds_tree(path: Path) -> bool:
     """Whether a directory has the files of a tree."""
     if any((path / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)):
         return True
-    return infer_structure(path) is not None
+    return holds_arrays(path)
 
 
 def find_items(path: Path) -> list[str]:
@@ -156,10 +157,12 @@ def open_tree(
     document = files.read_tree(checked)
     details = files.read_details(checked)
     legacy: LegacyTree | None = None
+    is_inferred = False
     if (directory / AGGREGATE).is_file():
         legacy = read_aggregate(checked.read_bytes(AGGREGATE) or b"", str(directory / AGGREGATE))
     elif document is None:
-        legacy = infer_structure(directory)
+        legacy = infer_structure(directory, files.read_strings(checked))
+        is_inferred = legacy is not None
     if legacy is not None:
         document = legacy.merge_into(document)
     if document is None:
@@ -176,6 +179,7 @@ def open_tree(
         raise FormatError(f"{directory / TREE_DETAILS}: {error}") from error
     if [leaf.names for leaf in leaves] == [_ARRAY_ITEM] and _is_array_item(directory, document):
         leaves = [msgspec.structs.replace(leaves[0], path=(), names=())]
+        is_inferred = False
     applied = replace(document, leaves=leaves)
     return StoredTree(
         directory,
@@ -183,6 +187,7 @@ def open_tree(
         partial(_open_parts, checked, applied),
         details,
         legacy.inline if legacy else {},
+        is_inferred=is_inferred,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,9 +15,10 @@ from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import make_key
+from orbit_ckpt.tree.keypath import KeyPath, make_key
 
 _DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
+STRING = "string"
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
 
@@ -68,37 +71,69 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     return LegacyTree(leaves, inline)
 
 
-def infer_structure(directory: Path) -> LegacyTree | None:
-    """Return the structure that the names of stored arrays spell, None if there are none.
+def infer_structure(directory: Path, strings: Mapping[str, object]) -> LegacyTree | None:
+    """Return the structure that the names of stored leaves spell, None if no array is stored.
 
     Names are split at dots; a level whose keys are 0, 1, ... is read as a dict all the same,
-    because nothing tells it from one.
+    because nothing tells it from one. Empty containers are not stored, hence unknown.
+
+    Args:
+        directory: The tree's.
+        strings: Contents of the strings file.
     """
-    documents = _find_documents(directory)
-    names = sorted({name for name, _ in documents})
-    if not names:
+    documents = list(_all_documents(directory))
+    if not documents:
         return None
     use_zarr3 = any(document == ZARR3_DOCUMENT for _, document in documents)
-    paths = [
-        tuple(make_key(key, is_sequence=False) for key in name.split(".") if name) for name in names
-    ]
-    return LegacyTree([LeafRecord.at(path, UNKNOWN_TYPE) for path in paths], {}, use_zarr3)
+    types = dict.fromkeys(_string_names(strings), STRING)
+    types |= dict.fromkeys((name for name, _ in documents), UNKNOWN_TYPE)
+    records = [LeafRecord.at(_split(name), types[name]) for name in sorted(types)]
+    return LegacyTree(records, {}, use_zarr3)
 
 
-def _find_documents(directory: Path) -> list[tuple[str, str]]:
-    """Return name and kind of document of every array in a database or in subdirectories."""
+def holds_arrays(directory: Path) -> bool:
+    """Whether arrays are stored in a database or in directories right below."""
+    return next(_near_documents(directory), None) is not None
+
+
+def _split(name: str) -> KeyPath:
+    return tuple(make_key(key, is_sequence=False) for key in name.split(".") if name)
+
+
+def _string_names(strings: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yield the storage names of strings; those with slashes are nested."""
+    for key, value in strings.items():
+        if isinstance(value, str):
+            yield f"{prefix}{key}"
+        elif isinstance(value, dict):
+            yield from _string_names(cast(Mapping[str, object], value), f"{prefix}{key}/")
+
+
+def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and kind of document of every array, also those whose names have slashes."""
+    if is_ocdbt(directory) or isinstance(directory, StorePath):
+        yield from _near_documents(directory)
+        return
+    for at, below, files in os.walk(directory):
+        below.sort()
+        name = Path(at).relative_to(directory).as_posix()
+        for document in _DOCUMENTS:
+            if name != "." and document in files:
+                yield name, document
+
+
+def _near_documents(directory: Path) -> Iterator[tuple[str, str]]:
     if is_ocdbt(directory):
         keys = (key.rpartition("/") for key in read_index(directory))
-        return [(name, last) for name, _, last in keys if last in _DOCUMENTS]
-    if isinstance(directory, StorePath):  # where one request lists everything
-        keys = (key.partition("/") for key in directory.keys_below())
-        return [(name, rest) for name, _, rest in keys if rest in _DOCUMENTS]
-    return [
-        (entry.name, document)
-        for entry in directory.iterdir()
-        for document in _DOCUMENTS
-        if entry.is_dir() and (entry / document).is_file()
-    ]
+        yield from ((name, last) for name, _, last in keys if last in _DOCUMENTS)
+    elif isinstance(directory, StorePath):  # where one request lists everything
+        keys = (key.rpartition("/") for key in directory.keys_below())
+        yield from ((name, last) for name, _, last in keys if name and last in _DOCUMENTS)
+    else:
+        for entry in directory.iterdir():
+            for document in _DOCUMENTS:
+                if entry.is_dir() and (entry / document).is_file():
+                    yield entry.name, document
 
 
 def empty_typestr(value: object) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Coroutine
+import warnings
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from orbit_ckpt.pytree.explain import RestorePlan
 
 T = TypeVar("T")
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 @dataclass(frozen=True)
@@ -237,17 +241,22 @@ class PyTreeHandler:
         resolver: ShardingResolver | None,
         run: Callable[[TreePlan], Coroutine[object, object, T]],
     ) -> T:
+        losses: set[str | None] = set()
+
         async def read(path: Path) -> T:
             source = open_checkpoint(
                 path, allow_unstructured=request.has_target, reader=request.reader
             )
+            losses.add(None if request.has_target else source.loss)
             with source.unchanged():
                 batch = source.load_batch(
                     max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
                 )
                 return await run(await plan_tree(source, batch, self._registry, request))
 
-        return read_unchanged([resolve_path(directory)], read)
+        result = read_unchanged([resolve_path(directory)], read)
+        _warn_of(losses)
+        return result
 
     def metadata(
         self, directory: str | os.PathLike[str], *, reader: Format | None = None
@@ -262,14 +271,18 @@ class PyTreeHandler:
             CheckpointNotFoundError: There is no tree.
             CorruptionError: Stored data is missing or damaged.
         """
+        losses: set[str | None] = set()
 
         async def read(path: Path) -> TreeMetadata:
             source = open_checkpoint(path, reader=reader)
+            losses.add(source.loss)
             found = await read_metadata(source, source.load_batch(), self._registry)
             tree = rebuild(source, found, rich_types=self._rich_types)
             return TreeMetadata(tree, source.document.custom_metadata)
 
-        return read_unchanged([resolve_path(directory)], read)
+        result = read_unchanged([resolve_path(directory)], read)
+        _warn_of(losses)
+        return result
 
     def close(self) -> None:
         """Give up resources; there are none."""
@@ -364,6 +377,15 @@ class PyTreeRestoreArgs(CheckpointArgs):
         if self.legacy_transform_fn is not None:
             return self.legacy_transform_fn
         return LegacyRules(self.transforms, self.transforms_default_to_original)
+
+
+def _warn_of(losses: Collection[str | None]) -> None:
+    """Warn whoever called this package of what a checkpoint has lost."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    for loss in filter(None, losses):
+        warnings.warn(loss, UserWarning, stacklevel=level)
 
 
 def _not_args(item: object) -> object:

@@ -34,7 +34,7 @@ from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import STRINGS
+from orbit_ckpt.storage.layout import STRINGS, TREE_METADATA
 from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.store_path import StorePath, is_damage
 from orbit_ckpt.tree.keypath import format_path
@@ -150,6 +150,9 @@ async def verify_tree(
         findings.add(Damage(checkpoint, f"it cannot be read: {error}", error.filename))
         findings.skip(directory, "tree, because it cannot be opened", 1)
         return
+    if source.is_inferred:
+        what = f"there is no {TREE_METADATA}: the structure of the tree is lost"
+        findings.add(Damage(checkpoint, what, str(directory / TREE_METADATA)))
     stored = StoredLeaves(source, batch, registry)
     inline = source.inline
     records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
