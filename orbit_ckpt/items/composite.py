@@ -30,6 +30,7 @@ from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.runtime.process import this_process
+from orbit_ckpt.runtime.warn import warn_caller
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -175,8 +176,9 @@ class CompositeHandler:
 
         Args:
             directory: Where they are.
-            args: Arguments of the items wanted; None, or no items, for all that are there. None for
-                an item restores it as it was saved.
+            args: Arguments of the items wanted; None for an item restores it as it was saved. None,
+                or no items, for all items; one of an unknown handler is then left out, with a
+                warning, unless there is no other.
 
         Raises:
             CheckpointNotFoundError: An item is not there.
@@ -186,19 +188,30 @@ class CompositeHandler:
         recorded = _recorded(path)
         names = list(args) if args else find_items(path)
         found: dict[str, Any] = {}
+        unknown: list[ValueError] = []
         for name in names:
             if not inner_file(path, name).is_dir():
                 raise CheckpointNotFoundError(
                     f"No item {name!r} at {path}: {describe_directory(path)}."
                 )
             wanted = args[name] if args else None
-            handler = self._handler_for(path / name, wanted, recorded.get(name))
+            try:
+                handler = self._handler_for(path / name, wanted, recorded.get(name))
+            except ValueError as error:
+                if args:
+                    raise
+                unknown.append(ValueError(f"item {name!r} is left out: {error}"))
+                continue
             try:
                 given = {"args": wanted} if wanted is not None else _default_args(name, handler)
                 found[name] = restore_item(handler, path, given, item=name)
             except Exception as error:  # raised again
                 error.add_note(f"in item {name!r}")
                 raise
+        if unknown and not found:
+            raise ValueError(f"{path}: {unknown[0]}")
+        for error in unknown:
+            warn_caller(f"{path}: {error}")
         return Composite(**found)
 
     def metadata(self, directory: str | os.PathLike[str]) -> Composite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from orbit_ckpt.errors import FormatError
@@ -15,6 +16,12 @@ from orbit_ckpt.storage.path import describe_directory
 
 _RANDOM_KEYS = {"jax_random_key": JAX_RANDOM_KEY, "np_random_key": NUMPY_RANDOM_KEY}
 _ORBAX = "orbax."
+_V1_CLASSES: Mapping[str, type[CheckpointHandler]] = {
+    "json_handler.JsonHandler": JsonHandler,
+    "json_handler.MetricsHandler": JsonHandler,
+    "pytree_handler.PyTreeHandler": PyTreeHandler,
+}
+"""Handlers that read what those of Orbax's v1 API wrote, by the ends of their typestrs."""
 
 
 def handler_class_in(directory: Path, typestr: str | None) -> type[CheckpointHandler]:
@@ -36,7 +43,7 @@ def handler_class_in(directory: Path, typestr: str | None) -> type[CheckpointHan
         except ValueError:
             if not typestr.startswith(_ORBAX):
                 raise
-    found = _infer(directory)
+    found = _V1_CLASSES.get((typestr or "").rpartition("handlers.")[2]) or _infer(directory)
     if found is None:
         name = directory.name
         raise ValueError(

@@ -24,6 +24,7 @@ from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 
 _FILE = "metadata"
+_V1_FILE = "data.json"
 
 
 class JsonHandler:
@@ -99,10 +100,11 @@ class JsonHandler:
         return decode_json(data, object, str(path / file))
 
     def file_in(self, directory: Path) -> str:
-        """Return the name of the file in an item's directory."""
-        if self._filename is None and not (directory / _FILE).exists():
-            return directory.name if (directory / directory.name).is_file() else _FILE
-        return self._filename or _FILE
+        """Return the name of the file in an item's directory; Orbax's v1 API has its own."""
+        expected = self._filename or _FILE
+        others = [_V1_FILE] if self._filename else [directory.name, _V1_FILE]
+        found = (name for name in (expected, *others) if (directory / name).is_file())
+        return next(found, expected)
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Do nothing: `save` has finished its directory."""

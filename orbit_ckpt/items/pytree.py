@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import warnings
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +37,7 @@ from orbit_ckpt.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import Process, this_process
+from orbit_ckpt.runtime.warn import warn_caller
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.rules import LegacyRules
 
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from orbit_ckpt.pytree.explain import RestorePlan
 
 T = TypeVar("T")
-
-_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,8 @@ class PyTreeHandler:
                 return await run(await plan_tree(source, batch, self._registry, request))
 
         result = read_unchanged([resolve_path(directory)], read)
-        _warn_of(losses)
+        for loss in filter(None, losses):
+            warn_caller(loss)
         return result
 
     def metadata(
@@ -281,7 +279,8 @@ class PyTreeHandler:
             return TreeMetadata(tree, source.document.custom_metadata)
 
         result = read_unchanged([resolve_path(directory)], read)
-        _warn_of(losses)
+        for loss in filter(None, losses):
+            warn_caller(loss)
         return result
 
     def close(self) -> None:
@@ -377,15 +376,6 @@ class PyTreeRestoreArgs(CheckpointArgs):
         if self.legacy_transform_fn is not None:
             return self.legacy_transform_fn
         return LegacyRules(self.transforms, self.transforms_default_to_original)
-
-
-def _warn_of(losses: Collection[str | None]) -> None:
-    """Warn whoever called this package of what a checkpoint has lost."""
-    frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    for loss in filter(None, losses):
-        warnings.warn(loss, UserWarning, stacklevel=level)
 
 
 def _not_args(item: object) -> object:

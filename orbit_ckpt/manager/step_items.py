@@ -18,7 +18,6 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     registered_args,
-    restore_item,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
 from orbit_ckpt.items.json import JsonHandler, JsonSaveArgs
@@ -193,7 +192,7 @@ class StepItems:
         if args is None and not isinstance(handler, StandardHandler):
             given = cast(Any, registered_args(type(handler)) or (None, PyTreeRestoreArgs))[1]()
         with reported_restore(path):
-            return Composite(**{name: restore_item(handler, path, {"args": given})})
+            return Composite(**{name: handler.restore(path, args=given)})
 
     def _tree_metadata(self, path: Path) -> StepMetadata:
         """Return what is known of a step that is one tree and has no items."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import warnings
@@ -239,3 +240,64 @@ def test_orbax_restores_keys_that_are_named_like_chunks(use_zarr3: bool, tmp_pat
     assert sorted(found) == sorted(tree)
     for name, value in tree.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.fixture
+def v1_checkpoint(tmp_path: Path) -> Path:
+    """Return a checkpoint of Orbax's v1 API with a tree and JSON items."""
+    registry = orbax_v1.handlers.local_registry()
+    for name in ("metadata", "config"):
+        registry.add(orbax_v1.handlers.JsonHandler, checkpointable_name=name)
+    options = orbax_v1.options.CheckpointablesOptions(registry=registry)
+    items = {"state": {"a": np.arange(3)}, "metadata": {"x": [1, None]}, "config": "text"}
+    with orbax_v1.Context(checkpointables_options=options):
+        orbax_v1.save_checkpointables(tmp_path / "c", items)
+    return tmp_path / "c"
+
+
+def test_json_items_of_orbax_v1_are_restored(v1_checkpoint: Path) -> None:
+    items = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    found = items.restore(v1_checkpoint)
+    assert (found.metadata, found.config) == ({"x": [1, None]}, "text")
+    assert found.state["a"].tolist() == [0, 1, 2]
+    wanted = ocp.args.Composite(metadata=ocp.args.JsonRestore())
+    assert items.restore(v1_checkpoint, args=wanted).metadata == {"x": [1, None]}
+    assert ocp.load(v1_checkpoint)["a"].tolist() == [0, 1, 2]
+
+
+def test_metrics_and_json_items_of_an_orbax_v1_run_are_restored(tmp_path: Path) -> None:
+    registry = orbax_v1.handlers.local_registry()
+    registry.add(orbax_v1.handlers.JsonHandler, checkpointable_name="config")
+    options = orbax_v1.options.CheckpointablesOptions(registry=registry)
+    with (
+        orbax_v1.Context(checkpointables_options=options),
+        orbax_v1.training.Checkpointer(tmp_path / "run") as saver,
+    ):
+        items = {"state": {"a": np.arange(3)}, "config": {"x": 1}}
+        saver.save_checkpointables(1, items, metrics={"loss": 1.0})
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        found = manager.restore()
+        assert (found.config, found.metrics) == ({"x": 1}, {"loss": 1.0})
+        assert manager.metrics(1) == {"loss": 1.0}
+
+
+def test_an_item_of_an_unknown_handler_does_not_keep_the_others_from_being_restored(
+    v1_checkpoint: Path,
+) -> None:
+    (v1_checkpoint / "config" / "more").touch()
+    file = v1_checkpoint / "_CHECKPOINT_METADATA"
+    step = json.loads(file.read_text())
+    step["item_handlers"]["config"] = "some.module.Handler"
+    file.write_text(json.dumps(step))
+    items = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = items.restore(v1_checkpoint)
+    assert sorted(found) == ["metadata", "state"]
+    (warning,) = [one for one in caught if one.filename == __file__]
+    assert "item 'config' is left out: no item handler 'some.module.Handler'" in str(
+        warning.message
+    )
+    assert ocp.load(v1_checkpoint)["a"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"some\.module\.Handler"):
+        items.restore(v1_checkpoint, args=ocp.args.Composite(config=None))
