@@ -25,7 +25,7 @@ from orbit_ckpt.items.base import (
     restore_item,
 )
 from orbit_ckpt.items.pytree import PyTreeHandler
-from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.metadata.files import describe_step
 from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.path import resolve_path
@@ -120,20 +120,11 @@ class Checkpointer:
         """
         path = resolve_path(directory)
         check_complete(path, needs_marker=self._options.atomicity.needs_marker)
-        step = read_step(CheckedDirectory(path))
         describe = getattr(self._handler, "metadata", None)
-        item = cast(_DescribesItems, self._handler).metadata(path) if describe else None
-        return StepMetadata(
-            item_handlers=step.item_handlers,
-            item_metadata=item,
-            metrics=cast(Mapping[str, object], step.other.get("metrics") or {}),
-            performance_metrics=cast(
-                Mapping[str, object], step.other.get("performance_metrics") or {}
-            ),
-            init_timestamp_nsecs=step.init_timestamp_nsecs,
-            commit_timestamp_nsecs=step.commit_timestamp_nsecs,
-            custom_metadata=step.custom_metadata,
-        )
+        found = cast(_DescribesItems, self._handler).metadata(path) if describe else None
+        if isinstance(found, StepMetadata):
+            return found
+        return describe_step(CheckedDirectory(path), found)
 
     def close(self) -> None:
         """Give up resources."""

@@ -40,7 +40,7 @@ class AtomicityOptions:
         return self.mode is AtomicityMode.COMMIT_FILE and not self.allow_legacy_atomic_rename
 
 
-@dataclass(frozen=True)
+@dataclass
 class AsyncOptions:
     """How saves go on in the background.
 
@@ -61,7 +61,7 @@ class AsyncOptions:
 _TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class MultiprocessingOptions:
     """How the processes of a program save together.
 

@@ -36,7 +36,7 @@ from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 
-@dataclass(frozen=True)
+@dataclass
 class SaveArgs:
     """How one leaf is written.
 

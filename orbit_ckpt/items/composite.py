@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,8 @@ from orbit_ckpt.items.base import (
 from orbit_ckpt.items.foreign import foreign_path
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
-from orbit_ckpt.metadata.files import read_step
+from orbit_ckpt.metadata.files import describe_step, read_step
+from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.runtime.process import this_process
@@ -36,6 +38,8 @@ from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+
+_logger = logging.getLogger(__name__)
 
 _RESERVED_PREFIX = "__"
 
@@ -214,13 +218,15 @@ class CompositeHandler:
             warn_caller(f"{path}: {error}")
         return Composite(**found)
 
-    def metadata(self, directory: str | os.PathLike[str]) -> Composite:
-        """Return what is known of every item, None for those of which nothing can be said."""
+    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+        """Return what is known of a checkpoint and of every item in it.
+
+        The metadata of an item that cannot be read are None; a warning in the log says why.
+        """
         path = resolve_path(directory)
         recorded = _recorded(path)
-        return Composite(
-            **{name: self._item_metadata(path, name, recorded) for name in find_items(path)}
-        )
+        items = {name: self._item_metadata(path, name, recorded) for name in find_items(path)}
+        return describe_step(CheckedDirectory(path), Composite(**items))
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Do nothing: `save` has finished its directory."""
@@ -231,16 +237,16 @@ class CompositeHandler:
             handler.close()
 
     def _item_metadata(self, path: Path, name: str, recorded: Mapping[str, str]) -> object:
-        directory = inner_file(path, name)
         try:
+            directory = inner_file(path, name)
             handler = self._handler_for(directory, None, recorded.get(name))
-        except ValueError:
-            return None
-        describe = getattr(handler, "metadata", None)
-        try:
+            describe = getattr(handler, "metadata", None)
             folder = foreign_path(handler, directory)
             return describe(folder) if describe is not None else None
-        except NotImplementedError:  # so handlers say that they have none
+        except NotImplementedError:  # raised by handlers without metadata
+            return None
+        except Exception as error:  # noqa: BLE001 - a handler may be anybody's, and may raise anything
+            _logger.warning("%s: the metadata of item %r cannot be read: %s", path, name, error)
             return None
 
     def _handler_for(

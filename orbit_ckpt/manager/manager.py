@@ -84,7 +84,8 @@ class CheckpointManager:
             checkpointers: One checkpointer, or some by item, whose handlers are used; Orbax's old
                 way to say `item_handlers`.
             options: When to save, what to keep, and how.
-            metadata: A JSON object to keep with the run; the first one given stays.
+            metadata: A JSON object to keep with the run; the first one given stays. If nothing may
+                be written, it is that of this manager only.
             item_names: Names of items whose handlers follow from their arguments.
             item_handlers: The handler of the only item, or handlers by item.
             logger: Is told of every save and restore.
@@ -98,6 +99,7 @@ class CheckpointManager:
         """
         self._options = copy.copy(options) if options else CheckpointManagerOptions()
         self._directory = resolve_path(directory)
+        self._metadata = dict(metadata or {})
         self._events = EventLog(logger, self._directory)
         processes = self._options.multiprocessing_options or MultiprocessingOptions()
         name = f"run {self._directory}"
@@ -269,7 +271,7 @@ class CheckpointManager:
             StepNotFoundError: There is no such step.
         """
         if step is None:
-            return read_root_metadata(self._directory)
+            return read_root_metadata(self._directory, self._metadata)
         path = self._shared.view.path(as_step(step))
         found = self._items.metadata(self._checkpointer, path)
         return replace(found, metrics={**found.metrics, **(read_metrics(path) or {})})

@@ -60,8 +60,8 @@ def open_root(
             _write(root, custom)
 
 
-def read_root_metadata(root: Path) -> RootMetadata:
-    """Return the metadata of a run, empty ones if it has none.
+def read_root_metadata(root: Path, given: Mapping[str, object]) -> RootMetadata:
+    """Return the metadata of a run; where none are recorded, those given to the manager.
 
     Raises:
         FormatError: They are damaged.
@@ -75,7 +75,7 @@ def read_root_metadata(root: Path) -> RootMetadata:
             found = decode_json(data, _Document, str(file))
             custom = found.custom_metadata or found.custom or {}
             return RootMetadata(found.internal_metadata or {}, custom)
-    return RootMetadata()
+    return RootMetadata(custom_metadata=given)
 
 
 def _write(root: Path, custom: Mapping[str, object]) -> None:

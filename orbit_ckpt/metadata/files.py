@@ -19,6 +19,7 @@ from orbit_ckpt.metadata.schema import (
     decode_arrays,
     encode_arrays,
 )
+from orbit_ckpt.metadata.values import StepMetadata, StepStatistics
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import (
@@ -194,6 +195,26 @@ def read_step(directory: CheckedDirectory) -> StepDocument:
     data = directory.read_bytes(STEP_METADATA)
     where = str(directory.path / STEP_METADATA)
     return StepDocument() if data is None else StepDocument.decode(data, where)
+
+
+def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMetadata:
+    """Return what `_CHECKPOINT_METADATA` records, and what is known of the items.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    step = read_step(directory)
+    statistics = cast(Mapping[str, object], step.other.get("performance_metrics") or {})
+    return StepMetadata(
+        item_handlers=step.item_handlers,
+        item_metadata=item_metadata,
+        metrics=cast(Mapping[str, object], step.other.get("metrics") or {}),
+        performance_metrics=StepStatistics(statistics),
+        init_timestamp_nsecs=step.init_timestamp_nsecs,
+        commit_timestamp_nsecs=step.commit_timestamp_nsecs,
+        custom_metadata=step.custom_metadata,
+    )
 
 
 def write_step(directory: Path, document: StepDocument) -> None:

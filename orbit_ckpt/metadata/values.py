@@ -1,7 +1,8 @@
 """What a checkpoint says about its leaves without reading them; Orbax's classes.
 
 Values of which every leaf has one are structs, which are made fastest. They are dataclasses too:
-programs written for Orbax call `dataclasses.replace` and the like.
+programs written for Orbax call `dataclasses.replace` and the like. As in Orbax, names and
+directories do not count when two of them are compared.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ class StorageMetadata:
     Attributes:
         chunk_shape: Shape of its chunks.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
-        compression: Name of the compressor, None if the array is stored uncompressed.
+        compression: Name of the compressor, None if the array is stored uncompressed; does not
+            count for equality, as in Orbax.
     """
 
     chunk_shape: Shape | None
     write_shape: Shape | None = None
-    compression: str | None = None
+    compression: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
-class Metadata(Struct, frozen=True, gc=False):
+class Metadata(Struct, frozen=True, gc=False, eq=False):
     """A leaf of which no more is known than its name.
 
     Attributes:
@@ -47,9 +49,15 @@ class Metadata(Struct, frozen=True, gc=False):
     name: str
     directory: Path | None
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metadata)
+
+    def __hash__(self) -> int:
+        return hash(Metadata)
+
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
-class ArrayMetadata(Metadata, frozen=True, gc=False):
+class ArrayMetadata(Metadata, frozen=True, gc=False, eq=False):
     """An array.
 
     Attributes:
@@ -64,6 +72,18 @@ class ArrayMetadata(Metadata, frozen=True, gc=False):
     dtype: DType
     storage: StorageMetadata | None = None
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ArrayMetadata)
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.sharding == other.sharding
+            and self.storage == other.storage
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
     @property
     def size(self) -> int:
         """Number of elements."""
@@ -76,13 +96,25 @@ class ArrayMetadata(Metadata, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
-class ScalarMetadata(ArrayMetadata, frozen=True, gc=False):
+class ScalarMetadata(ArrayMetadata, frozen=True, gc=False, eq=False):
     """A Python or numpy scalar."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScalarMetadata) and self.dtype == other.dtype
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
-class StringMetadata(Metadata, frozen=True, gc=False):
+class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
     """A string."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StringMetadata)
+
+    def __hash__(self) -> int:
+        return hash(StringMetadata)
 
 
 @jax.tree_util.register_dataclass
@@ -134,7 +166,16 @@ class TreeMetadata:
         return self.tree
 
 
-@dataclass(frozen=True, slots=True)
+class StepStatistics(dict[str, object]):
+    """Timings of a save by name; `statistics.step` is `statistics.get("step")`, as in Orbax."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+@dataclass(slots=True)
 class StepMetadata:
     """Metadata of a whole checkpoint.
 
@@ -142,7 +183,8 @@ class StepMetadata:
         item_handlers: Typestr of the handler, or of every item's handler by name.
         item_metadata: Metadata of the item, or of every item by name.
         metrics: Metrics saved with the step.
-        performance_metrics: Timings that the writer recorded.
+        performance_metrics: Timings that the writer recorded, as items and as attributes; None
+            for one that it did not record.
         init_timestamp_nsecs: When the save began, in ns since the epoch.
         commit_timestamp_nsecs: When it was committed.
         custom_metadata: What the user saved with the checkpoint.
@@ -151,7 +193,7 @@ class StepMetadata:
     item_handlers: str | Mapping[str, str] | None = None
     item_metadata: object = None
     metrics: Mapping[str, object] = field(default_factory=dict[str, object])
-    performance_metrics: Mapping[str, object] = field(default_factory=dict[str, object])
+    performance_metrics: StepStatistics = field(default_factory=StepStatistics)
     init_timestamp_nsecs: int | None = None
     commit_timestamp_nsecs: int | None = None
     custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])

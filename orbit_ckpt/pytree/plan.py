@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from jax.core import Tracer
@@ -309,12 +310,13 @@ def _taken_by(name: str, folders: Collection[str], array_files: re.Pattern[str])
 
 
 def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NamePath, SaveArgs]:
-    """Return the options of leaves by path; those of leaves that cannot be cast are checked."""
+    """Return copies of the options of leaves, by path; the caller may change its own."""
     if save_args is None:
         return {}
     flat = flatten(save_args)
     aligned: dict[NamePath, SaveArgs] = {}
     known = set(names)
+    copies: dict[int, SaveArgs] = {}  # many leaves share one
     for path, value in zip(flat.paths, flat.values, strict=True):
         if is_empty_node(value):
             continue
@@ -323,7 +325,10 @@ def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NameP
             raise ValueError(f"save_args: {where}: expected SaveArgs, found {value!r}")
         if name_path(path) not in known:
             raise ValueError(f"save_args: {where}: the tree has no such leaf")
-        args = value if isinstance(value, SaveArgs) else _convert_args(value)
+        args = copies.get(id(value))
+        if args is None:
+            args = replace(value) if isinstance(value, SaveArgs) else _convert_args(value)
+            copies[id(value)] = args
         if args.dtype is not None and not storable(as_dtype(args.dtype)):
             raise ValueError(f"save_args: {where}: dtype {args.dtype} cannot be stored")
         aligned[name_path(path)] = args

@@ -38,7 +38,7 @@ _NO_INPUTS = (
 _TWO = 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Transform:
     r"""How a leaf comes about from an original tree.
 
@@ -79,7 +79,7 @@ _EXCLUSIVE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class RestoreTransform(Transform):
     """How a leaf comes about while a checkpoint is restored.
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
@@ -170,6 +171,56 @@ def test_items_wanted_are_restored_and_others_left_alone(tmp_path: Path) -> None
     assert dict(checkpointer.restore(tmp_path / "x", ocp.args.Composite(a=None))) == {"a": 1}
     with pytest.raises(CheckpointNotFoundError, match=r"No item 'c' at .*a, b"):
         checkpointer.restore(tmp_path / "x", ocp.args.Composite(c=ocp.args.JsonRestore()))
+
+
+def test_an_item_that_cannot_be_read_leaves_the_metadata_of_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = {name: ocp.args.StandardSave(state()) for name in ("ok", "gone", "torn", "odd")}
+    composite = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    composite.save(tmp_path / "x", ocp.args.Composite(**items), custom_metadata={"tag": 1})
+    (tmp_path / "x" / "gone" / "_METADATA").unlink()
+    (tmp_path / "x" / "torn" / "_METADATA").write_text("{")
+    recorded = json.loads((tmp_path / "x" / "_CHECKPOINT_METADATA").read_text())
+    recorded["item_handlers"]["odd"] = "some.package.Handler"
+    (tmp_path / "x" / "odd" / "_METADATA").rename(tmp_path / "x" / "odd" / "_OTHER")
+    (tmp_path / "x" / "_CHECKPOINT_METADATA").write_text(json.dumps(recorded))
+    (tmp_path / "x" / "orbit_manifest.json").unlink()
+    found = composite.metadata(tmp_path / "x")
+    described: Any = found.item_metadata
+    assert described.ok["w"].shape == (3, 4)
+    assert [described[name] for name in ("gone", "torn", "odd")] == [None] * 3
+    assert found.custom_metadata == {"tag": 1}
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == len({"gone", "torn", "odd"})
+    assert all(any(repr(name) in line for line in warned) for name in ("gone", "torn", "odd"))
+
+
+def test_metadata_of_a_composite_handler_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    handler = ocp.CompositeCheckpointHandler()
+    args = ocp.args.Composite(state=ocp.args.StandardSave(state()))
+    ocp.Checkpointer(handler).save(tmp_path / "x", args, custom_metadata={"tag": 1})
+    found = handler.metadata(tmp_path / "x")
+    assert found == ocp.Checkpointer(handler).metadata(tmp_path / "x")
+    recorded = orbax.Checkpointer(orbax.CompositeCheckpointHandler()).metadata(tmp_path / "x")
+    assert found.item_handlers == recorded.item_handlers
+    assert found.item_metadata is not None
+    assert found.custom_metadata == recorded.custom_metadata == {"tag": 1}
+    assert found.commit_timestamp_nsecs == recorded.commit_timestamp_nsecs
+
+
+def test_statistics_of_a_save_are_items_and_attributes(tmp_path: Path) -> None:
+    composite = orbax.Checkpointer(orbax.CompositeCheckpointHandler())
+    composite.save(tmp_path / "x", orbax.args.Composite(a=orbax.args.StandardSave(state())))
+    file = tmp_path / "x" / "_CHECKPOINT_METADATA"
+    document = json.loads(file.read_text())
+    document["performance_metrics"] = {"checkpointer_blocking_duration_secs": 0.5}
+    file.write_text(json.dumps(document))
+    found = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).metadata(tmp_path / "x")
+    assert found.performance_metrics["checkpointer_blocking_duration_secs"] == 0.5
+    assert found.performance_metrics.checkpointer_blocking_duration_secs == 0.5
+    assert found.performance_metrics.step is None
+    assert copy.deepcopy(found.performance_metrics) == found.performance_metrics
 
 
 def test_metadata_tell_of_every_item(tmp_path: Path) -> None:
@@ -356,7 +407,8 @@ def test_an_item_that_its_files_do_not_tell_needs_arguments(
     handler = ocp.CompositeCheckpointHandler()
     with pytest.raises(ValueError, match=r"'a' was saved: nothing is recorded, and its files .*a="):
         handler.restore(tmp_path / "x")
-    assert dict(handler.metadata(tmp_path / "x")) == {"a": None}
+    found: Any = handler.metadata(tmp_path / "x").item_metadata
+    assert dict(found) == {"a": None}
 
 
 def test_handlers_of_orbax_that_are_not_known_are_told_from_files(tmp_path: Path) -> None:

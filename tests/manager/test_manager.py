@@ -591,6 +591,37 @@ def test_metadata_of_a_run_stay_as_they_were_first(run: Any, tmp_path: Path) -> 
         ocp.CheckpointManager(tmp_path / "x", metadata={"model": object()})
 
 
+@pytest.mark.parametrize("options", [{"read_only": True}, {"save_root_metadata": False}])
+def test_metadata_that_may_not_be_written_are_those_of_the_manager(
+    run: Any, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    (tmp_path / "run").mkdir()
+    given = {"model": "b"}
+    manager = run(metadata=given, **options)
+    given["model"] = "changed"
+    assert manager.metadata().custom_metadata == {"model": "b"}
+    assert entries(tmp_path / "run") == set()
+    assert run().metadata().custom_metadata == {}
+    run(metadata={"model": "a"})
+    assert manager.metadata().custom_metadata == {"model": "a"}
+
+
+def test_an_item_that_cannot_be_read_leaves_the_metadata_of_its_step(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = {name: ocp.args.StandardSave(tree(1)) for name in ("a", "b")}
+    manager = run(item_names=("a", "b"))
+    args = ocp.args.Composite(**items)
+    manager.save(1, args=args, metrics={"loss": 2.0}, custom_metadata={"x": 1})
+    manager.wait_until_finished()
+    (tmp_path / "run" / "1" / "b" / "_METADATA").write_text("{")
+    assert manager.item_metadata(1).a["w"].shape == (4,)
+    assert manager.item_metadata(1).b is None
+    assert manager.metadata(1).custom_metadata == {"x": 1}
+    assert manager.metadata(1).metrics == {"loss": 2.0}
+    assert "item 'b' cannot be read" in caplog.text
+
+
 def test_metadata_of_a_step(run: Any) -> None:
     manager = run()
     manager.save(1, tree(1), metrics={"loss": 2.0}, custom_metadata={"tag": "x"})

@@ -574,6 +574,33 @@ def test_a_sharding_that_is_given_goes_before_the_type_in_metadata(saved: Path) 
 # Save arguments
 
 
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (ocp.SaveArgs(), "dtype", np.int16),
+        (ocp.RestoreArgs(), "dtype", np.int16),
+        (ocp.AsyncOptions(), "timeout_secs", 7),
+        (ocp.MultiprocessingOptions(), "primary_host", None),
+        (ocp.transform_utils.Transform(), "original_key", "a"),
+        (ocp.transform_utils.RestoreTransform(), "original_key", "a"),
+    ],
+)
+def test_options_that_can_be_changed_in_orbax_can_be_changed(
+    options: object, field: str, value: object
+) -> None:
+    setattr(options, field, value)
+    assert getattr(options, field) == value
+
+
+def test_save_arguments_changed_after_a_save_has_begun_do_not_count(tmp_path: Path) -> None:
+    args = ocp.SaveArgs()
+    tree = {"a": jnp.ones(8), "b": np.ones(8, np.float32)}
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler()) as trees:
+        trees.save(tmp_path / "c", tree, dict.fromkeys(tree, args))
+        args.dtype = np.int16
+    assert_same_tree(ocp.load(tmp_path / "c"), tree)
+
+
 def save_with(path: Path, tree: object, save_args: object, **options: Any) -> Any:
     """Save a tree and return its metadata."""
     trees = ocp.PyTreeCheckpointer(**options)
