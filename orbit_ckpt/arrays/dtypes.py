@@ -166,3 +166,20 @@ def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
     if jnp.issubdtype(dtype, np.floating) or dtype.name.startswith("float"):
         return "float"
     return "int"
+
+
+def as_flag(name: str, value: object) -> bool:
+    """Return a flag as Python's own boolean; 0 and 1, numpy's and JAX's scalars are accepted.
+
+    Raises:
+        TypeError: The value is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if value is None:
+        return False
+    is_scalar = isinstance(value, int | np.generic | np.ndarray | jax.Array)
+    number = cast(Any, value)
+    if not is_scalar or np.shape(number) or number not in (0, 1):
+        raise TypeError(f"{name} is {value!r}, of {type(value).__name__}; give True or False.")
+    return bool(number)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec.structs import replace
 
+from orbit_ckpt.arrays.dtypes import as_flag
 from orbit_ckpt.arrays.sharding import ShardingResolver
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.registry import open_checkpoint
@@ -96,6 +97,7 @@ class PyTreeHandler:
                 saves a tree of its own.
 
         Raises:
+            TypeError: A flag is something else than True, False, 1 and 0.
             ValueError: A limit is not positive, or is given in GB and in bytes.
         """
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
@@ -106,9 +108,9 @@ class PyTreeHandler:
         self._process = process
         self._rich_types = pytree_metadata_options.support_rich_types
         self._options = TreeSaveOptions(
-            use_ocdbt=use_ocdbt,
-            use_zarr3=use_zarr3,
-            use_compression=use_compression,
+            use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
+            use_zarr3=as_flag("use_zarr3", use_zarr3),
+            use_compression=as_flag("use_compression", use_compression),
             max_bytes=self._memory.write_concurrent_bytes,
             rich_types=self._rich_types,
         )

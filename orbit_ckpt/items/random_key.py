@@ -53,7 +53,7 @@ class _KeyFiles:
         both = Composite(**{self._key: key, self._about: JsonRestoreArgs()})
         found = self._items.restore(directory, args=both)
         about = cast(dict[str, object], found[self._about])
-        if type(about) is not dict or type(about.get(field)) is not bool:
+        if type(about) is not dict or type(about.get(field)) not in (bool, int):
             raise FormatError(
                 f"{resolve_path(directory) / self._about}: expected an object that says whether "
                 f"the key is {field!r}, found {about!r}"

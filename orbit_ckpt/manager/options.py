@@ -34,7 +34,7 @@ from orbit_ckpt.manager.save_policies import (
     SaveDecisionPolicy,
     SpecificStepsPolicy,
 )
-from orbit_ckpt.manager.steps import StepNameFormat, StepNames
+from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step
 
 
 @dataclass(kw_only=True)
@@ -157,7 +157,8 @@ class CheckpointManagerOptions:
             )
         if isinstance(self.save_on_steps, int):
             raise TypeError(f"save_on_steps is {self.save_on_steps}; give a list of steps")
-        self.save_on_steps = frozenset(self.save_on_steps or ())
+        steps = () if self.save_on_steps is None else self.save_on_steps
+        self.save_on_steps = frozenset(map(as_step, steps))
 
     def step_names(self) -> StepNames:
         """Return how steps are named."""

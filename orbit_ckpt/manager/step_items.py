@@ -25,6 +25,7 @@ from orbit_ckpt.items.pytree import PyTreeMetadataOptions, PyTreeRestoreArgs
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt.manager.index import METRICS_ITEM
+from orbit_ckpt.metadata.codec import plain_scalar
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.values import StepMetadata
@@ -309,6 +310,6 @@ def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
             return {name: plain(field) for name, field in fields.items()}
         if isinstance(value, list | tuple):
             return [plain(entry) for entry in cast(Sequence[Any], value)]
-        return value.item() if getattr(value, "ndim", None) == 0 else value
+        return plain_scalar(value) if getattr(value, "ndim", None) == 0 else value
 
     return cast(dict[str, object], plain(metrics))

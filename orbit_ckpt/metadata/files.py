@@ -205,16 +205,20 @@ def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMet
         CorruptionError: The file differs from its checksum.
     """
     step = read_step(directory)
-    statistics = cast(Mapping[str, object], step.other.get("performance_metrics") or {})
     return StepMetadata(
         item_handlers=step.item_handlers,
         item_metadata=item_metadata,
-        metrics=cast(Mapping[str, object], step.other.get("metrics") or {}),
-        performance_metrics=StepStatistics(statistics),
+        metrics=_object(step.other.get("metrics")),
+        performance_metrics=StepStatistics(_object(step.other.get("performance_metrics"))),
         init_timestamp_nsecs=step.init_timestamp_nsecs,
         commit_timestamp_nsecs=step.commit_timestamp_nsecs,
         custom_metadata=step.custom_metadata,
     )
+
+
+def _object(value: object) -> Mapping[str, object]:
+    """Return a JSON object; an empty one for anything else."""
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
 
 
 def write_step(directory: Path, document: StepDocument) -> None:

@@ -52,6 +52,9 @@ RANDOM_KEY_IMPL = "random_key_impl"
 
 _SEQUENCE, _DICT = 1, 2
 
+_Flag = bool | int | None
+"""A flag as Orbax writes it: what the caller passed, so 0, 1 or null too."""
+
 
 class LeafRecord(Struct, frozen=True, gc=False):
     """One leaf of a tree as `_METADATA` records it.
@@ -130,9 +133,9 @@ class TreeDocument(Struct, frozen=True):
         tree = decode_json(data, _Tree, where)
         return cls(
             leaves=_decode_leaves(tree.tree_metadata, f"{where}: tree_metadata"),
-            use_ocdbt=tree.use_ocdbt,
-            use_zarr3=tree.use_zarr3,
-            stores_fill_values=tree.store_array_data_equal_to_fill_value,
+            use_ocdbt=None if tree.use_ocdbt is None else bool(tree.use_ocdbt),
+            use_zarr3=bool(tree.use_zarr3),
+            stores_fill_values=bool(tree.store_array_data_equal_to_fill_value),
             custom_metadata=tree.custom_metadata,
             rich_types=tree.value_metadata_tree or None,
         )
@@ -314,7 +317,7 @@ class _Key(Struct, frozen=True, gc=False):
 
 class _Value(Struct, frozen=True, gc=False):
     value_type: str
-    skip_deserialize: bool = False
+    skip_deserialize: _Flag = False
     write_shape: Shape | UnsetType | None = UNSET
 
 
@@ -325,9 +328,9 @@ class _Leaf(Struct, frozen=True, gc=False):
 
 class _Tree(Struct):
     tree_metadata: dict[str, _Leaf]
-    use_ocdbt: bool | None = None
-    use_zarr3: bool = False
-    store_array_data_equal_to_fill_value: bool = False
+    use_ocdbt: _Flag = None
+    use_zarr3: _Flag = False
+    store_array_data_equal_to_fill_value: _Flag = False
     custom_metadata: Any = None
     value_metadata_tree: str | UnsetType | None = UNSET
 
@@ -400,7 +403,7 @@ def _decode_leaves(entries: Mapping[str, _Leaf], where: str) -> list[LeafRecord]
                 names,
                 storage_name(names),
                 value.value_type,
-                value.skip_deserialize,
+                bool(value.skip_deserialize),
                 None if value.write_shape is UNSET else value.write_shape,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
@@ -131,6 +134,68 @@ def test_custom_metadata_round_trips(custom: dict[str, object], tmp_path: Path) 
     ocp.save(tmp_path / "x", TREE, custom_metadata=custom)
     assert ocp.metadata(tmp_path / "x").custom_metadata == custom
     assert checkpointer().metadata(tmp_path / "x").custom_metadata == custom
+
+
+SCALARS = {
+    "jax": jnp.float32(1),
+    "half": jnp.bfloat16(1.5),
+    "numpy": [np.float32(0.5), np.int64(3), (np.bool_(True), np.array(2))],
+}
+PLAIN = {"jax": 1.0, "half": 1.5, "numpy": [0.5, 3, [True, 2]]}
+
+
+def test_scalars_of_numpy_and_jax_are_numbers_in_every_json_document(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "a", TREE, custom_metadata=SCALARS)
+    assert ocp.metadata(tmp_path / "a").custom_metadata == PLAIN
+    trees = checkpointer()
+    trees.save(tmp_path / "b", TREE, custom_metadata=SCALARS)
+    assert trees.metadata(tmp_path / "b").custom_metadata == PLAIN
+    trees.save(tmp_path / "c", args=ocp.args.PyTreeSave(TREE, custom_metadata=SCALARS))
+    item: Any = trees.metadata(tmp_path / "c").item_metadata
+    assert item.custom_metadata == PLAIN
+    document = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+    document.save(tmp_path / "d", args=ocp.args.JsonSave(SCALARS))
+    assert document.restore(tmp_path / "d") == PLAIN
+    with ocp.CheckpointManager(tmp_path / "run", metadata=SCALARS) as run:
+        run.save(1, TREE, metrics=SCALARS, custom_metadata=SCALARS)
+        run.wait_until_finished()
+        assert run.metadata().custom_metadata == PLAIN
+        assert run.metrics(1) == run.metadata(1).custom_metadata == PLAIN
+
+
+@pytest.mark.parametrize("value", [1, 0, np.bool_(True), np.int64(0), jnp.array(True)])
+@pytest.mark.parametrize("name", ["use_ocdbt", "use_zarr3", "use_compression"])
+def test_flags_may_be_zero_and_one(name: str, value: Any, tmp_path: Path) -> None:
+    trees: Any = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**{name: value}))
+    trees.save(tmp_path / "x", TREE)
+    assert_same_tree(trees.restore(tmp_path / "x"), TREE)
+    recorded = json.loads((tmp_path / "x" / "_METADATA").read_text())
+    assert recorded.get(name, bool(value)) is bool(value)
+
+
+@pytest.mark.parametrize("value", ["false", 2, 0.5, np.ones(2), [True]])
+def test_a_flag_of_another_type_is_refused_by_its_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="use_zarr3 is"):
+        ocp.PyTreeCheckpointHandler(use_zarr3=value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"use_zarr3": 1},
+        {"use_ocdbt": 0},
+        {"use_ocdbt": 1, "use_zarr3": 0},
+        {"use_ocdbt": None, "use_zarr3": None},
+    ],
+)
+def test_checkpoints_that_orbax_wrote_with_flags_of_zero_and_one_are_read(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = orbax.Checkpointer(orbax.PyTreeCheckpointHandler(**flags))
+    tree = {"a": jnp.arange(3), "b": [np.ones(2), 1, "text"], "none": {}}
+    theirs.save(tmp_path / "x", tree)
+    assert_same_tree(ocp.load(tmp_path / "x"), tree)
+    assert ocp.verify(tmp_path / "x").is_intact
 
 
 @pytest.mark.parametrize("custom", [{"x": object()}, {"x": {1, 2}}, {"x": np.ones(2)}, [1, 2]])

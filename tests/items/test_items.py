@@ -260,7 +260,7 @@ def test_damaged_items_are_noticed(tmp_path: Path) -> None:
             checkpointer.restore(tmp_path / "x", ocp.args.Composite(**{name: None}))
 
 
-@pytest.mark.parametrize("about", ["[]", "{}", '{"typed": 1}'])
+@pytest.mark.parametrize("about", ["[]", "{}", '{"typed": "yes"}'])
 def test_what_is_not_understood_of_a_key_is_named(about: str, tmp_path: Path) -> None:
     checkpointer = ocp.Checkpointer(ocp.JaxRandomKeyCheckpointHandler())
     checkpointer.save(tmp_path / "x", ocp.args.JaxRandomKeySave(jax.random.key(0)))

@@ -555,6 +555,7 @@ def test_steps_are_named(run: Any, tmp_path: Path, fields: dict[str, Any], name:
     [
         ({"save_interval_steps": 3}, [1, 3, 6]),
         ({"save_interval_steps": 5, "save_on_steps": [2]}, [1, 2, 5]),
+        ({"save_interval_steps": np.int64(5), "save_on_steps": np.array([2, 3])}, [1, 2, 3, 5]),
         ({"should_save_fn": lambda step, last: last is None or step - last >= 2}, [1, 3, 5, 7]),
     ],
 )
