@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 from typing import cast
@@ -59,6 +60,18 @@ def available_bytes() -> int | None:
         return int(found["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+
+
+def check_available(nbytes: int) -> None:
+    """Check that so much memory can be had, for code that ends the program if it cannot.
+
+    Raises:
+        OSError: It cannot.
+    """
+    available = available_bytes()
+    if available is not None and nbytes > available:
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes of memory are needed, {available} are free")
+    _aligned(nbytes)
 
 
 def _aligned(nbytes: int) -> memoryview:

@@ -25,7 +25,7 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
-from orbit_ckpt.errors import CorruptionError
+from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.array_sums import ArraySum, ArraySums
@@ -40,13 +40,15 @@ from orbit_ckpt.storage.chunk_read import (
 from orbit_ckpt.storage.codec import PIECE_BYTES
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt_encode import Value
+from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.read_threads import ReadThreads
 from orbit_ckpt.storage.store_path import is_damage, map_requests
 from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt.storage.value_read import ValueReader, read_value
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
+
+_MAX_DOCUMENT_BYTES = 1 << 26
 
 
 class ReadCost(NamedTuple):
@@ -163,6 +165,11 @@ class BatchReader:
                 path=where,
                 chunk=key,
                 what="the array's metadata document is missing",
+            )
+        if isinstance(value, Extent) and value.length > _MAX_DOCUMENT_BYTES:
+            raise FormatError(
+                f"{format_path(path)} ({key}): a metadata document of {value.length} bytes, more "
+                f"than {_MAX_DOCUMENT_BYTES}. The checkpoint is damaged."
             )
         document = value if isinstance(value, bytes) else read_value(value)
         known = self._layouts.get(document)
@@ -354,6 +361,11 @@ class BatchReader:
                     self._check_chunk(read, index, reading, max_bytes)
                 except CorruptionError as error:
                     errors.append(error)
+                except VersionError:
+                    raise
+                except FormatError as error:  # codecs that are not known
+                    what = str(error)
+                    errors.append(CorruptionError(what, path=read.where, chunk=key, what=what))
                 except OSError as error:
                     if not is_damage(error):
                         raise  # a store that does not answer is no damage

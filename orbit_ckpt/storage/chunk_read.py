@@ -28,13 +28,15 @@ from orbit_ckpt.storage.value_read import (
     MAX_OBJECT_AHEAD_BYTES,
     ValueReader,
     open_value,
+    within_file,
 )
-from orbit_ckpt.storage.zarr import ZarrArray
+from orbit_ckpt.storage.zarr import ZarrArray, most_decoded
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 SMALL_BYTES = 1 << 14
 """Reads below this size are left to one thread; several would mostly wait for the interpreter."""
 
+_LARGE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _MIN_BLOCK_BYTES = 1 << 16
 """Parts of chunks that are read block by block."""
@@ -93,7 +95,10 @@ class ChunkReader:
             CorruptionError: A chunk is missing, cut short or damaged.
         """
         layout = read.layout
-        memory = reading.arena.take(region.size * layout.dtype.itemsize)
+        nbytes = region.size * layout.dtype.itemsize
+        if nbytes > _LARGE_BYTES:
+            self._check_size(read, region)
+        memory = reading.arena.take(nbytes)
         result = np.ndarray(region.shape, layout.dtype, memory)
         if region.shape == layout.chunk_shape == layout.shape:
             first = (0,) * len(layout.shape)
@@ -114,6 +119,23 @@ class ChunkReader:
                 if common is not None:
                     result[common.within(region).slices] = values[common.within(block).slices]
         return result
+
+    def _check_size(self, read: ArrayRead, region: Region) -> None:
+        """Check that the first chunk of a part can be as large as its array says.
+
+        Raises:
+            CorruptionError: It cannot.
+        """
+        layout = read.layout
+        index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
+        key, value = self.chunk(read, index)
+        try:
+            stored = value if isinstance(value, bytes) else within_file(value)
+        except FileNotFoundError:
+            raise damaged_chunk(read, key, value, "the file is missing") from None
+        if most_decoded(layout, stored_size(stored)) < layout.chunk_nbytes:
+            problem = f"it does not {'decompress to' if layout.compression else 'have'} "
+            raise damaged_chunk(read, key, value, f"{problem}{layout.chunk_nbytes} bytes")
 
     def reads_parts(self, layout: ZarrArray) -> bool:
         """Whether of chunks only those bytes are read that are asked for, or little more."""

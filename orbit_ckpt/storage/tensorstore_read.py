@@ -9,6 +9,7 @@ import numpy as np
 import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
+from orbit_ckpt.arrays.memory import check_available
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region
 from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt.storage.buckets import store_failure
@@ -23,6 +24,9 @@ from orbit_ckpt.storage.kvstore import ValueStore, open_array
 from orbit_ckpt.storage.layout import join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.value_read import read_value
+from orbit_ckpt.storage.zarr import most_decoded
+
+_LARGE_BYTES = 1 << 26
 
 
 class TensorStoreReader:
@@ -63,13 +67,25 @@ class TensorStoreReader:
             raise await self._locate_damage(read, region, error) from error
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
-        """Check that all chunks exist, and what the manifest says of them; count them as read."""
-        for index in chunk_indices(region, read.layout.chunk_shape):
-            key = read.layout.chunk_key(read.name, index)
+        """Check that all chunks exist, and what the manifest says of them; count them as read.
+
+        Nor may they be too small for the array: TensorStore takes memory for it, and ends the
+        program if there is none.
+        """
+        layout = read.layout
+        for index in chunk_indices(region, layout.chunk_shape):
+            key = layout.chunk_key(read.name, index)
             value = self._chunks.find(read.path, key)
             if value is None and not self._fill_missing:
                 raise self._chunks.missing(read, key)
-            self._fetched.add(0 if value is None else stored_size(value))
+            nbytes = 0 if value is None else stored_size(value)
+            if value is not None and most_decoded(layout, nbytes) < layout.chunk_nbytes:
+                problem = f"its {nbytes} bytes cannot be {layout.chunk_nbytes}"
+                raise damaged_chunk(read, key, value, problem)
+            self._fetched.add(nbytes)
+        needed = max(region.size * layout.dtype.itemsize, layout.chunk_nbytes)
+        if needed > _LARGE_BYTES:
+            check_available(needed)
 
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)

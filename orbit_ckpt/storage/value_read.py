@@ -92,7 +92,7 @@ class ValueReader:
         if isinstance(value, bytes):
             return memoryview(value)
         if value.length > MAX_AHEAD_BYTES:
-            value = _within_file(value)
+            value = within_file(value)
         if isinstance(value, Pieces):
             buffer = memoryview(bytearray(value.length))
             return buffer[: self.read_into(value, [buffer])]
@@ -232,7 +232,7 @@ def open_value(value: Value) -> Callable[[int], bytes]:
     return read
 
 
-def _within_file(value: Extent) -> Extent:
+def within_file(value: Extent) -> Extent:
     """Return a value as far as its files go, before memory is taken for it.
 
     Raises:

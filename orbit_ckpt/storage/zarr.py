@@ -20,11 +20,22 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
 
+_MAX_RATIOS: Mapping[str, int] = {"gzip": 1032, "zlib": 1032, "zstd": 1 << 16, "bz2": 1 << 21}
+_MAX_RATIO = 1 << 17
+_SLACK_BYTES = 1 << 16
+"""More than what compressors make of a byte: what is larger is not in a chunk, whatever it says."""
+
 MIN_COMPRESSED_BYTES = 16 * 1024
 """Arrays below this size are stored uncompressed: what zstd saves on them is less than what a
 leaf costs in metadata."""
 
 _ZSTD_LEVEL = 1
+_MAX_CHUNKS = 2**24
+"""All of an array are looked up, one after the other."""
+
+MAX_DIMENSIONS = 64
+"""numpy has no arrays of more."""
+
 _MAX_ELEMENTS = 2**58
 """More have too many bytes for any machine, whatever their dtype."""
 
@@ -42,6 +53,7 @@ class ZarrArray(Struct, frozen=True):
         is_direct: Whether a chunk is its elements in C order, little-endian, if anything compressed
             with zstd and with a checksum behind them, so that it is read without TensorStore.
         separator: What stands between the indices in a zarr2 chunk key.
+        is_sharded: Whether a chunk is made of smaller ones, of which not all need exist.
     """
 
     zarr_format: int
@@ -52,6 +64,7 @@ class ZarrArray(Struct, frozen=True):
     checksum: bool
     is_direct: bool
     separator: str = "."
+    is_sharded: bool = False
 
     @property
     def driver(self) -> str:
@@ -76,6 +89,15 @@ class ZarrArray(Struct, frozen=True):
     def chunk_key(self, name: str, index: Shape) -> str:
         """Return the storage key of one chunk of the array called `name`."""
         return join_key(name, _chunk_suffix(index, self.zarr_format, self.separator))
+
+
+def most_decoded(layout: ZarrArray, nbytes: int) -> int:
+    """Return how many bytes a stored chunk can decode to at most, if its size is this."""
+    if layout.is_sharded:  # what is all zeros need not be in it
+        return layout.chunk_nbytes
+    if layout.compression is None:
+        return nbytes
+    return _SLACK_BYTES + _MAX_RATIOS.get(layout.compression, _MAX_RATIO) * nbytes
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,6 +257,7 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
             and endian == "little"
             and encoding == {"name": "default"}
         ),
+        is_sharded="sharding_indexed" in names,
     )
 
 
@@ -262,3 +285,5 @@ def _check_grid(shape: Shape, chunks: Shape) -> None:
         raise ValueError(f"chunks {chunks} do not fit shape {shape}")
     if any(math.prod(filter(None, sizes)) > _MAX_ELEMENTS for sizes in (shape, chunks)):
         raise ValueError(f"shape {shape} or chunks {chunks} have too many elements")
+    if math.prod(-(-n // c) for n, c in zip(shape, chunks, strict=True)) > _MAX_CHUNKS:
+        raise ValueError(f"shape {shape} in chunks {chunks} has more than {_MAX_CHUNKS} chunks")
