@@ -14,6 +14,7 @@ from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save, decline_save
 from orbit_ckpt.formats.base import Format
+from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.arguments import cast_on_save
@@ -147,6 +148,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     report: bool = False,
     lazy: bool = False,
     reader: Format | None = None,
+    memory_limit: int | None = None,
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt, Orbax or another program.
 
@@ -188,6 +190,9 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             report counts all others as if they were, too.
         reader: The format to read it as, which may have options of its own, such as those of
             `orbit_ckpt.t5x`; None to find out.
+        memory_limit: Most bytes of host memory that are used beside the result at once, for data
+            that is being read, cast or computed with; a leaf that needs more is loaded alone. None
+            for 64 MiB per core, and no limit on what is read straight into the result.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`.
@@ -214,7 +219,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         lazy=lazy,
         reader=reader,
     )
-    run = _handler().run_and_explain if report else _handler().run_request
+    handler = _handler(memory_limit)
+    run = handler.run_and_explain if report else handler.run_request
     with reported_restore(path):
         return run(path, request)
 
@@ -233,6 +239,7 @@ def plan(  # noqa: PLR0913 - those of `load`
     strict: bool = True,
     sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
     reader: Format | None = None,
+    memory_limit: int | None = None,
 ) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 
@@ -267,7 +274,7 @@ def plan(  # noqa: PLR0913 - those of `load`
         sharding=sharding,
         reader=reader,
     )
-    return _handler().explain_request(path, request)
+    return _handler(memory_limit).explain_request(path, request)
 
 
 def _request(
@@ -342,5 +349,25 @@ def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
     return _handler().metadata(path, reader=reader)
 
 
-def _handler() -> PyTreeHandler:
-    return PyTreeHandler(pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True))
+def _handler(memory_limit: int | None = None) -> PyTreeHandler:
+    """Return what saves and loads trees.
+
+    Raises:
+        TypeError: The limit is no whole number of bytes.
+        ValueError: The limit is not positive.
+    """
+    if memory_limit is not None:
+        if not isinstance(memory_limit, int) or isinstance(memory_limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+            raise TypeError(
+                f"memory_limit: expected a whole number of bytes, found {memory_limit!r}. Give "
+                "256 * 2**20 for 256 MiB, for example."
+            )
+        if memory_limit <= 0:
+            raise ValueError(
+                f"memory_limit must be positive, found {memory_limit}; it is a number of bytes, "
+                "256 * 2**20 for 256 MiB for example."
+            )
+    return PyTreeHandler(
+        memory_options=MemoryOptions(read_concurrent_bytes=memory_limit),
+        pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
+    )

@@ -15,7 +15,7 @@ from orbit_ckpt.arrays.replicas import ReplicaOptions, Turns, written_shards
 from orbit_ckpt.arrays.sharding import describe_sharding
 from orbit_ckpt.arrays.transfer import DeferredData, TakenArray, shards_of
 from orbit_ckpt.errors import UnsupportedLeafError
-from orbit_ckpt.handlers.array_target import ArrayTarget, plan_targets
+from orbit_ckpt.handlers.array_target import plan_targets
 from orbit_ckpt.handlers.base import (
     Future,
     ParamInfo,
@@ -163,10 +163,12 @@ class ArrayHandler:
         reader = load_batch_of(infos[0]).reader
         arrays: list[jax.Array] = []
         reads = [target.read for target in targets]
-        async with aclosing(reader.read_in_windows(reads)) as windows:
+        is_dropped = [target.is_dropped for target in targets]
+        async with aclosing(reader.read_in_windows(reads, is_dropped)) as windows:
             async for window in windows:
                 part = targets[len(arrays) : len(arrays) + len(window)]
-                arrays += map(ArrayTarget.place, part, window)
+                window.reverse()  # what was read of one is free before the next is made
+                arrays += [target.place(window.pop()) for target in part]
         return arrays
 
     def plan_reads(

@@ -46,10 +46,12 @@ class Placement(Struct, frozen=True):
     Attributes:
         regions: The distinct parts; of a padded array they may reach beyond what is stored.
         stored: What of them is stored, in the same order; empty regions are None.
+        on_host: Whether the parts stay in host memory as they were read.
     """
 
     regions: Sequence[Region]
     stored: Sequence[Region | None]
+    on_host: bool
 
 
 class ArrayTarget(Struct, frozen=True, gc=False):
@@ -100,6 +102,13 @@ class ArrayTarget(Struct, frozen=True, gc=False):
     def final_dtype(self) -> DType:
         """The dtype of the array, of its data if it is one of keys."""
         return self.logical if self.dtype is None else as_dtype(self.dtype)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether what is read for it becomes something else: cast, padded or on a device."""
+        return not self.placement.on_host or (
+            self.dtype is not None and self.final_dtype != self.logical
+        )
 
     def parts(self, values: Sequence[HostArray]) -> dict[Region, HostArray]:
         """Return the values of every region, from those that were read."""
@@ -204,7 +213,8 @@ class _Planner:
                 dict.fromkeys(r for d, r in held.items() if readers is None or d in readers)
             )
             parts = [region.intersect(whole(stored)) for region in regions]
-            self._placements[key] = Placement(regions, parts)
+            on_host = regions == parts and all(d.platform == "cpu" for d in held)
+            self._placements[key] = Placement(regions, parts, on_host)
         return self._placements[key]
 
 

@@ -167,14 +167,22 @@ async def read_each(
         return []
     batch = load_batch_of(infos[0])
     reads = whole_reads(infos)
-    leaves = iter(zip(infos, default_restore_args(infos, args), strict=True))
+    wanted = default_restore_args(infos, args)
+    is_dropped = [
+        arg.dtype is not None and as_dtype(arg.dtype) != logical_dtype(info, read.layout.dtype)
+        for info, arg, read in zip(infos, wanted, reads, strict=True)
+    ]
     results: list[T] = []
-    async with aclosing(batch.reader.read_in_windows(reads)) as windows:
+    async with aclosing(batch.reader.read_in_windows(reads, is_dropped)) as windows:
         async for window in windows:
-            for (host,), (info, arg) in zip(window, leaves, strict=False):
+            window.reverse()
+            while window:  # what was read of one is free before the next is made
+                info, arg = infos[len(results)], wanted[len(results)]
+                (host,) = window.pop()
                 logical = logical_dtype(info, host.dtype) if batch.details else host.dtype
                 values = host if logical == host.dtype else host.view(logical)
                 results.append(convert(values, info, arg))
+                del host, values
     return results
 
 

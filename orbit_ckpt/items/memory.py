@@ -19,7 +19,9 @@ class MemoryOptions:
 
     Attributes:
         write_concurrent_bytes: Most bytes in host memory for writing at once; 2 GiB by default.
-        read_concurrent_bytes: Most bytes being read at once; no limit by default.
+        read_concurrent_bytes: Most bytes being read at once. By default 64 MiB per core (128 MiB at
+            least, 2 GiB at most) for what is decoded, cast or moved to devices, and no limit on
+            what is read straight into the result.
         transfer_concurrent_bytes: Most bytes being copied from devices at once; no limit by
             default. `"auto"` is half of the host memory that is free when the save begins.
     """

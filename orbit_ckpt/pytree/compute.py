@@ -38,6 +38,8 @@ async def compute_leaves(
     wanted: set[NamePath],
     read: ReadLeaves,
     place: Callable[[NamePath, object, bool], object],
+    *,
+    max_bytes: int | None = None,
 ) -> dict[NamePath, object]:
     """Return computed leaves; what they are computed from is dropped as soon as it is not needed.
 
@@ -47,6 +49,7 @@ async def compute_leaves(
         read: Reads stored leaves.
         place: Makes a computed value what the caller asked for; is told whether it comes from
             arrays of JAX.
+        max_bytes: See `groups_of`.
 
     Raises:
         TransformError: A function has failed.
@@ -54,7 +57,7 @@ async def compute_leaves(
     is_from_jax = _Origins(view.stored)
     fetch = partial(_read, view, read)
     results: dict[NamePath, object] = {}
-    for batch in groups_of(view, wanted):
+    for batch in groups_of(view, wanted, max_bytes):
         nodes = [node for _, node in batch]
         values = {
             identity(stack): await _fill(names, stack, fetch)
@@ -69,10 +72,20 @@ async def compute_leaves(
     return results
 
 
-def groups_of(view: View, wanted: Container[NamePath]) -> Iterator[_Named]:
-    """Yield computed leaves in groups that are computed one after the other."""
+def groups_of(
+    view: View, wanted: Container[NamePath], max_bytes: int | None = None
+) -> Iterator[_Named]:
+    """Yield computed leaves in groups that are computed one after the other.
+
+    Args:
+        view: What there is.
+        wanted: Which of its computed leaves.
+        max_bytes: Most bytes of sources that are held at once, unless one result needs more;
+            None for a default, which is never exceeded.
+    """
     nodes = {names: node for names, node in view.computed.items() if names in wanted}
-    return _batches([list(group.items()) for group in nodes_by_source(nodes)])
+    groups = [list(group.items()) for group in nodes_by_source(nodes)]
+    return _batches(groups, min(max_bytes or _BATCH_BYTES, _BATCH_BYTES))
 
 
 _Fetch = Callable[[Sequence[Read]], Awaitable[dict[object, object]]]
@@ -119,7 +132,7 @@ async def _fill(names: NamePath, node: Apply, fetch: _Fetch) -> HostArray:
     result = aligned_empty(cast(tuple[int, ...], info.shape), as_dtype(info.dtype))
     rows = np.moveaxis(result, cast(int, node.stack_axis), 0)
     done = 0
-    for batch in _batches([[(names, part)] for part in node.inputs]):
+    for batch in _batches([[(names, part)] for part in node.inputs], _BATCH_BYTES):
         parts = [part for _, part in batch]
         evaluate = Evaluation(await fetch(list(sources_of(*parts))), parts)
         for part in parts:
@@ -164,14 +177,14 @@ def _is_known_row(node: Node) -> bool:
             return False
 
 
-def _batches(groups: Sequence[_Named]) -> Iterator[_Named]:
+def _batches(groups: Sequence[_Named], max_bytes: int) -> Iterator[_Named]:
     """Yield groups, small ones together."""
     batch: list[tuple[NamePath, Node]] = []
     held = nbytes = 0
     for group in groups:
         sources = list(sources_of(*[node for _, node in group]))
         size = sum(map(_nbytes, sources))
-        if batch and (held + len(sources) > _BATCH_LEAVES or nbytes + size > _BATCH_BYTES):
+        if batch and (held + len(sources) > _BATCH_LEAVES or nbytes + size > max_bytes):
             yield batch
             batch, held, nbytes = [], 0, 0
         batch += group

@@ -19,6 +19,7 @@ from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.compute import groups_of, source_args
 from orbit_ckpt.pytree.restore import TreePlan
 from orbit_ckpt.storage.batch_read import ReadCost
+from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.transform.nodes import (
     Apply,
     ArrayInfo,
@@ -67,7 +68,7 @@ class RestorePlan(Struct, frozen=True):
         leaves: The leaves of the result.
         ignored: Names of stored leaves that are not read.
         peak_bytes: Most bytes of host memory held at once, about: those of the result that are in
-            host memory and those on their way to devices or through functions.
+            host memory and those that are being decoded, cast, copied to devices or computed with.
     """
 
     leaves: tuple[LeafPlan, ...]
@@ -144,6 +145,8 @@ class _Explanation:
         self._on_host = on_host
         self._found: Mapping[NamePath, object] = {}
         self._costs: dict[NamePath, ReadCost] = {}
+        self._reads: list[list[tuple[LeafRecord, ArrayRead]]] = []
+        """What is read as it is, by handlers."""
         self._source_costs: dict[NamePath, ReadCost] = {}
         self._original = {r.name: names for names, r in plan.view.stored.items()}
         self._used: set[NamePath] = set()
@@ -154,7 +157,7 @@ class _Explanation:
         plan, view = self._plan, self._plan.view
         records = [r for r in plan.records if r.name not in plan.stored.source.inline]
         self._found = await plan.stored.metadata(records)
-        self._costs = self._costs_of(records, plan.args)
+        self._costs = self._costs_of(records, plan.args, self._reads)
         target = plan.target
         order = [*view.records, *view.computed, *plan.alignment.filled]
         if target is not None:
@@ -172,7 +175,10 @@ class _Explanation:
         return record is not None and record.is_empty
 
     def _costs_of(
-        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+        self,
+        records: Sequence[LeafRecord],
+        args: Mapping[NamePath, RestoreArgs],
+        groups: list[list[tuple[LeafRecord, ArrayRead]]] | None = None,
     ) -> dict[NamePath, ReadCost]:
         stored = self._plan.stored
         if self._on_host:
@@ -183,6 +189,8 @@ class _Explanation:
             if isinstance(handler, ReadPlanner):
                 wanted = [args.get(record.names, RestoreArgs()) for record in group]
                 reads = handler.plan_reads(stored.infos(group), wanted)
+                if groups is not None:
+                    groups.append(list(zip(group, reads, strict=True)))
                 for record, read in zip(group, reads, strict=True):
                     costs[record.names] = stored.batch.reader.cost(read)
         return costs
@@ -266,24 +274,45 @@ class _Explanation:
 
     def _peak_bytes(self) -> int:
         """Return about how much host memory is needed at once."""
-        plan, costs = self._plan, self._costs
-        kept = moved = 0
-        for record in plan.records:
-            nbytes = costs[record.names].wanted if record.names in costs else 0
-            if self._is_moved(record):
-                moved += nbytes
-            else:
-                kept += nbytes
-        limit = plan.stored.batch.reader.limiter.max_bytes
-        window = moved if limit is None else min(moved, limit)
-        computed = [names for names in plan.view.computed if plan.alignment.is_read(names)]
-        for group in groups_of(plan.view, set(computed)):
+        plan = self._plan
+        reader = plan.stored.batch.reader
+        kept = peak = 0
+        for group in self._reads:
+            reads = [read for _, read in group]
+            sizes = [self._kept_bytes(record, read) for record, read in group]
+            is_dropped = [size != read.nbytes for size, read in zip(sizes, reads, strict=True)]
+            done = 0
+            for window, _ in reader.windows(reads, is_dropped):
+                held = sum(
+                    read.nbytes
+                    + (0 if reader.can_stream(read.layout) else self._costs[record.names].stored)
+                    for record, read in group[done : done + len(window)]
+                )
+                made = sum(sizes[done : done + len(window)])
+                peak = max(peak, kept + held)
+                kept += made
+                done += len(window)
+        computed = {names for names in plan.view.computed if plan.alignment.is_read(names)}
+        for group in groups_of(plan.view, computed, reader.limiter.max_bytes):
             sources = {read.names for read in sources_of(*[node for _, node in group])}
             held = sum(self._source_costs[n].wanted for n in sources if n in self._source_costs)
             made = sum(_nbytes(node.info) for _, node in group)
-            window = max(window, held + made)
+            peak = max(peak, kept + held + made)
             kept += made
-        return kept + window
+        return max(peak, kept)
+
+    def _kept_bytes(self, record: LeafRecord, read: ArrayRead) -> int:
+        """Return how much host memory a leaf has once it is restored."""
+        if self._is_moved(record):
+            return 0
+        arg, metadata = self._plan.args.get(record.names), self._found.get(record.names)
+        if arg is None or not isinstance(metadata, ArrayMetadata) or is_prng_dtype(metadata.dtype):
+            return read.nbytes
+        size = read.nbytes
+        if isinstance(arg, ArrayRestoreArgs) and arg.global_shape not in (None, metadata.shape):
+            size = math.prod(arg.global_shape or ()) * metadata.dtype.itemsize
+        dtype = metadata.dtype if arg.dtype is None else as_dtype(arg.dtype)
+        return size // metadata.dtype.itemsize * dtype.itemsize
 
     def _is_moved(self, record: LeafRecord) -> bool:
         """Whether a leaf leaves host memory for a device."""

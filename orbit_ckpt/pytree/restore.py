@@ -256,7 +256,13 @@ async def _computed(plan: TreePlan) -> dict[NamePath, object]:
         return convert_value(plan.stored.batch, plan.view.paths[names], value, arg or AS_SAVED)
 
     wanted = {names for names in plan.view.computed if alignment.is_read(names)}
-    return await compute_leaves(plan.view, wanted, partial(read_leaves, plan.stored), place)
+    return await compute_leaves(
+        plan.view,
+        wanted,
+        partial(read_leaves, plan.stored),
+        place,
+        max_bytes=plan.stored.batch.reader.limiter.max_bytes,
+    )
 
 
 def _check_computed(

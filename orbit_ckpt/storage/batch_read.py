@@ -8,6 +8,7 @@ Codecs other than zstd are left to `storage.tensorstore_read`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -49,6 +50,9 @@ from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _MAX_DOCUMENT_BYTES = 1 << 26
+_BYTES_PER_CORE = 1 << 26
+_MOST_BYTES = 1 << 31
+"""The default budget: every core decodes or casts something while the next is read."""
 
 
 class ReadCost(NamedTuple):
@@ -85,7 +89,8 @@ class BatchReader:
     Args:
         store: Where the values are.
         zarr_format: Format of the metadata documents, 2 or 3.
-        max_bytes: Most bytes of parts to hold at once, None for no limit.
+        max_bytes: Most bytes of parts to hold at once. None is a default that only counts what
+            is dropped again: parts that become something else, and encoded chunks.
         fill_missing: Whether a chunk that does not exist stands for zeros, as in checkpoints of
             writers that left such chunks out. Otherwise it is an error.
         sums: Sums of whole arrays by storage name, with which those are compared that are read
@@ -107,7 +112,8 @@ class BatchReader:
         self._threads = ReadThreads(store)
         self._zarr_format = zarr_format
         self._document_name = document_name(zarr_format)
-        self.limiter = ByteLimiter(max_bytes)
+        self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
+        self._counts_all = max_bytes is not None
         self._fill_missing = fill_missing
         self._layouts: dict[bytes, ZarrArray] = {}
         self._fetched = ByteCount()
@@ -192,32 +198,43 @@ class BatchReader:
         return ReadCost(sum(lengths), len(lengths) * layout.chunk_nbytes, read.nbytes)
 
     async def read_in_windows(
-        self, reads: Sequence[ArrayRead]
+        self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
     ) -> AsyncGenerator[list[list[HostArray]]]:
         """Yield what `read` returns, for consecutive groups of reads that fit the byte budget.
 
         A group counts against the budget, which all callers share, until the next is asked for.
+
+        Args:
+            reads: What is read.
+            is_dropped: Whether what is read becomes something else, for each; () for none.
         """
-        for window, nbytes in self._windows(reads):
+        for window, nbytes in self.windows(reads, is_dropped):
             async with self.limiter.reserve(nbytes):
                 yield await self.read(window)
 
-    def _windows(self, reads: Sequence[ArrayRead]) -> Iterator[tuple[Sequence[ArrayRead], int]]:
+    def windows(
+        self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
+    ) -> Iterator[tuple[Sequence[ArrayRead], int]]:
+        """Yield groups of reads, and how many bytes of the budget each takes."""
         limit = self.limiter.max_bytes
-        if limit is None:
+        if limit is None or not (self._counts_all or any(is_dropped) or self._has_encoded(reads)):
             yield reads, 0
             return
-        window: list[ArrayRead] = []
-        held = 0
-        for read in reads:
-            nbytes = read.nbytes
-            if window and held + nbytes > limit:
-                yield window, held
-                window, held = [], 0
-            window.append(read)
+        start = held = 0
+        for position, read in enumerate(reads):
+            is_counted = self._counts_all or bool(is_dropped and is_dropped[position])
+            nbytes = read.nbytes if is_counted else 0
+            if not self.can_stream(read.layout):  # TensorStore holds the chunks as they are stored
+                nbytes += read.nbytes
+            if position > start and held + nbytes > limit:
+                yield reads[start:position], held
+                start, held = position, 0
             held += nbytes
-        if window:
-            yield window, held
+        if start < len(reads):
+            yield reads[start:], held
+
+    def _has_encoded(self, reads: Sequence[ArrayRead]) -> bool:
+        return not all(self.can_stream(read.layout) for read in reads)
 
     async def read(self, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
         """Return for every read the values of its regions, of the stored dtype.
@@ -389,3 +406,7 @@ class BatchReader:
                 yield reading
             finally:
                 self._fetched.add(reading.nbytes)
+
+
+def _default_max_bytes() -> int:
+    return min(_MOST_BYTES, max(2, os.cpu_count() or 2) * _BYTES_PER_CORE)

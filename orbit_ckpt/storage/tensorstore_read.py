@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import cast
 
-import numpy as np
 import tensorstore as ts
 
 from orbit_ckpt.arrays.dtypes import HostArray
-from orbit_ckpt.arrays.memory import check_available
+from orbit_ckpt.arrays.memory import aligned_empty, check_available
 from orbit_ckpt.arrays.slices import Region, chunk_indices, chunk_region
 from orbit_ckpt.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt.storage.buckets import store_failure
@@ -59,12 +58,21 @@ class TensorStoreReader:
         self._check_chunks(read, region)
         array = await self._open(read)
         try:
-            return np.asarray(await array[region.slices].read())
+            return await self._read_into_own_memory(array[region.slices])
         except (ValueError, OSError) as error:
             failure = store_failure(read.where, error, is_remote=self._store.is_remote)
             if failure is not None:
                 raise failure from None
             raise await self._locate_damage(read, region, error) from error
+
+    async def _read_into_own_memory(self, array: ts.TensorStore) -> HostArray:
+        """Return an array's values in memory that goes back to the system when they are dropped.
+
+        TensorStore's own results come from the allocator, which keeps what is freed.
+        """
+        host = aligned_empty(tuple(array.shape), array.dtype.numpy_dtype)
+        await ts.array(host, context=self._context).write(array)
+        return host
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
         """Check that all chunks exist, and what the manifest says of them; count them as read.
