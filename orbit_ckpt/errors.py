@@ -2,7 +2,8 @@
 
     CheckpointError
     ├── CheckpointNotFoundError      (FileNotFoundError)  nothing restorable at a path
-    │   └── StepNotFoundError        a run has no such step, or none at all
+    │   ├── StepNotFoundError        a run has no such step, or none at all
+    │   └── ItemNotFoundError        (KeyError)  a checkpoint has no such item
     ├── CheckpointExistsError        (FileExistsError, ValueError)  destination is taken
     │   └── StepAlreadyExistsError   a manager has saved that step before
     ├── IncompleteCheckpointError    (ValueError)  a save that never committed
@@ -43,6 +44,12 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 class StepNotFoundError(CheckpointNotFoundError):
     """A run has no such step, or none at all."""
+
+
+class ItemNotFoundError(CheckpointNotFoundError, KeyError):
+    """A checkpoint has no such item."""
+
+    __str__ = CheckpointNotFoundError.__str__  # that of `KeyError` puts the message in quotes
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError, ValueError):

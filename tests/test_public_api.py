@@ -98,7 +98,7 @@ PUBLIC = {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
         "VersionError",
-        *("StepAlreadyExistsError", "StepNotFoundError"),
+        *("ItemNotFoundError", "StepAlreadyExistsError", "StepNotFoundError"),
         *("BackgroundSaveError", "ItemError", "ProcessCountError", "MissingPackageError"),
         *("ProcessFailedError", "ProcessTimeoutError"),
         *("LeafError", "UnsupportedLeafError", "NameCollisionError", "TreeMismatchError"),

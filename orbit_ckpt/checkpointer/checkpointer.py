@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -20,10 +21,13 @@ from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt.formats.orbax import check_complete
 from orbit_ckpt.items.base import (
     CheckpointHandler,
+    PassedArgs,
     is_args,
+    own_args,
     registered_args,
-    restore_item,
+    takes_args,
 )
+from orbit_ckpt.items.phases import restore_item
 from orbit_ckpt.items.pytree import PyTreeHandler
 from orbit_ckpt.metadata.files import describe_step
 from orbit_ckpt.metadata.values import StepMetadata
@@ -121,10 +125,13 @@ class Checkpointer:
         path = resolve_path(directory)
         check_complete(path, needs_marker=self._options.atomicity.needs_marker)
         describe = getattr(self._handler, "metadata", None)
-        found = cast(_DescribesItems, self._handler).metadata(path) if describe else None
-        if isinstance(found, StepMetadata):
-            return found
-        return describe_step(CheckedDirectory(path), found)
+        item = None
+        if describe is not None:
+            with contextlib.suppress(NotImplementedError):  # raised by handlers without metadata
+                item = cast(_DescribesItems, self._handler).metadata(path)
+        if isinstance(item, StepMetadata):
+            return item
+        return describe_step(CheckedDirectory(path), item)
 
     def close(self) -> None:
         """Give up resources."""
@@ -145,31 +152,55 @@ class Checkpointer:
     def _make_args(
         self, position: int, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> dict[str, object]:
-        """Return the handler's keyword arguments, from an args object or its fields."""
-        classes = registered_args(type(self._handler))
-        given = [*args, *kwargs.values()]
-        objects = [value for value in given if is_args(value)]
-        if objects:
-            if len(given) > 1:
-                raise ValueError("Give either one CheckpointArgs or its fields, not both.")
-            if classes is not None and not isinstance(objects[0], classes[position]):
+        """Return the handler's keyword arguments, from an args object or its fields.
+
+        Args:
+            position: 0 for a save, 1 for a restore.
+            args: Positional arguments of the caller.
+            kwargs: Named ones.
+        """
+        kind = type(self._handler)
+        given = {**{f"argument {i}": value for i, value in enumerate(args, 2)}, **kwargs}
+        found = next((name for name, value in given.items() if is_args(value)), None)
+        if found is not None:
+            wanted = given.pop(found)
+            if not takes_args(kind, wanted, position):
+                expected = cast(Any, registered_args(kind))[position].__name__
                 raise ValueError(
-                    f"{type(self._handler).__qualname__} takes {classes[position].__name__} here, "
-                    f"found {type(objects[0]).__module__}.{type(objects[0]).__name__}."
+                    f"{kind.__qualname__} takes {expected} here, found "
+                    f"{type(wanted).__module__}.{type(wanted).__name__}."
                 )
-            return {"args": objects[0]}
-        if classes is None:
-            names = [f"argument {i}" for i in range(len(args))]
-            raise ValueError(
-                f"{type(self._handler).__qualname__} has no registered arguments for {names}; "
-                "register a class with register_with_handler and pass args=."
-            )
-        kind = cast(Any, classes[position])
-        has_fields = is_dataclass(classes[position])
-        names = [field.name for field in fields(kind)] if has_fields else []
+            _check_beside(wanted, given)
+            return {"args": wanted}
+        args_class = own_args(kind, position)
+        if args_class is None:
+            return {"args": PassedArgs(args, kwargs)}
+        has_fields = is_dataclass(args_class)
+        names = [field.name for field in fields(args_class)] if has_fields else []
         if len(args) > len(names):
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
-        return {"args": kind(**dict(zip(names, args, strict=False)), **kwargs)}
+        make = cast(Any, args_class)
+        return {"args": make(**dict(zip(names, args, strict=False)), **kwargs)}
+
+
+def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
+    """Check that arguments given beside an args object say nothing else than it does.
+
+    Raises:
+        ValueError: One does; it would be ignored.
+    """
+    said = vars(wanted) if hasattr(wanted, "__dict__") else {}
+    contrary = [
+        name
+        for name, value in given.items()
+        if value is not None
+        and not any(value is one for one in ([said[name]] if name in said else said.values()))
+    ]
+    if contrary:
+        raise ValueError(
+            f"{', '.join(contrary)}: found beside a {type(wanted).__name__} that says otherwise. "
+            f"Set it in the {type(wanted).__name__}, or give fields only."
+        )
 
 
 class PyTreeCheckpointer(Checkpointer):

@@ -21,7 +21,8 @@ from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
 from orbit_ckpt.errors import CheckpointExistsError
 from orbit_ckpt.handlers.lazy import LazyArray
-from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, stage_item, typestr_of
+from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, typestr_of
+from orbit_ckpt.items.phases import stage_item
 from orbit_ckpt.metadata.step_details import StepDetails
 from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_in_background, run_sync

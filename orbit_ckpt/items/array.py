@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +13,10 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     register_with_handler,
-    run_both_phases,
 )
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.storage.path import resolve_path
 
 
 class ArrayHandler:
@@ -45,8 +45,17 @@ class ArrayHandler:
         args: ArraySaveArgs | None = None,
     ) -> None:
         """Write an array into an existing directory."""
-        args = args or ArraySaveArgs(item, save_args)
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args or ArraySaveArgs(item, save_args))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: SaveArgs | None = None,
+        args: ArraySaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take an array from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args or ArraySaveArgs(item, save_args))
 
     async def stage(self, directory: Path, args: ArraySaveArgs, *, copy: bool) -> Commit:
         """Take the array from the caller; see `StagingHandler`."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from orbit_ckpt.items.foreign import (
     foreign_args,
     foreign_handler_class,
-    foreign_path,
     is_foreign_args,
+    is_foreign_args_class,
 )
+from orbit_ckpt.overrides import depth_of, is_overridden
 from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.loop import run_sync
-from orbit_ckpt.storage.atomic import sync_files
-from orbit_ckpt.storage.inner_path import inner_file
-from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
@@ -27,6 +24,19 @@ ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 
 class CheckpointArgs:
     """Base of the argument classes of item handlers."""
+
+
+@dataclass
+class PassedArgs(CheckpointArgs):
+    """What a caller gives a handler that has no argument classes; it is passed on as it is.
+
+    Attributes:
+        args: Positional arguments of `save` or `restore` after the directory.
+        kwargs: Named ones.
+    """
+
+    args: Sequence[object] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 ArgsT = TypeVar("ArgsT", bound=CheckpointArgs)
@@ -72,76 +82,9 @@ class StagingHandler(Protocol):
         ...
 
 
-async def stage_item(
-    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, copy: bool
-) -> Commit:
-    """Take an item from the caller; a handler that cannot do so saves it at once.
-
-    Handlers written for Orbax may have a coroutine `async_save` that returns futures.
-    """
-    if isinstance(handler, StagingHandler):
-        return await handler.stage(directory, args["args"], copy=copy)
-    await asyncio.to_thread(directory.mkdir, exist_ok=True)
-    directory = foreign_path(handler, directory)
-    save_async = cast(
-        Callable[..., Awaitable[Sequence[Future[Any]] | None]] | None,
-        getattr(handler, "async_save", None),
-    )
-    futures: Sequence[Future[Any]] = ()
-    if save_async is not None:
-        futures = await save_async(directory, **args) or ()
-    else:
-        handler.save(directory, **args)
-
-    async def write() -> None:
-        for future in futures:
-            await asyncio.to_thread(future.result)
-
-    def finalize() -> None:
-        handler.finalize(directory)
-        sync_files(Path(directory))  # who knows whether it has
-
-    return Commit(write, finalize)
-
-
-def restore_item(
-    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, item: str = ""
-) -> object:
-    """Read an item.
-
-    The files of a handler that does not save in two phases are compared with the checkpoint's
-    manifest first: nothing else would notice damage to them.
-
-    Args:
-        handler: What reads it.
-        directory: A checkpoint.
-        args: Arguments of the handler's `restore`.
-        item: Name of the item in the checkpoint; empty if it is all of it.
-
-    Raises:
-        CorruptionError: A file differs from what was written.
-    """
-    path = inner_file(directory, item) if item else directory
-    if not isinstance(handler, StagingHandler):
-        CheckedDirectory(directory).verify_below(f"{item}/" if item else "")
-        path = foreign_path(handler, path)
-    return handler.restore(path, **args)
-
-
 def item_name(directory: Path) -> str:
     """Return what to call an item in messages, from where it will be written."""
     return directory.name.partition(TEMPORARY_SUFFIX)[0]
-
-
-def run_both_phases(staged: Coroutine[object, object, Commit]) -> None:
-    """Run both phases of the save of an item, and finish its directory."""
-
-    async def both_phases() -> Commit:
-        commit = await staged
-        await commit.run()
-        return commit
-
-    run_sync(both_phases()).finalize()
 
 
 _SAVE, _RESTORE, _HANDLER = "_orbit_save_args", "_orbit_restore_args", "_orbit_handler"
@@ -154,22 +97,39 @@ def register_with_handler(
 ) -> Callable[[type[ArgsT]], type[ArgsT]]:
     """Return a class decorator that makes an argument class belong to a handler class.
 
+    A handler may have several. The first one that is registered is made of the fields that a caller
+    gives instead of an argument object.
+
     Raises:
         ValueError: Neither `for_save` nor `for_restore` is set.
+        TypeError: The decorated class is not derived from `CheckpointArgs`.
     """
     if not for_save and not for_restore:
         raise ValueError("Set for_save or for_restore: the arguments must be for something.")
 
     def register(args_cls: type[ArgsT]) -> type[ArgsT]:
-        if for_save:
-            setattr(handler_cls, _SAVE, args_cls)
-        if for_restore:
-            setattr(handler_cls, _RESTORE, args_cls)
+        kind = cast(object, args_cls)
+        if not (isinstance(kind, type) and is_args_class(kind)):
+            raise TypeError(
+                f"{args_cls!r} is not derived from CheckpointArgs, so it cannot hold the arguments "
+                f"of {handler_cls.__qualname__}; derive it from args.CheckpointArgs."
+            )
+        for attribute, is_wanted in ((_SAVE, for_save), (_RESTORE, for_restore)):
+            if is_wanted:
+                own = cast(tuple[type, ...], vars(handler_cls).get(attribute, ()))
+                setattr(handler_cls, attribute, _with_class(own, args_cls))
         setattr(args_cls, _HANDLER, handler_cls)
         _remember(handler_cls)
         return args_cls
 
     return register
+
+
+def _with_class(classes: tuple[type, ...], added: type) -> tuple[type, ...]:
+    """Add a class; one that is defined again, in a notebook, takes the place of its predecessor."""
+    name = (added.__module__, added.__qualname__)
+    kept = [added if (c.__module__, c.__qualname__) == name else c for c in classes]
+    return tuple(kept) if added in kept else (*classes, added)
 
 
 def _remember(kind: type) -> None:
@@ -191,16 +151,61 @@ def known_handlers() -> Mapping[str, type[CheckpointHandler]]:
 def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
     """Return the argument classes of a handler for save and restore, None if it has none.
 
-    They are registered here, or with Orbax if that has been imported.
+    They are registered here, or with Orbax if that has been imported. Of several it is the first.
     """
-    save = cast(type[CheckpointArgs] | None, getattr(handler_cls, _SAVE, None))
-    restore = cast(type[CheckpointArgs] | None, getattr(handler_cls, _RESTORE, None))
-    return foreign_args(handler_cls) if save is None or restore is None else (save, restore)
+    save = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _SAVE, ()))
+    restore = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _RESTORE, ()))
+    return (save[0], restore[0]) if save and restore else foreign_args(handler_cls)
+
+
+def own_args(handler_cls: type, position: int) -> type[CheckpointArgs] | None:
+    """Return the class that is made of a caller's fields for `save` (0) or `restore` (1).
+
+    It is None if there is none, or if it is inherited and the method is not: an override is given
+    what the caller gives, as in Orbax, unless `args` is the first thing that it takes.
+    """
+    classes = registered_args(handler_cls)
+    if classes is None:
+        return None
+    attribute = (_SAVE, _RESTORE)[position]
+    methods = ("restore",) if position else ("save", "async_save")
+    inherits = hasattr(handler_cls, attribute) and any(
+        is_overridden(handler_cls, method, since=attribute) for method in methods
+    )
+    return None if inherits and not _begins_with_args(handler_cls, methods) else classes[position]
+
+
+def _begins_with_args(handler_cls: type, methods: Sequence[str]) -> bool:
+    """Whether the most derived of some methods takes `args` next to the directory."""
+    method = min(methods, key=lambda name: depth_of(handler_cls, name))
+    parameters = list(inspect.signature(getattr(handler_cls, method)).parameters.values())[2:3]
+    return any(p.name == "args" and p.kind is not p.VAR_POSITIONAL for p in parameters)
+
+
+def takes_args(handler_cls: type, args: object, position: int) -> bool:
+    """Whether arguments are those of a handler for `save` (0) or `restore` (1).
+
+    They are if their class is registered for the handler or one of its bases, is derived from such
+    a class, or is one that such a class extends.
+    """
+    kind, attribute = type(args), (_SAVE, _RESTORE)[position]
+    if kind in (CheckpointArgs, PassedArgs):
+        return kind is PassedArgs
+    known = [c for base in handler_cls.__mro__ for c in vars(base).get(attribute, ())]
+    foreign = foreign_args(handler_cls)
+    known += [] if foreign is None else [foreign[position]]
+    return not known or any(isinstance(args, c) or issubclass(c, kind) for c in known)
 
 
 def is_args(value: object) -> bool:
     """Whether a value is an argument object, ours or Orbax's."""
     return isinstance(value, CheckpointArgs) or is_foreign_args(value)
+
+
+def is_args_class(kind: type) -> bool:
+    """Whether a class is one of argument objects, ours or Orbax's."""
+    known: type = kind
+    return issubclass(kind, CheckpointArgs) or is_foreign_args_class(known)
 
 
 def handler_class_of(args: object) -> type[CheckpointHandler]:
@@ -219,7 +224,13 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
 
 
 def typestr_of(handler: object) -> str:
-    """Return the name under which a checkpoint records a handler, or a handler class."""
+    """Return the name under which a checkpoint records a handler, or a handler class.
+
+    A subclass that reads in its own way is recorded by its own name: what it inherits it from would
+    not restore what it saves.
+    """
     kind = handler if isinstance(handler, type) else type(handler)
     typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
-    return typestr() if typestr is not None else f"{kind.__module__}.{kind.__qualname__}"
+    if typestr is None or is_overridden(kind, "restore", since="typestr"):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return typestr()

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
-from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError
+from orbit_ckpt.errors import CheckpointError, ItemNotFoundError
 from orbit_ckpt.formats.orbax import find_items
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
@@ -17,15 +18,15 @@ from orbit_ckpt.items.base import (
     CheckpointHandler,
     handler_class_of,
     item_name,
+    own_args,
     register_with_handler,
     registered_args,
-    restore_item,
-    run_both_phases,
-    stage_item,
+    takes_args,
     typestr_of,
 )
 from orbit_ckpt.items.foreign import foreign_path
 from orbit_ckpt.items.infer import handler_class_in
+from orbit_ckpt.items.phases import restore_item, save_in_background, save_in_phases, stage_item
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.metadata.files import describe_step, read_step
 from orbit_ckpt.metadata.values import StepMetadata
@@ -38,6 +39,7 @@ from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.tree.diff import nearest_names
 
 _logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class CompositeHandler:
 
     def __init__(
         self,
-        *item_names: str,  # noqa: ARG002 - arguments say the same, and more
+        *item_names: str,
         composite_options: object = None,  # noqa: ARG002 - Orbax's signature
         handler_registry: DefaultCheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler | None,
@@ -100,12 +102,24 @@ class CompositeHandler:
         """Make a handler.
 
         Args:
-            *item_names: Names of items whose handlers follow from their arguments.
+            *item_names: Names of items whose handlers follow from their arguments. If there are
+                any, only these and `items_and_handlers` can be saved.
             composite_options: Not used; kept because Orbax has it.
             handler_registry: Handlers by item and arguments.
             **items_and_handlers: Handlers by item.
+
+        Raises:
+            ValueError: Items are given beside a registry, which says what they are.
         """
+        if handler_registry is not None and (item_names or items_and_handlers):
+            names = ", ".join([*item_names, *items_and_handlers])
+            raise ValueError(
+                f"Items ({names}) are given beside a handler_registry; add them to the registry, "
+                "or give only one of the two."
+            )
         self._registry = handler_registry
+        self._names = frozenset([*item_names, *items_and_handlers] if item_names else ())
+        self._saved: dict[str, type] = {}
         self._given: dict[str, CheckpointHandler] = {
             name: handler for name, handler in items_and_handlers.items() if handler is not None
         }
@@ -130,7 +144,13 @@ class CompositeHandler:
 
     def save(self, directory: str | os.PathLike[str], args: Composite) -> None:
         """Write items into an existing directory."""
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args)
+
+    async def async_save(
+        self, directory: str | os.PathLike[str], args: Composite
+    ) -> list[Future[None]]:
+        """Take all items from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args)
 
     async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
         """Take all items from the caller; see `StagingHandler`.
@@ -139,7 +159,11 @@ class CompositeHandler:
             ValueError: It is not known how to save an item.
         """
         names = sorted(name for name in args if args[name] is not None)
-        handlers = {name: self._handler_for(directory / name, args[name]) for name in names}
+        self._check_names(names)
+        handlers = {
+            name: self._handler_for(directory / name, args[name], for_save=True) for name in names
+        }
+        self._saved.update({name: type(handler) for name, handler in handlers.items()})
         commits: dict[str, Commit] = {}
         for name in names:
             try:
@@ -185,7 +209,7 @@ class CompositeHandler:
                 warning, unless there is no other.
 
         Raises:
-            CheckpointNotFoundError: An item is not there.
+            ItemNotFoundError: An item is missing.
             ValueError: It is not known how to restore an item.
         """
         path = resolve_path(directory)
@@ -195,9 +219,7 @@ class CompositeHandler:
         unknown: list[ValueError] = []
         for name in names:
             if not inner_file(path, name).is_dir():
-                raise CheckpointNotFoundError(
-                    f"No item {name!r} at {path}: {describe_directory(path)}."
-                )
+                raise ItemNotFoundError(f"No item {name!r} at {path}: {describe_directory(path)}.")
             wanted = args[name] if args else None
             try:
                 handler = self._handler_for(path / name, wanted, recorded.get(name))
@@ -250,18 +272,47 @@ class CompositeHandler:
             return None
 
     def _handler_for(
-        self, directory: Path, args: object, typestr: str | None = None
+        self,
+        directory: Path,
+        args: object,
+        typestr: str | None = None,
+        *,
+        for_save: bool = False,
     ) -> CheckpointHandler:
         name = directory.name
-        if self._registry is not None and self._registry.has(name, args):
-            return self._registry.get(name, args)
+        if self._registry is not None:
+            found = self._registry.find(name, args, for_save=for_save)
+            if found is not None:
+                return found
         if name in self._given:
-            _check_args(name, self._given[name], args)
+            _check_args(name, self._given[name], args, for_save=for_save)
             return self._given[name]
         kind = handler_class_in(directory, typestr) if args is None else handler_class_of(args)
+        if for_save and self._saved.get(name, kind) is not kind:
+            raise ValueError(
+                f"Item {name!r} was saved with {self._saved[name].__name__} before; found "
+                f"{type(args).__name__}, whose handler is {kind.__name__}. Save it as before, or "
+                "under another name."
+            )
         if (name, kind) not in self._made:
             self._made[name, kind] = kind()
         return self._made[name, kind]
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Check that all items are among those that the handler was made for.
+
+        Raises:
+            ValueError: One is not; its name may be misspelt.
+        """
+        unknown = [name for name in names if name not in self._names and name not in self._given]
+        if not self._names or not unknown:
+            return
+        near = nearest_names(unknown[0], sorted(self._names))
+        raise ValueError(
+            f"Item {unknown[0]!r} is not among the items that this handler was made for: "
+            f"{sorted(self._names)}"
+            + (f"; did you mean {' or '.join(near)}?" if near else ". Add it to item_names.")
+        )
 
 
 register_with_handler(CompositeHandler, for_save=True, for_restore=True)(Composite)
@@ -283,19 +334,20 @@ def _check_saved_by_all(directory: Path, names: Sequence[str]) -> None:
         )
 
 
-def _check_args(name: str, handler: CheckpointHandler, args: object) -> None:
+def _check_args(name: str, handler: CheckpointHandler, args: object, *, for_save: bool) -> None:
     """Check that arguments are those of a handler.
 
     Raises:
         ValueError: They are another's, which would save an item as something else.
     """
-    classes = registered_args(type(handler))
-    if args is not None and classes is not None and not isinstance(args, classes):
-        raise ValueError(
-            f"Item {name!r} has the handler {type(handler).__name__}, which takes "
-            f"{' and '.join(kind.__name__ for kind in classes)}; found "
-            f"{type(args).__module__}.{type(args).__name__}."
-        )
+    if args is None or takes_args(type(handler), args, 0 if for_save else 1):
+        return
+    classes = registered_args(type(handler)) or ()
+    raise ValueError(
+        f"Item {name!r} has the handler {type(handler).__name__}, which takes "
+        f"{' and '.join(kind.__name__ for kind in dict.fromkeys(classes))}; found "
+        f"{type(args).__module__}.{type(args).__name__}."
+    )
 
 
 def _recorded(path: Path) -> Mapping[str, str]:
@@ -309,10 +361,9 @@ def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
     Raises:
         ValueError: It cannot be restored without being told more.
     """
-    classes = registered_args(type(handler))
-    if classes is None:
+    kind = cast(Any, own_args(type(handler), 1))
+    if kind is None:
         return {}
-    kind = cast(Any, classes[1])
     try:
         return {"args": kind()}
     except TypeError as error:

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from orbit_ckpt.storage.path import as_epath
+from orbit_ckpt.storage.store_path import StorePath
 
 
 def is_foreign_args(value: object) -> bool:
     """Whether a value is an argument object of Orbax's."""
     orbax = _orbax_args()
     return orbax is not None and isinstance(value, orbax.CheckpointArgs)
+
+
+def is_foreign_args_class(kind: type) -> bool:
+    """Whether a class is one of Orbax's argument objects."""
+    orbax = _orbax_args()
+    return orbax is not None and issubclass(kind, orbax.CheckpointArgs)
 
 
 def foreign_handler_class(args: object) -> type | None:
@@ -43,7 +50,9 @@ def foreign_args(handler_cls: type) -> tuple[type, type] | None:
 
 def foreign_path(handler: object, directory: Path) -> Path:
     """Return a path as a handler expects it: those written for Orbax use etils' methods."""
-    return as_epath(directory) if foreign_args(type(handler)) is not None else directory
+    if isinstance(directory, StorePath) and foreign_args(type(handler)) is None:
+        return directory
+    return as_epath(directory)
 
 
 def _orbax_args() -> Any | None:  # a module

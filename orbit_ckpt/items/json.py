@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     item_name,
     register_with_handler,
-    run_both_phases,
 )
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
@@ -55,8 +56,16 @@ class JsonHandler:
         Raises:
             TypeError: It is not JSON.
         """
-        args = args or JsonSaveArgs(item)
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args or JsonSaveArgs(item))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        args: JsonSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a value from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args or JsonSaveArgs(item))
 
     async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
         """Take the value from the caller; see `StagingHandler`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,8 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     item_name,
     register_with_handler,
-    run_both_phases,
 )
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
@@ -54,8 +55,16 @@ class ProtoHandler:
             TypeError: It is no message.
             ValueError: It has fields that its class does not know.
         """
-        args = args or ProtoSaveArgs(cast(Any, item))
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args or ProtoSaveArgs(cast(Any, item)))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: Message | None = None,
+        args: ProtoSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a message from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args or ProtoSaveArgs(cast(Any, item)))
 
     async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
         """Take the message from the caller; see `StagingHandler`.

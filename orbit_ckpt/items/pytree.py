@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     register_with_handler,
-    run_both_phases,
 )
 from orbit_ckpt.items.memory import MemoryOptions
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.plan import plan_save
@@ -140,8 +141,23 @@ class PyTreeHandler:
             NameCollisionError: Leaves would share a storage name; nothing was written.
             StorageError: The storage refused a write.
         """
+        save_in_phases(self, directory, args or PyTreeSaveArgs(_not_args(item), save_args))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: PyTreeSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a tree from the caller, who may then change it; for the arguments see `save`.
+
+        Returns:
+            Futures of what remains to be done. A handler that wraps this one returns them from its
+            own `async_save`; by itself, wait for each with `result()`.
+        """
         args = args or PyTreeSaveArgs(_not_args(item), save_args)
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        return await save_in_background(self, directory, args)
 
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""

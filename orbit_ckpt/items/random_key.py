@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,10 +23,10 @@ from orbit_ckpt.items.base import (
     CheckpointHandler,
     item_name,
     register_with_handler,
-    run_both_phases,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
 from orbit_ckpt.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.path import resolve_path
@@ -79,7 +80,13 @@ class JaxRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs) -> None:
         """Write a key into an existing directory."""
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args)
+
+    async def async_save(
+        self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs
+    ) -> list[Future[None]]:
+        """Take a key from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args)
 
     async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the key from the caller; see `StagingHandler`.
@@ -175,7 +182,13 @@ class NumpyRandomKeyHandler:
 
     def save(self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs) -> None:
         """Write a state into an existing directory."""
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args)
+
+    async def async_save(
+        self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs
+    ) -> list[Future[None]]:
+        """Take a state from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args)
 
     async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
         """Take the state from the caller; see `StagingHandler`.

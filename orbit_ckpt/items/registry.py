@@ -15,6 +15,7 @@ from orbit_ckpt.items.base import (
     handler_class_of,
     known_handlers,
     registered_args,
+    takes_args,
 )
 from orbit_ckpt.plugins import ITEMS
 
@@ -80,6 +81,37 @@ class DefaultCheckpointHandlerRegistry:
         if found is None:
             raise KeyError(f"no handler for item {item!r} with {_class_of(args).__name__}")
         return found
+
+    def find(self, item: str, args: object, *, for_save: bool) -> CheckpointHandler | None:
+        """Return the handler of an item for a save or a restore, None if the registry has none.
+
+        Args:
+            item: The item.
+            args: Its arguments: of a registered class, of one derived from it, or of another class
+                that the handler takes.
+            for_save: Whether it is saved, else restored.
+
+        Raises:
+            ValueError: The item has handlers, and none of them takes these arguments.
+        """
+        found = self._find(item, args)
+        if found is not None or args is None:
+            return found
+        own = [(kind, h) for (name, kind), h in self._entries.items() if name == item]
+        position = 0 if for_save else 1
+        for kind, handler in own:
+            if isinstance(args, kind) or takes_args(type(handler), args, position):
+                return handler
+        if own:
+            raise ValueError(
+                f"Item {item!r} is registered for {', '.join(k.__name__ for k, _ in own)}; found "
+                f"{type(args).__name__}, which no handler of the item takes. Give one of these, or "
+                f"register a handler for {type(args).__name__}."
+            )
+        for (name, kind), handler in self._entries.items():
+            if name is None and isinstance(args, kind):
+                return handler
+        return None
 
     def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
         """Return all handlers by item and class of arguments."""

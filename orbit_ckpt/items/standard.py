@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orbit_ckpt.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
 from orbit_ckpt.items.memory import MemoryOptions
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.request import RestoreRequest
@@ -57,8 +59,18 @@ class StandardHandler:
         args: StandardSaveArgs | None = None,
     ) -> None:
         """Write a tree; see `PyTreeHandler.save`."""
+        save_in_phases(self, directory, args or StandardSaveArgs(item, save_args))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: StandardSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a tree from the caller; see `PyTreeHandler.async_save`."""
         args = args or StandardSaveArgs(item, save_args)
-        self._trees.save(directory, args=args.as_pytree_args())
+        return await save_in_background(self, directory, args)
 
     async def stage(self, directory: Path, args: StandardSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller; see `PyTreeHandler.stage`."""

@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,7 +26,8 @@ from orbit_ckpt.errors import (
     ProcessCountError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.items.base import CheckpointArgs, item_name, register_with_handler, run_both_phases
+from orbit_ckpt.items.base import CheckpointArgs, item_name, register_with_handler
+from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.codec import decode_json, encode_json, encode_user_json
 from orbit_ckpt.metadata.states import StateKind, StateRecord
@@ -102,8 +104,16 @@ class StatefulHandler:
         args: StatefulSaveArgs | None = None,
     ) -> None:
         """Write the state of an object into an existing directory; see `stage` for errors."""
-        args = args or StatefulSaveArgs(item)
-        run_both_phases(self.stage(resolve_path(directory), args, copy=False))
+        save_in_phases(self, directory, args or StatefulSaveArgs(item))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        args: StatefulSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take the state of an object from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args or StatefulSaveArgs(item))
 
     async def stage(self, directory: Path, args: StatefulSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - see below
         """Take the state from the object, which may go on; see `StagingHandler`.

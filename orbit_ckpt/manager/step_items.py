@@ -17,6 +17,8 @@ from orbit_ckpt.formats.orbax import holds_tree, is_tree
 from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
+    PassedArgs,
+    own_args,
     registered_args,
 )
 from orbit_ckpt.items.composite import Composite, CompositeHandler
@@ -71,9 +73,25 @@ class StepItems:
             handlers: The handler of the only item, or handlers by item.
             item_names: Names of items whose handlers follow from their arguments.
             registry: Handlers by item and arguments.
+
+        Raises:
+            TypeError: `item_names` is one name.
+            ValueError: Items are said in two ways that exclude each other.
         """
         if isinstance(item_names, str):
             raise TypeError(f"item_names is {item_names!r}; give a list of names")
+        if registry is not None and (handlers is not None or item_names is not None):
+            beside = "item_handlers" if handlers is not None else "item_names"
+            raise ValueError(
+                f"Both handler_registry and {beside} are given; add the items to the registry, or "
+                "give only one of the two."
+            )
+        if item_names is not None and handlers is not None and not isinstance(handlers, Mapping):
+            raise ValueError(
+                f"item_names={list(item_names)} is given beside one handler "
+                f"({type(handlers).__name__}), which is for a step with one item without a name; "
+                "give item_handlers={name: handler}, or leave item_names out."
+            )
         self._single: bool | None = None
         named: dict[str, CheckpointHandler | None] = dict.fromkeys(item_names or ())
         if isinstance(handlers, Mapping):
@@ -84,8 +102,10 @@ class StepItems:
         if self._single is None and named:
             self._single = False
         self._handlers = {name: handler for name, handler in named.items() if handler is not None}
-        given = {METRICS_ITEM: JsonHandler(METRICS_ITEM), **self._handlers}
-        self.handler = CompositeHandler(handler_registry=registry, **given)
+        names: list[str] = [] if self._single else list(named)
+        self.handler = CompositeHandler(*names, handler_registry=registry)
+        for name, handler in {METRICS_ITEM: JsonHandler(METRICS_ITEM), **self._handlers}.items():
+            self.handler.set_handler(name, handler)
         # without a word on how to save an item, it is a tree that comes back as it was
         rich_types = PyTreeMetadataOptions(support_rich_types=True)
         self.handler.prefer(DEFAULT_ITEM, StandardHandler(pytree_metadata_options=rich_types))
@@ -249,14 +269,15 @@ class StepItems:
         fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
         made: dict[str, CheckpointArgs] = {}
         for name in dict.fromkeys([*by_name, *fields]):
-            classes = registered_args(type(self._handlers.get(name)))
-            if classes is None:
+            handler = self._handlers.get(name)
+            if handler is None:
                 raise ValueError(
                     f"It is not known how to save or restore item {name!r}; give args=, or "
                     "item_handlers when the manager is made."
                 )
-            kind = cast(Any, classes[position])
-            made[name] = kind(by_name.get(name), **(fields.get(name) or {}))
+            kind = cast(Any, own_args(type(handler), position))
+            item, more = by_name.get(name), cast(Mapping[str, Any], fields.get(name) or {})
+            made[name] = PassedArgs((item,), more) if kind is None else kind(item, **more)
         return Composite(**made)
 
 

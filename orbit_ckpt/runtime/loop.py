@@ -136,6 +136,30 @@ async def clean_up(function: Callable[[], object]) -> None:
     running.result()
 
 
+async def run_blocking(function: Callable[[], T]) -> T:
+    """Run a function in a thread, with the caller's context and JAX settings, and to its end.
+
+    A cancellation takes effect once the function has returned: what it does cannot be stopped, and
+    whoever cancels may remove the files that it writes.
+    """
+    settings, context = _jax_settings(), contextvars.copy_context()
+
+    def run() -> T:
+        with settings:
+            return context.run(function)
+
+    running = asyncio.get_running_loop().run_in_executor(None, run)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return running.result()
+
+
 class _Runner(Generic[T]):
     """A coroutine on an event loop that another thread may cancel."""
 

@@ -363,13 +363,14 @@ def test_arguments_of_another_handler_than_the_given_one_are_refused(tmp_path: P
         checkpointer.save(tmp_path / "x", ocp.args.Composite(a=ocp.args.PyTreeSave({"b": 1})))
 
 
-def test_an_item_may_be_of_another_kind_the_next_time(tmp_path: Path) -> None:
+def test_an_item_of_another_kind_than_before_is_refused(tmp_path: Path) -> None:
     checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     checkpointer.save(tmp_path / "1", ocp.args.Composite(a=ocp.args.JsonSave({"b": 1})))
-    checkpointer.save(tmp_path / "2", ocp.args.Composite(a=ocp.args.PyTreeSave({"b": 2})))
+    with pytest.raises(ValueError, match=r"'a' was saved with JsonHandler before; found PyTree"):
+        checkpointer.save(tmp_path / "2", ocp.args.Composite(a=ocp.args.PyTreeSave({"b": 2})))
+    checkpointer.save(tmp_path / "3", ocp.args.Composite(a=ocp.args.JsonSave({"b": 3})))
     assert checkpointer.restore(tmp_path / "1").a == {"b": 1}
-    assert checkpointer.restore(tmp_path / "2").a == {"b": 2}
-    assert (tmp_path / "2" / "a" / "_METADATA").exists()
+    assert checkpointer.restore(tmp_path / "3").a == {"b": 3}
 
 
 def test_a_composite_can_be_copied() -> None:
