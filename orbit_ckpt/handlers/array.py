@@ -24,11 +24,13 @@ from orbit_ckpt.handlers.base import (
     load_batch_of,
     save_batch_of,
 )
+from orbit_ckpt.handlers.capabilities import check_converted
 from orbit_ckpt.handlers.prng import key_data, key_impl, unsupported_key
 from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
     default_save_args,
+    whole_reads,
 )
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
@@ -38,6 +40,8 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 
 class ArrayHandler:
     """Handles `jax.Array`."""
+
+    lazy_type: type = jax.Array
 
     def __init__(
         self,
@@ -105,6 +109,7 @@ class ArrayHandler:
         Raises:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
+        check_converted(self, values, infos)
         turns = _turns()
         taken = [
             value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)
@@ -177,11 +182,20 @@ class ArrayHandler:
         """See `ReadPlanner`."""
         return [target.read for target in plan_targets(infos, args)] if infos else []
 
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
+        return whole_reads(infos)
+
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
         """Return one array as `deserialize` does, read by the calling thread."""
         (target,) = plan_targets([info], [arg])
         reader = load_batch_of(info).reader
         return target.place([reader.read_part(target.read, r) for r in target.read.regions])
+
+    async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
+        """See `LazyReader`."""
+        (value,) = await ArrayHandler.deserialize(self, [info], [arg])
+        return value
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

@@ -3,6 +3,9 @@
 A handler written for Orbax registers unchanged: it sees the same methods, arguments and
 `ParamInfo`. The handlers of this package also use `ParamInfo.save_batch` and
 `ParamInfo.load_batch`, through which all leaves of one tree share transactions and indexes.
+
+What else a handler can do is said by optional protocols: `ValueChecker`, `ValueTaker`,
+`ReadPlanner`, `ArrayStorage`, `TextStorage`, `LazyReader`, all in `handlers.capabilities`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,6 @@ from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
-from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
@@ -288,42 +290,6 @@ class TypeHandler(Protocol):
 
     def finalize(self, directory: Path) -> None:
         """Do what must be done once all leaves are written, before the commit."""
-        ...
-
-
-@runtime_checkable
-class ValueChecker(Protocol):
-    """A handler that can tell before a save that a value cannot be written."""
-
-    def check(self, value: object) -> str | None:
-        """Return why a value cannot be written, None if it can."""
-        ...
-
-
-@runtime_checkable
-class ValueTaker(Protocol):
-    """A handler whose values can be taken from the caller before it is asked to write them.
-
-    A save in the background then calls `serialize` in the background too.
-    """
-
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """Return what `serialize` can be given in place of values.
-
-        `TakenArray`s refer to the caller's memory: whoever calls this copies their parts before
-        the caller may change them. All else must not depend on the caller any more.
-        """
-        ...
-
-
-@runtime_checkable
-class ReadPlanner(Protocol):
-    """A handler that can tell what it reads for a leaf, without reading it."""
-
-    def plan_reads(
-        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
-    ) -> Sequence[ArrayRead]:
-        """Return what `deserialize` would read for the same arguments."""
         ...
 
 

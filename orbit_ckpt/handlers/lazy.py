@@ -95,8 +95,7 @@ class LazyArray:
         """As `get`, on any event loop of asyncio, while threads do the reading."""
         leaf = self.leaf
         with leaf.directory.reading(leaf.info.label):
-            (value,) = await leaf.handler.deserialize([leaf.info], [leaf.arg])
-        return value
+            return await leaf.handler.read_alone(leaf.info, leaf.arg)
 
     def astype(self, dtype: object) -> LazyArray:
         """Return the same array with another dtype, to which values are cast when they are read.

@@ -14,7 +14,6 @@ from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt.arrays.indexing import Selection
 from orbit_ckpt.arrays.sharding import ShardingMetadata
 from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows, whole
-from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.array_target import requested_sharding, wanted_shape
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -23,7 +22,7 @@ from orbit_ckpt.handlers.base import (
     load_batch_of,
     logical_dtype,
 )
-from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.capabilities import LazyReader
 from orbit_ckpt.handlers.stored import cast_host, key_type_of
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.identity import OpenedDirectory
@@ -50,7 +49,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
     """
 
     info: ParamInfo
-    handler: ArrayHandler | NumpyHandler
+    handler: LazyReader
     arg: RestoreArgs
     directory: OpenedDirectory
     read: ArrayRead
@@ -76,7 +75,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
     @property
     def sharding(self) -> jax.sharding.Sharding | ShardingMetadata | None:
         """The sharding that is asked for, else the recorded one; None for numpy arrays."""
-        if not isinstance(self.handler, ArrayHandler):
+        if self.handler.lazy_type is not jax.Array:
             return None
         wanted = None
         if isinstance(self.arg, ArrayRestoreArgs):
@@ -180,7 +179,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
 
 def open_leaf(
     info: ParamInfo,
-    handler: ArrayHandler | NumpyHandler,
+    handler: LazyReader,
     arg: RestoreArgs,
     directory: OpenedDirectory,
     read: ArrayRead,
@@ -193,7 +192,7 @@ def open_leaf(
         UnsupportedLeafError: It holds PRNG keys that this JAX does not have.
     """
     batch, layout = load_batch_of(info), read.layout
-    is_jax = isinstance(handler, ArrayHandler)
+    is_jax = handler.lazy_type is jax.Array
     record = batch.arrays.get(info.name) if is_jax else None
     impl = None if record is None else record.random_key_impl
     if impl is not None:

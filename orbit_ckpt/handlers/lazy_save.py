@@ -10,19 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import jax
-import numpy as np
-
 from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, storable
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt.arrays.transfer import DeferredData, Shard, TakenArray
-from orbit_ckpt.handlers.array import ArrayHandler
-from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
+from orbit_ckpt.handlers.capabilities import ArrayStorage, capability
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.handlers.lazy_leaf import LazyLeaf
-from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.stored import default_save_args
-from orbit_ckpt.metadata.values import ArrayMetadata
+from orbit_ckpt.metadata.values import Metadata
 
 _COMPARED_BYTES = 1 << 26
 """What is held at most of an array that is read to compare it."""
@@ -34,7 +30,7 @@ class LazyHandler:
     Chunks are as before, unless other ones are asked for, so that each is read once.
     """
 
-    def __init__(self, values: ArrayHandler | NumpyHandler) -> None:
+    def __init__(self, values: TypeHandler) -> None:
         """Make a handler.
 
         Args:
@@ -55,7 +51,7 @@ class LazyHandler:
         """See `ValueTaker`; nobody can change a lazy array."""
         return values
 
-    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
         """See `TypeHandler`."""
         return await self._values.metadata(infos)
 
@@ -67,12 +63,15 @@ class LazyHandler:
     ) -> Sequence[Future]:
         """See `TypeHandler`; nothing is read before the batch is written."""
         leaves = list(map(_leaf_of, values))
+        if capability(self._values, ArrayStorage) is None:  # it writes something else than arrays
+            whole_values = [cast(LazyArray, value).get() for value in values]
+            return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
         return await self._values.serialize(list(map(_taken, leaves)), infos, args)
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
-    ) -> Sequence[jax.Array | np.ndarray | bytes]:
+    ) -> Sequence[object]:
         """Return the values, which are not lazy."""
         return await self._values.deserialize(infos, args)
 

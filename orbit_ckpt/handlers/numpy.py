@@ -20,6 +20,7 @@ from orbit_ckpt.handlers.base import (
     load_batch_of,
     logical_dtype,
 )
+from orbit_ckpt.handlers.capabilities import check_converted
 from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
@@ -38,6 +39,8 @@ BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 class NumpyHandler:
     """Handles `np.ndarray` and `bytes`."""
 
+    lazy_type: type = np.ndarray
+
     def typestr(self) -> str:
         """See `TypeHandler`."""
         return NUMPY_ARRAY
@@ -48,7 +51,7 @@ class NumpyHandler:
             return None
         if isinstance(value, np.ma.MaskedArray):
             return "its mask would be lost; save .data and .mask as two leaves"
-        dtype = cast(np.ndarray, value).dtype
+        dtype = cast(HostArray, np.asarray(value)).dtype
         return None if storable(dtype) else f"dtype {dtype} cannot be stored"
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
@@ -68,6 +71,7 @@ class NumpyHandler:
         """See `TypeHandler`."""
         if leaves_to_primary(infos):
             return []
+        check_converted(self, values, infos)
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             if isinstance(value, bytes):
                 kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
@@ -94,11 +98,20 @@ class NumpyHandler:
         del args  # arrays are read whole
         return whole_reads(infos)
 
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
+        return whole_reads(infos)
+
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
         """Return one array as `deserialize` does, read by the calling thread."""
         (read,) = whole_reads([info])
         host = load_batch_of(info).reader.read_part(read, read.regions[0])
         return _restored(host.view(logical_dtype(info, host.dtype)), info, arg)
+
+    async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+        """See `LazyReader`."""
+        (value,) = await NumpyHandler.deserialize(self, [info], [arg])
+        return value
 
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""

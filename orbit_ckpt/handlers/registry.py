@@ -56,8 +56,22 @@ class TypeHandlerRegistry:
         Raises:
             ValueError: The type or the typestr has a handler and `override` is not set.
         """
+        if not override:
+            self._check_typestr(ty, handler)
         self._explicit.add(ty, handler, func, override=override)
         self._found.clear()
+
+    def _check_typestr(self, ty: type, handler: TypeHandler) -> None:
+        """Check that a handler of another type does not take over what a built-in one reads."""
+        typestr = handler.typestr()
+        built_in = self._builtin.by_typestr(typestr)
+        own = self._builtin.by_type(ty)
+        if built_in is not None and (own is None or own.typestr() != typestr):
+            raise ValueError(
+                f"The typestr {typestr!r} of {type(handler).__qualname__} is that of "
+                f"{type(built_in).__qualname__}, whose leaves it would restore too. Return another "
+                "typestr, or pass override=True."
+            )
 
     def get(self, ty: type | str) -> TypeHandler:
         """Return the handler of a type, or of a typestr.
@@ -85,9 +99,16 @@ class TypeHandlerRegistry:
 
     def _by_type(self, ty: type) -> TypeHandler | None:
         if ty not in self._found:
-            found = self._explicit.by_type(ty) or self._builtin.by_type(ty)
+            found = self._explicit.by_type(ty) or self._of_lazy(ty) or self._builtin.by_type(ty)
             self._found[ty] = found or self._plugin_layer().by_type(ty)
         return self._found[ty]
+
+    def _of_lazy(self, ty: type) -> TypeHandler | None:
+        """Return what writes lazy arrays as a handler registered for their values does."""
+        if not issubclass(ty, LazyArray):
+            return None
+        values = self._explicit.by_type(np.ndarray if issubclass(ty, LazyHostArray) else jax.Array)
+        return None if values is None else LazyHandler(values)
 
     def _by_typestr(self, typestr: str) -> TypeHandler | None:
         found = self._explicit.by_typestr(typestr) or self._builtin.by_typestr(typestr)

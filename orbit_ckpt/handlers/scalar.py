@@ -19,6 +19,7 @@ from orbit_ckpt.handlers.base import (
     leaves_to_primary,
     load_batch_of,
 )
+from orbit_ckpt.handlers.capabilities import check_converted
 from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
@@ -65,6 +66,7 @@ class ScalarHandler:
         """See `TypeHandler`."""
         if leaves_to_primary(infos):
             return []
+        check_converted(self, values, infos)
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             host = np.asarray(value)
             leaf_type = NUMPY if isinstance(value, np.generic) else None
@@ -86,6 +88,10 @@ class ScalarHandler:
     ) -> Sequence[ArrayRead]:
         """See `ReadPlanner`."""
         del args  # arrays are read whole
+        return whole_reads(infos)
+
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
         return whole_reads(infos)
 
     def finalize(self, directory: Path) -> None:

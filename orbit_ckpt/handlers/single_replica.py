@@ -140,6 +140,14 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """See `ReadPlanner`."""
         return [t.read for t in plan_targets(infos, args, self._readers)] if infos else []
 
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`; the values are those of `ArrayHandler`, only sent another way."""
+        return super().stored_arrays(infos)
+
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
+        """See `LazyReader`; nothing is sent, because others need not ask for the same leaf."""
+        return super().read_now(info, arg)
+
     async def _planned(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
     ) -> list[ArrayTarget]:

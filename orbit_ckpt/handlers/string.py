@@ -69,6 +69,10 @@ class StringHandler:
         """
         return [_find(info) for info in infos]
 
+    def stored_text(self, info: ParamInfo) -> str | None:
+        """See `TextStorage`."""
+        return find_string(load_batch_of(info).strings, info.name)
+
     def finalize(self, directory: Path) -> None:
         """See `TypeHandler`."""
 

@@ -27,12 +27,10 @@ from orbit_ckpt.arrays.compare import (
 from orbit_ckpt.arrays.dtypes import DType, HostArray, is_prng_dtype, storable
 from orbit_ckpt.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt.errors import CheckpointError
-from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.base import RestoreArgs, logical_dtype
-from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.capabilities import plain_arrays
 from orbit_ckpt.handlers.prng import key_data
-from orbit_ckpt.handlers.scalar import ScalarHandler
-from orbit_ckpt.handlers.stored import key_type_of, whole_reads
+from orbit_ckpt.handlers.stored import key_type_of
 from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.stored import StoredLeaves, read_leaves
 from orbit_ckpt.runtime.loop import run_all
@@ -41,8 +39,6 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.region_stream import DECODER_BYTES, RegionStream
 from orbit_ckpt.storage.zarr import ZarrArray
 from orbit_ckpt.tree.keypath import NamePath
-
-_ARRAY_HANDLERS = (ArrayHandler, NumpyHandler, ScalarHandler)
 
 _PART_BYTES = 1 << 25
 """Most bytes of an array that one thread reads or compares at once."""
@@ -145,10 +141,11 @@ def _stored_arrays(
     batch = stored.batch
     found: dict[NamePath, _StoredArray] = {}
     for handler, group in stored.split(records, {})[1]:
-        if type(handler) not in _ARRAY_HANDLERS:
+        arrays = plain_arrays(handler)
+        if arrays is None:
             continue
         infos = stored.infos(group)
-        for record, info, read in zip(group, infos, whole_reads(infos), strict=True):
+        for record, info, read in zip(group, infos, arrays.stored_arrays(infos), strict=True):
             layout = read.layout
             known = batch.arrays.get(record.name)
             is_keys = known is not None and known.random_key_impl is not None

@@ -13,7 +13,8 @@ from orbit_ckpt.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.handlers.array_target import requested_sharding
-from orbit_ckpt.handlers.base import ArrayRestoreArgs, ReadPlanner, RestoreArgs
+from orbit_ckpt.handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt.handlers.capabilities import ReadPlanner, capability
 from orbit_ckpt.metadata.schema import JAX_ARRAY, LeafRecord
 from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.pytree.compute import groups_of, source_args
@@ -186,9 +187,10 @@ class _Explanation:
             args = {**args, **{r.names: host for r in records if r.typestr == JAX_ARRAY}}
         costs: dict[NamePath, ReadCost] = {}
         for handler, group in stored.split(records, args)[1]:
-            if isinstance(handler, ReadPlanner):
+            planner = capability(handler, ReadPlanner)
+            if planner is not None:
                 wanted = [args.get(record.names, RestoreArgs()) for record in group]
-                reads = handler.plan_reads(stored.infos(group), wanted)
+                reads = planner.plan_reads(stored.infos(group), wanted)
                 if groups is not None:
                     groups.append(list(zip(group, reads, strict=True)))
                 for record, read in zip(group, reads, strict=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import jax
 from msgspec import structs
 
-from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.base import RestoreArgs
+from orbit_ckpt.handlers.capabilities import LazyReader, capability
 from orbit_ckpt.handlers.lazy import LazyArray, LazyHostArray
 from orbit_ckpt.handlers.lazy_leaf import open_leaf
-from orbit_ckpt.handlers.numpy import NumpyHandler, bytes_type
+from orbit_ckpt.handlers.numpy import bytes_type
 from orbit_ckpt.handlers.stored import layouts_of
 from orbit_ckpt.metadata.schema import LeafRecord
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves
@@ -25,7 +26,7 @@ def lazy_leaves(
     """Return those leaves as lazy arrays that would be restored as arrays of JAX or numpy.
 
     Others are left to `read_leaves`: scalars, strings, bytes, empty containers, values that an old
-    writer put into its structure file, and leaves of type handlers that are not built in.
+    writer put into its structure file, and leaves of type handlers that are no `LazyReader`.
 
     Args:
         stored: The stored tree.
@@ -43,16 +44,14 @@ def lazy_leaves(
     found: dict[NamePath, LazyArray] = {}
     _, groups = stored.split(records, args)
     for handler, group in groups:
-        if type(handler) is ArrayHandler:
-            kind = LazyArray
-        elif type(handler) is NumpyHandler:
-            kind = LazyHostArray
-        else:
+        reader = capability(handler, LazyReader)
+        if reader is None:
             continue
+        kind = LazyArray if reader.lazy_type is jax.Array else LazyHostArray
         infos = [info.replace(load_batch=batch) for info in stored.infos(group)]
         for record, info, layout in zip(group, infos, layouts_of(infos), strict=True):
             arg = args.get(record.names, AS_SAVED)
             if kind is LazyArray or bytes_type(info, arg) is None:
                 read = ArrayRead(info.location, info.name, layout, ())
-                found[record.names] = kind(open_leaf(info, handler, arg, directory, read))
+                found[record.names] = kind(open_leaf(info, reader, arg, directory, read))
     return found

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype, storable
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
-from orbit_ckpt.handlers.base import SaveArgs, TypeHandler, ValueChecker
+from orbit_ckpt.handlers.base import SaveArgs, TypeHandler
+from orbit_ckpt.handlers.capabilities import ValueChecker, capability
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import Outline, class_name, outline_of
 from orbit_ckpt.metadata.schema import LeafDetail
@@ -191,7 +192,7 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
         kind = type(value)
         if kind not in known:
             found = registry.get(kind) if registry.has(kind) else None
-            known[kind] = found, found if isinstance(found, ValueChecker) else None
+            known[kind] = found, capability(found, ValueChecker)
         handler, checker = known[kind]
         handlers.append(handler)
         if value is PLACEHOLDER:

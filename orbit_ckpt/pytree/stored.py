@@ -25,18 +25,20 @@ from orbit_ckpt.handlers.base import (
     RestoreArgs,
     TypeHandler,
 )
+from orbit_ckpt.handlers.capabilities import plain_arrays
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.handlers.stored import cast_host
 from orbit_ckpt.metadata.rich_types import (
     find_namedtuple,
 )
-from orbit_ckpt.metadata.schema import EMPTY_TYPES, NUMPY_ARRAY, UNKNOWN_TYPE, LeafRecord
+from orbit_ckpt.metadata.schema import EMPTY_TYPES, JAX_ARRAY, NUMPY_ARRAY, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.metadata.values import Metadata
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path
 
 _STRING = "string"
+_ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
 
 AS_SAVED = RestoreArgs()
 """Arguments of a leaf of which nothing is said."""
@@ -86,7 +88,8 @@ class StoredLeaves:
         key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
         handler = self._handlers.get((key, record.typestr))
         if handler is None:
-            handler = _find_handler(record, key, self._registry)
+            is_raw = key is np.ndarray and _holds_other_values(record.typestr, self._registry)
+            handler = _find_handler(record, record.typestr if is_raw else key, self._registry)
             self._handlers[key, record.typestr] = handler
         return handler
 
@@ -151,9 +154,25 @@ async def read_leaves(
         )
         for handler, group in groups
     )
-    for (_, group), result in zip(groups, results, strict=True):
-        values.update(zip([record.names for record in group], result, strict=True))
+    for (handler, group), result in zip(groups, results, strict=True):
+        names = [record.names for record in group]
+        if args and plain_arrays(handler) is None:
+            wanted = [args.get(name, AS_SAVED) for name in names]
+            values.update(zip(names, map(_as_wanted, result, wanted), strict=True))
+        else:
+            values.update(zip(names, result, strict=True))
     return values
+
+
+def _holds_other_values(typestr: str, registry: TypeHandlerRegistry) -> bool:
+    """Whether what is stored under a built-in name is for its registered handler alone to read."""
+    return typestr in _ARRAYS and plain_arrays(registry.get(typestr)) is None
+
+
+def _as_wanted(value: object, arg: RestoreArgs) -> object:
+    """Return what a handler of JAX arrays has read as an array of numpy if that is asked for."""
+    is_host = arg.restore_type is np.ndarray and isinstance(value, jax.Array)
+    return np.asarray(value) if is_host and not _is_keys(value) else value
 
 
 def _find_handler(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import cast
 
 from orbit_ckpt.arrays.transfer import TakenArray
-from orbit_ckpt.handlers.base import ValueTaker
-from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.capabilities import ValueTaker, capability
 from orbit_ckpt.pytree.plan import SavePlan
 from orbit_ckpt.storage.host_copies import copy_all
 
@@ -26,7 +24,7 @@ async def take_leaves(
         None if a handler does not give its values away; all must then be asked to write at once.
     """
     groups = plan.groups()
-    takers = [handler for handler, _ in groups if isinstance(handler, ValueTaker)]
+    takers = [t for handler, _ in groups if (t := capability(handler, ValueTaker)) is not None]
     # what may be wrong with chunks is found by handlers
     has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
     if len(takers) < len(groups) or has_chunks:
@@ -34,11 +32,10 @@ async def take_leaves(
     values = list(plan.flat.values)
     arrays: list[TakenArray] = []
     for taker, (_, positions) in zip(takers, groups, strict=True):
-        of_all = type(cast(object, taker)) is NumpyHandler
         taken = taker.take([values[position] for position in positions])
         for position, value in zip(positions, taken, strict=True):
             values[position] = value
-            if of_all and not is_primary and isinstance(value, TakenArray):
+            if not is_primary and isinstance(value, TakenArray) and value.sharding is None:
                 value.shards.clear()  # holds nothing of the caller's either
         arrays += [value for value in taken if isinstance(value, TakenArray)]
     copies = iter(await copy_all([s for a in arrays for s in a.shards], max_transfer_bytes))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
+from jax.tree_util import DictKey
 from msgspec import Struct, field
 
 from orbit_ckpt.arrays.slices import Shape, chunk_indices, whole
@@ -19,14 +21,11 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.formats.base import StoredTree
 from orbit_ckpt.formats.orbax import open_arrays, open_tree
-from orbit_ckpt.handlers.array import ArrayHandler
 from orbit_ckpt.handlers.base import LoadBatch, TypeHandler
-from orbit_ckpt.handlers.numpy import NumpyHandler
+from orbit_ckpt.handlers.capabilities import ArrayStorage, TextStorage, capability
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
-from orbit_ckpt.handlers.scalar import ScalarHandler
-from orbit_ckpt.handlers.string import StringHandler
 from orbit_ckpt.metadata.files import find_string
-from orbit_ckpt.metadata.schema import LeafRecord
+from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt.pytree.stored import AS_SAVED, StoredLeaves
 from orbit_ckpt.pytree.verification import Damage, Unchecked, Unverifiable
 from orbit_ckpt.runtime.limiter import ByteLimiter
@@ -34,13 +33,12 @@ from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import STRINGS, TREE_METADATA
+from orbit_ckpt.storage.layout import RESERVED, STRINGS, TREE_METADATA, is_process_directory
 from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.store_path import StorePath, is_damage
 from orbit_ckpt.tree.keypath import format_path
 
-_ARRAY_HANDLERS = (ArrayHandler, NumpyHandler, ScalarHandler)
-
+_SHOWN = 5
 _BLOCK_BYTES = 1 << 20
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 64
@@ -158,25 +156,84 @@ async def verify_tree(
     records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
     findings.leaves += len(records)
     arrays: list[LeafRecord] = []
-    others = 0
+    others: list[LeafRecord] = []
+    is_array, is_text = lru_cache(_is_array_storage), lru_cache(_is_text_storage)
     for record in records:
         if record.name in inline:
             continue
         handler = _handler_of(stored, record)
-        if type(handler) in _ARRAY_HANDLERS:
+        if is_array(handler):
             arrays.append(record)
-        elif isinstance(handler, StringHandler):
+        elif is_text(handler):
             _check_string(record, batch.strings, checked, findings, checkpoint)
         else:
-            others += 1
-    how = "were compared with the manifest" if checked.manifest else "have no checksums"
-    findings.skip(directory, f"leaves of other type handlers: their files {how}", others)
+            others.append(record)
+    if others:
+        arrays += _arrays_of_others(others, arrays, batch, checked, findings, checkpoint)
     reads = await check_arrays(
         directory, batch.reader, arrays, findings, checkpoint, _knows(checked)
     )
     if checked.manifest is None:
         unsigned = sum(not read.layout.checksum for read in reads)
         findings.skip(directory, "arrays without checksums: decoded only", unsigned)
+
+
+def _arrays_of_others(
+    others: Sequence[LeafRecord],
+    arrays: Sequence[LeafRecord],
+    batch: LoadBatch,
+    checked: CheckedDirectory,
+    findings: Findings,
+    checkpoint: Path,
+) -> list[LeafRecord]:
+    """Return the arrays that type handlers have stored which do not say how they store leaves.
+
+    Those that bear the name of a leaf are its own; all others are checked too, because they may be
+    parts of one. Of leaves that nothing in the directory can belong to, no check is possible.
+
+    Args:
+        others: The leaves of such handlers.
+        arrays: Those of the others that are arrays.
+        batch: What reads the tree.
+        checked: Its directory.
+        findings: Where to put what is found.
+        checkpoint: The checkpoint that it belongs to.
+    """
+    stored = set(batch.reader.names())
+    known = {record.name for record in arrays}
+    found = [record for record in others if record.name in stored]
+    rest = [
+        r for r in others if r.name not in stored and find_string(batch.strings, r.name) is None
+    ]
+    names = sorted(stored - known - {record.name for record in found})
+    found += [LeafRecord.at((DictKey(name),), UNKNOWN_TYPE) for name in names]
+    has_files = _has_files_besides(checked, stored)
+    if rest and not names and not has_files:
+        kinds = ", ".join(sorted({record.typestr for record in rest}))
+        leaves = ", ".join(format_path(record.path) for record in rest[:_SHOWN])
+        findings.unverifiable.append(
+            Unverifiable(
+                checkpoint,
+                f"{checked.path}: nothing is stored here for {len(rest)} leaves of the type "
+                f"handlers {kinds} ({leaves}). They may be elsewhere; only a load can tell.",
+            )
+        )
+    else:
+        how = "were compared with the manifest" if checked.manifest else "have no checksums"
+        what = f"leaves of other type handlers, not decoded: their files {how}"
+        findings.skip(checked.path, what, len(rest))
+    return found
+
+
+def _has_files_besides(checked: CheckedDirectory, arrays: Collection[str]) -> bool:
+    """Whether a tree's directory has files that are neither arrays nor documents of ours."""
+    if checked.manifest is not None:
+        files = list(checked.manifest.files)
+    else:
+        files = [entry.name for entry in checked.path.iterdir()]
+    own = {*RESERVED, "d", *(name.partition("/")[0] for name in arrays)}
+    heads = {file.partition("/")[0] for file in files} - own
+    return any(not is_process_directory(head) for head in heads)
 
 
 def _open_batch(
@@ -194,6 +251,14 @@ def _open_batch(
         batch = open_arrays(checked, source.document)
         findings.note(checkpoint, error)
     return batch
+
+
+def _is_array_storage(handler: TypeHandler | None) -> bool:
+    return capability(handler, ArrayStorage) is not None
+
+
+def _is_text_storage(handler: TypeHandler | None) -> bool:
+    return capability(handler, TextStorage) is not None
 
 
 def _handler_of(stored: StoredLeaves, record: LeafRecord) -> TypeHandler | None:

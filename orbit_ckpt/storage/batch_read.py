@@ -153,6 +153,13 @@ class BatchReader:
             found.append(self._parse(path, name, value) if layout is None else layout)
         return found
 
+    def names(self) -> list[str]:
+        """Return the storage names of all arrays of the store, whether leaves have them or not."""
+        keys = self._store.keys_below("")
+        document = self._document_name
+        named = [key.removesuffix(f"/{document}") for key in keys if key.endswith(f"/{document}")]
+        return ["", *named] if document in keys else named
+
     def _ask_for_layouts(self, leaves: Sequence[tuple[KeyPath, str]]) -> list[ZarrArray]:
         def ask(leaf: tuple[KeyPath, str]) -> ZarrArray:
             path, name = leaf

@@ -94,7 +94,7 @@ class OcdbtStore:
 
     def keys_below(self, name: str) -> list[str]:
         """See `ValueStore`."""
-        return [key for key in self._index if key.startswith(f"{name}/")]
+        return [key for key in self._index if key.startswith(f"{name}/" if name else "")]
 
     def spec(self, name: str) -> Json:
         """See `ValueStore`."""

@@ -11,7 +11,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import UnsupportedLeafError
-from orbit_ckpt.items.base import stage_item
+from orbit_ckpt.items.phases import stage_item
 from orbit_ckpt.runtime.process import Process
 
 
