@@ -72,7 +72,7 @@ def ls(
     entries = list_run(root, foreign)
     if entries is not None:
         keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
-        _list_run(root, entries, keeping, unfinished_saves(root), as_json)
+        _list_run(root, entries, keeping, unfinished_saves(root, entries), as_json)
     elif foreign is not None:
         _list_foreign(root, foreign.name, as_json)
     else:
@@ -101,7 +101,7 @@ def _list_run(
         rows.append(
             [
                 str(info.step),
-                human_bytes(stored_bytes(entry.path)),
+                human_bytes(cast(int | None, step["bytes"])),
                 "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks),

@@ -70,8 +70,7 @@ def print_table(
         ).rstrip()
 
     echo(line(header), style="bold")
-    for row in rows:
-        echo(line(row))
+    sys.stdout.writelines(f"{line(row)}\n" for row in rows)
 
 
 def print_json(command: str, **fields: object) -> None:
@@ -128,12 +127,14 @@ def human_number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _local_bytes(path: Path) -> int:
-    return sum(
-        os.lstat(os.path.join(directory, name)).st_size
-        for directory, _, names in os.walk(path)  # links are not followed
-        for name in names
-    )
+def _local_bytes(directory: str) -> int:
+    with os.scandir(directory) as entries:
+        return sum(
+            _local_bytes(entry.path)
+            if entry.is_dir(follow_symlinks=False)
+            else entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+        )
 
 
 def stored_bytes(path: Path) -> int | None:
@@ -143,7 +144,7 @@ def stored_bytes(path: Path) -> int | None:
     """
     if isinstance(path, StorePath):
         return None
-    return _local_bytes(path) if path.is_dir() else path.stat().st_size
+    return _local_bytes(os.fspath(path)) if path.is_dir() else path.stat().st_size
 
 
 @contextlib.contextmanager

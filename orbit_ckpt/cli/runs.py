@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from msgspec import Struct
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, Format
 from orbit_ckpt.formats.locate import RunStep, is_unfinished, locate_run, number_in
-from orbit_ckpt.formats.orbax import check_complete, holds_tree
+from orbit_ckpt.formats.orbax import check_complete, find_items, holds_tree
 from orbit_ckpt.manager.index import StepEntry, StepIndex
 from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
@@ -153,7 +154,7 @@ def is_run(path: Path) -> bool:
     if holds_own_files(path):
         return False
     names = AnyStepName()
-    children = [child for child in path.iterdir() if child.is_dir()]
+    children = [path / name for name in find_items(path)]
     if any(names.parse(c.name) is not None and looks_like_checkpoint(c) for c in children):
         return True
     if looks_like_checkpoint(path):
@@ -214,8 +215,13 @@ def _foreign_entry(one: RunStep, found: ForeignStep) -> StepEntry:
     return StepEntry(info, one.path)
 
 
-def unfinished_saves(root: Path) -> list[str]:
-    """Return the names of directories with saves in progress, or of dead ones."""
+def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
+    """Return the names of directories with saves that are in progress or have died.
+
+    Args:
+        root: The run.
+        finished: Its steps.
+    """
     if isinstance(root, StorePath):
         keys = set(root.keys_below())
         begun = {key.partition("/")[0] for key in keys if key.count("/") == 1}
@@ -224,8 +230,11 @@ def unfinished_saves(root: Path) -> list[str]:
             for name in begun
             if f"{name}/{IN_PROGRESS}" in keys and f"{name}/{COMMIT_MARKER}" not in keys
         )
+    known = {entry.path.name for entry in finished}
+    with os.scandir(root) as entries:
+        others = [(e.name, e.is_dir()) for e in entries if e.name not in known]
     return sorted(
-        child.name
-        for child in root.iterdir()
-        if is_unfinished(child.name) or (child.is_dir() and is_in_progress(child))
+        name
+        for name, is_directory in others
+        if is_unfinished(name) or (is_directory and is_in_progress(root / name))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -106,7 +107,8 @@ def find_tree(path: Path) -> Path:
     names = find_items(path)
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
     checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
-    items = [name for name in names if name not in {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}]
+    others = {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}
+    items = [name for name in names if name not in others]
     usual = [name for name in _USUAL_ITEMS if name in items]
     for name in (*usual, *(name for name in items if name not in usual)):
         if holds_tree(path / name):
@@ -134,7 +136,8 @@ def find_items(path: Path) -> list[str]:
     """Return the names of the items of a checkpoint: its directories."""
     if isinstance(path, StorePath):
         return path.directories()
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not is_temporary_name(p.name))
+    with os.scandir(path) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not is_temporary_name(e.name))
 
 
 def open_tree(

@@ -130,9 +130,11 @@ def _near_documents(directory: Path) -> Iterator[tuple[str, str]]:
         keys = (key.rpartition("/") for key in directory.keys_below())
         yield from ((name, last) for name, _, last in keys if name and last in _DOCUMENTS)
     else:
-        for entry in directory.iterdir():
+        with os.scandir(directory) as entries:  # of a run, perhaps tens of thousands
+            found = [entry for entry in entries if entry.is_dir()]
+        for entry in found:
             for document in _DOCUMENTS:
-                if entry.is_dir() and (entry / document).is_file():
+                if os.path.isfile(f"{entry.path}/{document}"):
                     yield entry.name, document
 
 

@@ -86,6 +86,8 @@ class StepIndex:
         self._lock = threading.Lock()
         self._entries: dict[int, StepEntry] = {}
         self._refused: dict[int, Exception] = {}
+        self._infos: list[StepInfo] | None = None
+        """All that are listed, ascending; None if they must be collected again."""
         self._version = 0
         if reads:
             self.reload()
@@ -126,7 +128,7 @@ class StepIndex:
                 if known is None or known.info.time != entry.info.time:  # it was saved again
                     self._refused.pop(step, None)
                 self._entries[step] = entry
-            self._version += 1
+            self._has_changed()
 
     def reload(self) -> None:
         """Read the directory again."""
@@ -135,7 +137,7 @@ class StepIndex:
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
             found = map_paths(lambda r: self._entry(r, known.get(r.step)), records, root=self._root)
             self._entries = {entry.info.step: entry for entry in found}
-            self._version += 1
+            self._has_changed()
 
     def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
         """Enter a step that has been committed.
@@ -150,13 +152,13 @@ class StepIndex:
             if record is not None:
                 self._entries[step] = self._entry(record, metrics)
                 self._refused.pop(step, None)
-                self._version += 1
+                self._has_changed()
 
     def remove(self, step: int) -> None:
         """Forget a step that has been deleted."""
         with self._lock:
             self._entries.pop(step, None)
-            self._version += 1
+            self._has_changed()
 
     def pin(self, step: int) -> None:
         """Pin a step; see `CheckpointManager.pin`."""
@@ -188,12 +190,13 @@ class StepIndex:
             if entry is not None:
                 info = replace(entry.info, pinned=pinned)
                 self._entries[step] = replace(entry, info=info)
-                self._version += 1
+                self._has_changed()
 
     def refuse(self, step: int, error: Exception) -> None:
         """List a step no more because it cannot be restored."""
         with self._lock:
             self._refused[step] = error
+            self._infos = None
 
     @property
     def refused(self) -> Mapping[int, Exception]:
@@ -203,7 +206,30 @@ class StepIndex:
     def steps(self) -> list[int]:
         """Return the numbers of all steps, ascending."""
         with self._lock:
-            return sorted(self._entries.keys() - self._refused.keys())
+            return [info.step for info in self._listed()]
+
+    def __contains__(self, step: int) -> bool:
+        """Whether a step is listed."""
+        with self._lock:
+            return step in self._entries and step not in self._refused
+
+    def latest(self) -> int | None:
+        """Return the number of the last step, None if there are none."""
+        with self._lock:
+            listed = self._listed()
+            return listed[-1].step if listed else None
+
+    def _listed(self) -> list[StepInfo]:
+        """Return what is listed, ascending; the lock is held."""
+        if self._infos is None:
+            entries, refused = self._entries, self._refused
+            self._infos = [entries[step].info for step in sorted(entries) if step not in refused]
+        return self._infos
+
+    def _has_changed(self) -> None:
+        """Forget what was made of the entries; the lock is held."""
+        self._infos = None
+        self._version += 1
 
     def path(self, step: int) -> Path:
         """Return the directory of a step.
@@ -227,11 +253,7 @@ class StepIndex:
             with_metrics: Whether to ask the source of metrics too.
         """
         with self._lock:
-            infos = [
-                self._entries[step].info
-                for step in sorted(self._entries)
-                if step not in self._refused
-            ]
+            infos = list(self._listed())
         if self._source is None or not with_metrics:
             return infos
         values = self._source.values([info.step for info in infos])

@@ -78,7 +78,8 @@ class StepKeeper:
                 if running is None or running.done():
                     self._finish(aside)  # perhaps it succeeds now
             for step in plan.steps:
-                self._apply_to(step)
+                if not step.rules or step.dropped_items:
+                    self._apply_to(step)
 
     def delete(self, step: int) -> None:
         """Delete a step, pinned or not.
@@ -134,8 +135,6 @@ class StepKeeper:
             pool.shutdown()
 
     def _apply_to(self, step: StepRetention) -> None:
-        if step.kept and not step.dropped_items:
-            return
         try:
             path = self._index.path(step.step)
             if self._index.is_pinned(step.step):

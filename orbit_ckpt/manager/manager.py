@@ -245,7 +245,7 @@ class CheckpointManager:
 
     def latest_step(self) -> int | None:
         """Return the newest durable step, None if there is none."""
-        return max(self._shared.view.steps(), default=None)
+        return self._shared.view.latest()
 
     def best_step(self) -> int | None:
         """Return the best step by `best_fn`, the newest without it, None if there is none."""

@@ -274,8 +274,10 @@ class LatestTemporary(Struct, frozen=True):
     ) -> Sequence[bool]:
         """Return True for it."""
         del context
-        last = len(checkpoints) - 1
-        return [i == last and info.temporary for i, info in enumerate(checkpoints)]
+        kept = [False] * len(checkpoints)
+        if checkpoints:
+            kept[-1] = checkpoints[-1].temporary
+        return kept
 
 
 class AmongPermanent(Struct, frozen=True):
@@ -362,8 +364,11 @@ def explain(
         ValueError: A policy does not answer for every step.
     """
     if isinstance(policy, AnyPreservationPolicy):
-        parts = [explain(part, checkpoints, context=context) for part in policy.policies]
-        return [tuple(rule for part in parts for rule in part[i]) for i in range(len(checkpoints))]
+        together: list[tuple[PreservationPolicy, ...]] = [()] * len(checkpoints)
+        for part in policy.policies:
+            found = explain(part, checkpoints, context=context)
+            together = [a + b if b else a for a, b in zip(together, found, strict=True)]
+        return together
     if isinstance(policy, AmongPermanent):
         permanent = [info for info in checkpoints if not info.temporary]
         rules = iter(explain(policy.policy, permanent, context=context))
@@ -371,7 +376,8 @@ def explain(
     wanted = policy.should_preserve(checkpoints, context=context)
     if len(wanted) != len(checkpoints):
         raise ValueError(f"{policy} answers for {len(wanted)} of {len(checkpoints)} steps.")
-    return [(policy,) if keep else () for keep in wanted]
+    one, none = (policy,), ()  # shared, because runs have tens of thousands of steps
+    return [one if keep else none for keep in wanted]
 
 
 def _columns(

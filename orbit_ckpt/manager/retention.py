@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from orbit_ckpt.manager.preservation import (
     AmongPermanent,
@@ -20,8 +23,7 @@ from orbit_ckpt.manager.preservation import (
 from orbit_ckpt.manager.step_info import StepInfo
 
 
-@dataclass(frozen=True, slots=True)
-class StepRetention:
+class StepRetention(Struct, frozen=True):
     """What happens to one step.
 
     Attributes:
@@ -109,7 +111,7 @@ class RetentionRules:
         policy = AnyPreservationPolicy([*self._guarded(AmongPermanent(self.policy)), *saved])
         rules = explain(policy, steps, context=context)
         staying = [info for info, kept in zip(steps, rules, strict=True) if kept]
-        dropped: dict[int, list[str]] = {info.step: [] for info in steps}
+        dropped: defaultdict[int, list[str]] = defaultdict(list)
         for item, policy in self.items.items():
             having = [info for info in staying if item in info.items]
             guarded = AnyPreservationPolicy(self._guarded(policy))
@@ -117,12 +119,11 @@ class RetentionRules:
             for info, kept in zip(having, answers, strict=True):
                 if not kept:
                     dropped[info.step].append(item)
-        return RetentionPlan(
-            tuple(
-                StepRetention(info.step, kept, tuple(dropped[info.step]))
-                for info, kept in zip(steps, rules, strict=True)
-            )
-        )
+        plan = [StepRetention(info.step, kept) for info, kept in zip(steps, rules, strict=True)]
+        for i, step in enumerate(plan) if dropped else ():
+            if step.step in dropped:
+                plan[i] = StepRetention(step.step, step.rules, tuple(dropped[step.step]))
+        return RetentionPlan(tuple(plan))
 
     def _guarded(self, policy: PreservationPolicy) -> list[PreservationPolicy]:
         newest = [LatestN(1)] if self.keep_latest else []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -52,6 +54,8 @@ from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.metadata.step_details import StepDetails
 
 _logger = logging.getLogger(__name__)
+
+_step_of: Callable[[StepInfo], int] = operator.attrgetter("step")
 
 
 class Verdict(Struct, frozen=True):
@@ -179,8 +183,10 @@ class StepSaver:
         running = self._last.step  # before the others, among which it may be a moment later
         infos = self._index.infos()
         now = datetime.now(tz=UTC)
-        if running is not None and running not in {info.step for info in infos}:
-            infos = sorted([*infos, StepInfo(running, now)], key=lambda info: info.step)
+        if running is not None:
+            place = bisect_left(infos, running, key=_step_of)
+            if place == len(infos) or infos[place].step != running:
+                infos.insert(place, StepInfo(running, now))
         if infos and infos[-1].step >= step:
             return SaveDecision()
         if is_ending:  # whatever the policies say
@@ -195,7 +201,7 @@ class StepSaver:
         return decide(self._policy, StepInfo(step, now), infos, context=context)
 
     def _has(self, step: int) -> bool:
-        return step == self._last.step or step in self._index.steps()
+        return step == self._last.step or step in self._index
 
     def news(self) -> News:
         """Return what this process has to tell the others, if it is the primary one."""

@@ -339,8 +339,8 @@ def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
 def _remove_abandoned(final: Path) -> None:
     """Remove temporary directories of saves to `final` whose process is gone."""
     prefix = final.name + TEMPORARY_SUFFIX
-    found = sorted(e.path for e in os.scandir(final.parent) if e.name.startswith(prefix))
-    for path in map(Path, found):
+    names = os.listdir(final.parent)  # faster than scandir if there are tens of thousands
+    for path in [final.parent / n for n in names if n.startswith(prefix)]:
         if not path.is_symlink() and path.is_dir():
             _remove_unlocked(path, final, needs_lock=False)
 
