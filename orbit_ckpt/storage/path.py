@@ -5,32 +5,69 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
+from typing import cast
 
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
 
-def resolve_path(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
     """Return an absolute local path, or a `StorePath` if it is the URL of an object store.
 
     Raises:
-        ValueError: The path is empty, or a URL of a store that is not supported.
+        TypeError: It is no path.
+        ValueError: The path is empty, a URL of a store that is not supported, or what `pathlib`
+            leaves of a URL.
     """
-    text = os.fspath(path)
+    text = _text_of(path)
     if not text:
         raise ValueError("The path of a checkpoint is empty; give a directory.")
+    if "\0" in text:
+        raise ValueError(f"{text!r}: a path cannot have a NUL character; give another one.")
     if is_store_url(text):
         return parse_store_url(text)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme != "file":
+    found = _URL.match(text)
+    if found is None:
+        return _absolute(text)
+    scheme, slashes, rest = found.groups()
+    if scheme == "file":
+        return _absolute(rest.removeprefix("localhost") if slashes == "//" else f"/{rest}")
+    if slashes == "/":
         raise ValueError(
-            f"{text}: checkpoints on {scheme}:// are not supported; give a local "
-            "directory, or a URL with s3:// or gs://."
+            f"{text}: this is what pathlib.Path leaves of the URL {scheme}://{rest}; pass it as a "
+            f"string, '{scheme}://{rest}'. If you mean a local directory, pass './{text}'."
         )
-    return Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
+    raise ValueError(
+        f"{text}: checkpoints on {scheme}:// are not supported; give a local "
+        "directory, or a URL with s3:// or gs://."
+    )
+
+
+_URL = re.compile("([A-Za-z][A-Za-z0-9+.-]+):(//?)(.*)", re.DOTALL)
+"""A URL, or what `pathlib.Path` makes of one; a single letter may be a drive of Windows."""
+
+
+def _text_of(path: object) -> str:
+    """Return a path as text.
+
+    Raises:
+        TypeError: It is no path.
+    """
+    try:
+        return os.fsdecode(cast(str, path))
+    except TypeError:
+        raise TypeError(
+            f"The path of a checkpoint is a value of type {type(path).__name__}, expected a str or "
+            "an os.PathLike; the path comes first, as in save(path, tree)."
+        ) from None
+
+
+def _absolute(text: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def check_outside(destination: Path, source: Path) -> None:
