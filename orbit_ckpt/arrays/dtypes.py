@@ -178,8 +178,8 @@ def as_flag(name: str, value: object) -> bool:
         return value
     if value is None:
         return False
-    is_scalar = isinstance(value, int | np.generic | np.ndarray | jax.Array)
     number = cast(Any, value)
+    is_scalar = isinstance(value, int | np.generic | np.ndarray | jax.Array)
     if not is_scalar or np.shape(number) or number not in (0, 1):
-        raise TypeError(f"{name} is {value!r}, of {type(value).__name__}; give True or False.")
+        raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")
     return bool(number)

@@ -75,24 +75,22 @@ def check_available(nbytes: int) -> None:
 
 
 def _aligned(nbytes: int) -> memoryview:
-    if nbytes >= _HUGE_PAGE_BYTES:
-        return _mapped(nbytes)
+    if nbytes >= _HUGE_PAGE_BYTES and _MAP_FLAGS is not None:
+        return _mapped(nbytes, _MAP_FLAGS)
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return memoryview(cast(bytearray, buffer))[start : start + nbytes]
 
 
-def _mapped(nbytes: int) -> memoryview:
+def _mapped(nbytes: int, flags: int) -> memoryview:
     """Return memory straight from the system, in huge pages where it has them.
 
     The allocator would put something in front of it: then what begins and ends between two huge
     pages is made of small ones, which the system hands out at an eighth of the speed.
     """
-    if _MAP_FLAGS is None:
-        return memoryview(bytearray(nbytes))
     # whole huge pages are aligned; of the last one no more is taken than what is used
     pages, rest = divmod(nbytes, _HUGE_PAGE_BYTES)
-    block = mmap.mmap(-1, (pages + bool(rest)) * _HUGE_PAGE_BYTES, flags=_MAP_FLAGS)
+    block = mmap.mmap(-1, (pages + bool(rest)) * _HUGE_PAGE_BYTES, flags=flags)
     with contextlib.suppress(AttributeError, OSError):
         block.madvise(mmap.MADV_HUGEPAGE, 0, pages * _HUGE_PAGE_BYTES)
     return memoryview(block)[:nbytes]

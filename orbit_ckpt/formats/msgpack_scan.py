@@ -22,6 +22,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath, file_size, read_extent
+from orbit_ckpt.storage.system import read_at
 from orbit_ckpt.storage.value_read import Pieces
 
 NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
@@ -79,7 +80,7 @@ def scan_file(file: Path) -> object:
         size = os.fstat(descriptor).st_size
 
         def read(start: int, length: int) -> bytes:
-            return os.pread(descriptor, length, start)
+            return read_at(descriptor, length, start)
 
         return _scan(_File(str(file), size, read), where)
 

@@ -20,6 +20,7 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.errors import CheckpointExistsError
 from orbit_ckpt.handlers.lazy import LazyArray
+from orbit_ckpt.storage import system
 from orbit_ckpt.storage.atomic import make_directories, sync_directory
 
 _BLOCK_BYTES = 1 << 25
@@ -166,7 +167,7 @@ def _name(temporary: Path, path: Path, *, overwrite: bool) -> None:
     """Give a complete file its name, in one step even if another writer does the same."""
     if not overwrite:
         try:
-            os.link(temporary, path)
+            system.link(temporary, path)
         except FileExistsError as error:
             raise _exists(path, overwrite=False) from error
         except OSError as error:

@@ -8,7 +8,6 @@ as a checkpoint once it holds the commit marker and no longer the in-progress fi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -19,7 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointExistsError
-from orbit_ckpt.storage.directory_lock import try_lock, unlock
+from orbit_ckpt.storage import system
+from orbit_ckpt.storage.directory_lock import try_lock
 from orbit_ckpt.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -33,6 +33,8 @@ from orbit_ckpt.storage.layout import (
 )
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.storage.system import exchange as _rename_exchange
+from orbit_ckpt.storage.system import unlock
 
 _OURS = f"{TEMPORARY_SUFFIX}-orbit-"
 """Part of the names of temporary directories that are locked while a save goes on."""
@@ -246,22 +248,14 @@ def sync_directory(path: Path) -> None:
     """Wait until a directory's entries are on the disk; in a store they are at once."""
     if isinstance(path, StorePath):
         return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    system.sync_directory(path)
 
 
 def sync_files(root: Path) -> None:
     """Wait until all files below a directory are on the disk."""
     for directory, _, names in os.walk(root):
         for name in names:
-            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            system.sync_file(os.path.join(directory, name))
 
 
 def _sync_tree(root: Path) -> None:
@@ -385,17 +379,3 @@ def _exchange(new: Path, final: Path) -> Path:
     final.rename(aside)
     new.rename(final)
     return aside
-
-
-def _rename_exchange(a: Path, b: Path) -> bool:
-    """Swap two paths in one step, so that a crash leaves one or the other; False if unsupported."""
-    at_fdcwd, rename_exchange = -100, 2
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(b))

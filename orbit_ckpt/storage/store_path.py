@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.storage.buckets import SCHEMES, Bucket, open_bucket
+from orbit_ckpt.storage.system import open_to_read, read_at
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -281,10 +282,10 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
     if is_store_url(file):
         path = StorePath(file)
         return path.bucket.read_range(path.key, offset, nbytes)
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_to_read(file)
     try:
         if nbytes > _FIRST_BYTES:  # memory for all of it is taken before it is read
             nbytes = max(0, min(nbytes, os.fstat(descriptor).st_size - offset))
-        return os.pread(descriptor, nbytes, offset)
+        return read_at(descriptor, nbytes, offset)
     finally:
         os.close(descriptor)

@@ -16,6 +16,7 @@ from orbit_ckpt.storage.store_path import (
     read_extent,
     read_object_into,
 )
+from orbit_ckpt.storage.system import open_to_read, read_at, read_into
 
 MAX_AHEAD_BYTES = 1 << 20
 """Most bytes read beyond what was asked for, while values follow one another."""
@@ -129,7 +130,7 @@ class ValueReader:
         def read(size: int) -> bytes:
             nonlocal position
             place = _next_of(value, position, size)
-            data = os.pread(self._open(place.file), place.length, place.offset)
+            data = read_at(self._open(place.file), place.length, place.offset)
             position += len(data)
             return data
 
@@ -145,7 +146,7 @@ class ValueReader:
         pending = list(buffers)
         done = 0
         while pending:
-            count = os.preadv(descriptor, pending, value.offset + done)
+            count = read_into(descriptor, pending, value.offset + done)
             if count == 0:
                 break
             done += count
@@ -174,7 +175,7 @@ class ValueReader:
         if descriptor is None:
             if len(self._descriptors) >= _MAX_OPEN:
                 self._close_oldest()
-            descriptor = _OBJECT if is_store_url(file) else os.open(file, os.O_RDONLY)
+            descriptor = _OBJECT if is_store_url(file) else open_to_read(file)
             self._descriptors[file] = descriptor
         return descriptor
 
@@ -225,7 +226,7 @@ def open_value(value: Value) -> Callable[[int], bytes]:
         nonlocal position
         place = _next_of(value, position, size)
         with open(place.file, "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), place.length, place.offset)
+            data = read_at(file.fileno(), place.length, place.offset)
         position += len(data)
         return data
 

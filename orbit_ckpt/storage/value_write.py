@@ -7,13 +7,11 @@ B+tree that says where each value lies is written last. Nothing is copied on the
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +33,7 @@ from orbit_ckpt.storage.ocdbt_encode import (
     split_entries,
 )
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.storage.system import create_to_write, start_writeback, write
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
@@ -184,8 +183,7 @@ class _DataFile:
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
         self.nbytes = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(root / name, flags, 0o666)
+        self._descriptor = create_to_write(root / name)
         self._gathered: list[memoryview] = []
         self._gathered_bytes = 0
         self._written = 0
@@ -259,29 +257,11 @@ class FilesWriter:
             self._uploads.abort()
 
 
-def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
-    """Have the system begin to bring written bytes to the disk, where it can be asked to."""
-    sync_file_range = _sync_file_range()
-    if sync_file_range is not None:
-        sync_file_range(descriptor, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
-
-
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-@functools.cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    found = getattr(ctypes.CDLL(None), "sync_file_range", None)  # of Linux
-    if found is not None:
-        found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return found
-
-
 def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
     """Write buffers one after the other."""
     pending = [view.cast("B") for view in buffers if view.nbytes]
     while pending:
-        written = os.writev(descriptor, pending)
+        written = write(descriptor, pending)
         done = 0
         while done < len(pending) and written >= pending[done].nbytes:
             written -= pending[done].nbytes

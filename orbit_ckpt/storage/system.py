@@ -1,0 +1,198 @@
+"""What not every operating system has, with what to do instead; all of it is here.
+
+Everything is looked up when it is called. Linux has all of it; macOS lacks `renameat2` and
+`sync_file_range`, Windows `fcntl`, reads and writes of several buffers, and descriptors of
+directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_seeking = threading.Lock()
+
+NO_DESCRIPTOR = -2
+"""Stands for the descriptor of a directory where directories cannot be opened."""
+
+_AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def open_to_read(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor that reads a file."""
+    return os.open(path, os.O_RDONLY | _FLAGS)
+
+
+def create_to_write(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor that writes a new file.
+
+    Raises:
+        FileExistsError: There is one already.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+
+
+def open_directory(path: str | os.PathLike[str]) -> int:
+    """Return the descriptor of a directory, `NO_DESCRIPTOR` where there are none.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | _FLAGS)
+    except PermissionError:
+        if has_directory_descriptors() or not os.path.isdir(path):
+            raise
+        return NO_DESCRIPTOR
+
+
+def has_directory_descriptors() -> bool:
+    """Whether directories can be opened, and so synced and locked."""
+    return hasattr(os, "O_DIRECTORY")
+
+
+def close(descriptor: int) -> None:
+    """Close a descriptor, of a directory too."""
+    if descriptor != NO_DESCRIPTOR:
+        os.close(descriptor)
+
+
+def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """Return bytes of a file from an offset, fewer if it ends early."""
+    pread = getattr(os, "pread", None)
+    if pread is not None:
+        return pread(descriptor, nbytes, offset)
+    with _seeking:  # the position is the descriptor's, which threads may share
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, nbytes)
+
+
+def read_into(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill buffers with bytes of a file from an offset, as far as one call does.
+
+    Returns:
+        How many bytes that were, 0 at the end of the file.
+    """
+    preadv = getattr(os, "preadv", None)
+    if preadv is not None:
+        return preadv(descriptor, buffers, offset)
+    first = next(buffer for buffer in buffers if buffer.nbytes)
+    data = read_at(descriptor, first.nbytes, offset)
+    first.cast("B")[: len(data)] = data
+    return len(data)
+
+
+def write(descriptor: int, buffers: Sequence[memoryview]) -> int:
+    """Write buffers, as far as one call does; return how many bytes that were."""
+    writev = getattr(os, "writev", None)
+    return os.write(descriptor, buffers[0]) if writev is None else writev(descriptor, buffers)
+
+
+def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to bring written bytes to the disk, where it can be asked to."""
+    sync_file_range = _libc_function("sync_file_range")
+    if sync_file_range is not None:
+        sync_file_range(
+            ctypes.c_int(descriptor),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(nbytes),
+            ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
+        )
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Wait until a file that has been written is on the disk."""
+    # Windows syncs through descriptors only that may write
+    flags = os.O_RDONLY if has_directory_descriptors() else os.O_RDWR
+    descriptor = os.open(path, flags | _FLAGS)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Wait until a directory's entries are on the disk, where the system can be asked to."""
+    descriptor = open_directory(path)
+    try:
+        if descriptor != NO_DESCRIPTOR:
+            os.fsync(descriptor)
+    finally:
+        close(descriptor)
+
+
+def lock(descriptor: int) -> None:
+    """Lock a directory for as long as the descriptor is open.
+
+    Raises:
+        BlockingIOError: Another process has locked it.
+        OSError: There are no locks here.
+    """
+    if fcntl is None or descriptor == NO_DESCRIPTOR:
+        raise OSError(errno.ENOTSUP, "this system has no locks of directories")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(descriptor: int) -> None:
+    """Give up a lock, and close its descriptor.
+
+    Closing alone would not do: forked processes have descriptors of the same lock.
+    """
+    if fcntl is not None and descriptor != NO_DESCRIPTOR:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    close(descriptor)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swap two paths in one step, so that a crash leaves one or the other; False if unsupported."""
+    renameat2, renamex = _libc_function("renameat2"), _libc_function("renamex_np")
+    one, other = os.fsencode(a), os.fsencode(b)
+    if renameat2 is not None:
+        failed = renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
+    elif renamex is not None:  # macOS
+        failed = renamex(one, other, ctypes.c_uint(_RENAME_SWAP))
+    else:
+        return False
+    if failed == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(b))
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file another name.
+
+    Raises:
+        FileExistsError: The name is taken.
+        OSError: It has been refused, or there are no hard links here.
+    """
+    if not hasattr(os, "link"):
+        raise OSError(errno.ENOTSUP, "this system has no hard links", str(name))
+    os.link(file, name)
+
+
+@functools.cache
+def _libc_function(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library that Python does not offer, None if it has none."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):  # Windows has no such library
+        return None
+    return cast(Any, getattr(library, name, None))
