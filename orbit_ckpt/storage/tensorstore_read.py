@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import cast
+from typing import Any, cast
 
 import tensorstore as ts
 
@@ -71,7 +71,8 @@ class TensorStoreReader:
         TensorStore's own results come from the allocator, which keeps what is freed.
         """
         host = aligned_empty(tuple(array.shape), array.dtype.numpy_dtype)
-        await ts.array(host, context=self._context).write(array)
+        target = cast(Any, ts).array(host, context=self._context)  # the stubs know no dtypes
+        await target.write(array)
         return host
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:

@@ -146,7 +146,10 @@ def test_a_step_of_ours_that_is_unfinished_is_not_the_newest(tmp_path: Path) -> 
     (run / "checkpoint_7.tmp-123").mkdir()
     assert ocp.load(run)["state"]["step"] == 5
     assert find_latest_checkpoint(run) == first
-    assert unfinished_saves(run) == ["checkpoint_6.orbax-checkpoint-tmp-1", "checkpoint_7.tmp-123"]
+    assert unfinished_saves(run, []) == [
+        "checkpoint_6.orbax-checkpoint-tmp-1",
+        "checkpoint_7.tmp-123",
+    ]
 
 
 def test_the_latest_checkpoint_of_any_run_is_found(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def v1_checkpoint(tmp_path: Path) -> Path:
     options = orbax_v1.options.CheckpointablesOptions(registry=registry)
     items = {"state": {"a": np.arange(3)}, "metadata": {"x": [1, None]}, "config": "text"}
     with orbax_v1.Context(checkpointables_options=options):
-        orbax_v1.save_checkpointables(tmp_path / "c", items)
+        orbax_v1.save_checkpointables(str(tmp_path / "c"), items)
     return tmp_path / "c"
 
 
@@ -271,7 +271,7 @@ def test_metrics_and_json_items_of_an_orbax_v1_run_are_restored(tmp_path: Path) 
     options = orbax_v1.options.CheckpointablesOptions(registry=registry)
     with (
         orbax_v1.Context(checkpointables_options=options),
-        orbax_v1.training.Checkpointer(tmp_path / "run") as saver,
+        orbax_v1.training.Checkpointer(str(tmp_path / "run")) as saver,
     ):
         items = {"state": {"a": np.arange(3)}, "config": {"x": 1}}
         saver.save_checkpointables(1, items, metrics={"loss": 1.0})

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,8 @@ def test_planned_peak_without_a_cast_is_the_result(saved: Path) -> None:
 @pytest.mark.parametrize("limit", [1, MIB + 1, 1 << 40])
 def test_result_does_not_depend_on_the_memory_limit(limit: int, saved: Path) -> None:
     rule = tf.Combine(("host/l1", "jax/l2"), "sum", np.add)
-    for given in ({}, {"cast": {"**": jnp.bfloat16}}, {"transforms": [rule]}):
+    options: list[dict[str, Any]] = [{}, {"cast": {"**": jnp.bfloat16}}, {"transforms": [rule]}]
+    for given in options:
         found = ocp.load(saved, memory_limit=limit, **given)
         expected = ocp.load(saved, **given)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
