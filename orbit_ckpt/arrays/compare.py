@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from msgspec import Struct
 
-from orbit_ckpt.arrays.dtypes import DType, HostArray, number_kind, python_scalar
+from orbit_ckpt.arrays.dtypes import DType, HostArray, dates_fit, number_kind, python_scalar
 from orbit_ckpt.arrays.slices import Shape
 
 _BLOCK_ELEMENTS = 1 << 15
@@ -282,12 +282,13 @@ def _compare_complex(x: HostArray, y: HostArray) -> _Found:
 
 def _compare_dates(x: HostArray, y: HostArray) -> _Found:
     finer = np.promote_types(x.dtype, y.dtype)
-    a, b = x.astype(finer), y.astype(finer)
+    a_fits, b_fits = dates_fit(x, finer), dates_fit(y, finer)
+    lost = ~(a_fits & b_fits)
+    a = np.where(a_fits, x, np.array("NaT", x.dtype)).astype(finer)
+    b = np.where(b_fits, y, np.array("NaT", y.dtype)).astype(finer)
     a_nat, b_nat = np.isnat(a), np.isnat(b)
-    # numpy turns what the finer unit cannot hold into another date
-    lost = ((a.astype(x.dtype) != x) | (b.astype(y.dtype) != y)) & ~(a_nat | b_nat)
     found = _compare_integers(a.view(np.int64), b.view(np.int64))
-    return _Found((found.differs | lost) & ~(a_nat & b_nat), found.distance, lost | a_nat ^ b_nat)
+    return _Found((found.differs & ~(a_nat & b_nat)) | lost, found.distance, lost | a_nat ^ b_nat)
 
 
 _COMPARE: dict[Arithmetic, Callable[[HostArray, HostArray], _Found]] = {

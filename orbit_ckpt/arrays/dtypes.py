@@ -94,7 +94,8 @@ def cast_array(host: HostArray, dtype_like: object) -> HostArray:
     """Return values of another dtype; the same array if it has that dtype.
 
     Raises:
-        ValueError: Numbers do not fit an integer dtype; they would become other numbers.
+        ValueError: Numbers do not fit an integer dtype, or dates another unit; they would become
+            other ones.
     """
     dtype = as_dtype(dtype_like)
     if host.dtype == dtype:
@@ -102,11 +103,38 @@ def cast_array(host: HostArray, dtype_like: object) -> HostArray:
     is_integer = number_kind(dtype) == "int" and dtype.kind not in "mM"
     if is_integer and not _fits(host, dtype):
         raise ValueError(f"some of its numbers of dtype {host.dtype} do not fit {dtype}")
+    if host.dtype.kind == dtype.kind and dtype.kind in "mM" and not np.all(dates_fit(host, dtype)):
+        raise ValueError(f"some of its dates of dtype {host.dtype} do not fit {dtype}")
     try:
         return host.astype(dtype)
     except TypeError:  # between some of ml_dtypes' own there is no cast; each fits into these
         is_complex = number_kind(host.dtype) == "complex"
         return host.astype(np.complex64 if is_complex else np.float32).astype(dtype)
+
+
+def dates_fit(dates: HostArray, dtype: DType) -> HostArray:
+    """Return which dates, or times, another unit can hold; NaT always.
+
+    What does not fit raises in NumPy 2.5, and becomes another date in earlier ones.
+    """
+    (unit, count), (other, other_count) = np.datetime_data(dates.dtype), np.datetime_data(dtype)
+    if "generic" in (unit, other):  # numbers without a unit
+        return np.ones(dates.shape, np.bool_)
+    factor = _SECONDS[unit] * count / (_SECONDS[other] * other_count)
+    converted = np.abs(dates.astype(np.int64).astype(np.float64)) * factor
+    return (converted < 2.0**63) | np.isnat(dates)
+
+
+_SECONDS = {
+    "Y": 31556952.0,  # on average, as of a month: enough to tell what is far out of range
+    "M": 2629746.0,
+    "W": 604800.0,
+    "D": 86400.0,
+    "h": 3600.0,
+    "m": 60.0,
+    "s": 1.0,
+    **{unit: 1000.0**-n for n, unit in enumerate(("ms", "us", "ns", "ps", "fs", "as"), start=1)},
+}
 
 
 def _fits(host: HostArray, dtype: DType) -> bool:

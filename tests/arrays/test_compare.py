@@ -136,13 +136,17 @@ def test_dates_are_compared_in_the_finer_unit() -> None:
     b = np.array(["2020-01-01", "NaT", "2020-01-01"], "datetime64[ms]")
     found = change(a, b)
     assert (found.differing, found.nan_mismatches, found.index) == (1, 1, (2,))
-    assert largest(a[:1], a[:1] + 3) == 3
-    assert largest(a[:1], b[:1] + 3) == 3
+    assert largest(a[:1], a[:1] + np.timedelta64(3, "s")) == 3
+    assert largest(a[:1], b[:1] + np.timedelta64(3, "ms")) == 3
 
 
 def test_a_date_that_the_finer_unit_cannot_hold_differs_from_all() -> None:
-    late = np.array(["3000-01-01"], "datetime64[s]")
-    assert change(late, late.astype("datetime64[ns]")).differing == 1
+    late = np.array(["3000-01-01", "NaT", "2000-01-01", "1600-01-01"], "datetime64[s]")
+    wrapped = (late.view(np.int64) * 10**9).view("datetime64[ns]")
+    fine = np.array([wrapped[0], "NaT", "2000-01-01", "NaT"], "datetime64[ns]")
+    for one, other in ((late, fine), (fine, late)):
+        found = change(one, other)
+        assert (found.differing, found.nan_mismatches) == (2, 2)
 
 
 def test_dates_are_not_compared_with_numbers() -> None:

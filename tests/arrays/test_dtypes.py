@@ -143,3 +143,17 @@ def test_numbers_are_cast_where_ml_dtypes_has_no_cast(source: str, target: str) 
     found = cast_array(value, target)
     assert found.dtype == target
     assert found.astype(np.complex64).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("date", ["3000-01-01", "1600-01-01"])
+def test_a_date_that_another_unit_cannot_hold_is_never_cast(date: str) -> None:
+    with pytest.raises(ValueError, match=r"dates of dtype .* do not fit"):
+        cast_array(np.array([date, "2000-01-01"], "M8[D]"), "M8[ns]")
+
+
+@pytest.mark.parametrize("unit", ["Y", "M", "D", "s", "ns"])
+def test_dates_that_fit_are_cast_to_any_unit(unit: str) -> None:
+    dates = np.array(["1970-01-01", "NaT", "2001-01-01", "1950-01-01"], f"M8[{unit}]")
+    for other in ("D", "s", "us", "ns"):
+        cast = cast_array(dates, f"M8[{other}]")
+        assert np.array_equal(cast.astype("M8[s]"), dates.astype("M8[s]"), equal_nan=True)
