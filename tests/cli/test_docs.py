@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orbit_ckpt.cli.app import app
-from tests.cli.conftest import COMMAND, ENVIRONMENT
+from tests.cli.conftest import ENVIRONMENT, Run
 from tests.support import damage_chunk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "cli.md"
@@ -42,7 +42,7 @@ def normalized(text: str) -> str:
     return "\n".join(re.sub(" {2,}", "  ", line).strip() for line in text.splitlines())
 
 
-def outputs(page: str, root: Path) -> Iterator[str]:
+def outputs(page: str, root: Path, cli: Run) -> Iterator[str]:
     """Run the commands of a page one after the other; yield what they print."""
     (python,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (rules,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -55,21 +55,14 @@ def outputs(page: str, root: Path) -> Iterator[str]:
         verified += command == "verify run"
         if command == "verify run" and verified == 2:
             damage_chunk(root / "run/200/default", "params.layer_0.kernel/c/0/0")
-        done = subprocess.run(
-            [*COMMAND, *shlex.split(command)],
-            check=False,
-            cwd=root,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-        )
-        yield (done.stdout + done.stderr).replace(str(root.resolve()), SHOWN_ROOT)
+        done = cli(*shlex.split(command), status=None)
+        yield (done.out + done.err).replace(str(root.resolve()), SHOWN_ROOT)
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
+def test_the_page_shows_what_the_commands_print(tmp_path: Path, cli: Run) -> None:
     page = PAGE.read_text()
-    printed = list(outputs(page, tmp_path))
+    printed = list(outputs(page, tmp_path, cli))
     if os.environ.get("ORBIT_CKPT_WRITE_DOCS"):
         rest = iter(printed)
         PAGE.write_text(_CONSOLE.sub(lambda found: found[1] + next(rest), page))
