@@ -52,6 +52,7 @@ class StoredTree(Struct, frozen=True):
         has_checksums: Whether its store compares all arrays with checksums of its own.
         is_inferred: Whether nothing records its structure, so that empty containers, the kinds of
             containers and the types of leaves are not known.
+        read_whole: Returns the tree with all values, where that is all that can be done with it.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class StoredTree(Struct, frozen=True):
     identity: Path | None = None
     has_checksums: bool = False
     is_inferred: bool = False
+    read_whole: Callable[[], object] | None = None
 
     @property
     def loss(self) -> str | None:
@@ -167,6 +169,19 @@ class LinkedFiles(Protocol):
 def allows_linked_files(known: Format | None) -> bool:
     """Whether files in a checkpoint may be links that lead out of it; not in our own format."""
     return isinstance(known, LinkedFiles) and known.allows_linked_files
+
+
+@runtime_checkable
+class WholeReader(Protocol):
+    """What a `Format` may have besides: it reads a tree in one go if leaf by leaf takes long."""
+
+    def open_whole(self, path: Path) -> StoredTree:
+        """Open what `sniff` accepted, perhaps as a tree with `read_whole`.
+
+        Raises:
+            FormatError: It is damaged, or of a version that is not known.
+        """
+        ...
 
 
 class ForeignStep(Struct, frozen=True):

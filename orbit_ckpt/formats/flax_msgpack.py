@@ -9,12 +9,14 @@ from pathlib import Path
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
-from orbit_ckpt.formats.msgpack_tree import stored_tree
+from orbit_ckpt.formats.msgpack_tree import stored_tree, whole_tree
 from orbit_ckpt.storage.store_path import StorePath, file_names, read_extent
 
 SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
 _KEY_BYTES = 32
+_DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
+"""What long lists and dicts begin with."""
 
 
 class FlaxFormat:
@@ -30,20 +32,20 @@ class FlaxFormat:
         if path.name.endswith(SUFFIX):
             return None
         data = read_extent(str(path), 0, _KEY_BYTES)
+        if _STEP.fullmatch(path.name) and (data[:1] in _DICTS or b"\x80" < data[:1] < b"\xa0"):
+            return None
         return None if begins_tree(data) else "it does not begin as a dict in msgpack"
 
     def open(self, path: Path) -> StoredTree:
         """See `Format`."""
-        file = path
-        if path.is_dir():
-            names = _candidates(path)
-            file = path / names[-1]
-            if len(names) > 1:
-                raise CheckpointNotFoundError(
-                    f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"
-                    f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
-                )
+        file = _file_at(path)
         return stored_tree(scan_file(file), path, file)
+
+    def open_whole(self, path: Path) -> StoredTree:
+        """See `WholeReader`."""
+        file = _file_at(path)
+        tree = scan_file(file)
+        return whole_tree(tree, path, file) or stored_tree(tree, path, file)
 
     def step_at(self, path: Path) -> ForeignStep | None:
         """See `StepRecognizer`; in a directory with others a `checkpoint_<step>` is a step."""
@@ -54,6 +56,24 @@ class FlaxFormat:
 
 
 FORMAT = FlaxFormat()
+
+
+def _file_at(path: Path) -> Path:
+    """Return the msgpack file of a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There are several.
+    """
+    file = path
+    if path.is_dir():
+        names = _candidates(path)
+        file = path / names[-1]
+        if len(names) > 1:
+            raise CheckpointNotFoundError(
+                f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"
+                f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
+            )
+    return file
 
 
 def _candidates(directory: Path) -> Sequence[str]:
@@ -76,7 +96,11 @@ def _time_of(file: Path) -> float | None:
 
 
 def begins_tree(data: bytes) -> bool:
-    """Whether first bytes are those of a dict whose first key is a str, or of an array."""
+    """Whether first bytes are those of a dict whose first key is a str, or of an array.
+
+    Keys of other types are read too, in files with a name of Flax's: begun with one are also files
+    of other kinds.
+    """
     sizes = {0xDE: 3, 0xDF: 5}
     if not data:
         return False

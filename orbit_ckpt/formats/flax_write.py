@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, cast
 
-import msgspec
+import msgpack
 import numpy as np
 
 from orbit_ckpt.arrays.dtypes import storable
@@ -155,7 +155,7 @@ def _array_head(shape: Shape, array: OutgoingArray, code: int) -> bytes:
         nbytes *= n
     head = (
         b"\x93"
-        + msgspec.msgpack.encode(shape)
+        + msgpack.packb(shape)
         + _pack(array.dtype.name)
         + b"\xc6"
         + struct.pack(">I", nbytes)
@@ -169,7 +169,7 @@ def _map_head(count: int) -> bytes:
 
 def _pack(obj: object) -> bytes:
     if isinstance(obj, complex):
-        data = msgspec.msgpack.encode([obj.real, obj.imag])
-        return msgspec.msgpack.encode(msgspec.msgpack.Ext(COMPLEX, data))
+        data = msgpack.packb([obj.real, obj.imag])
+        return msgpack.packb(msgpack.ExtType(COMPLEX, data))
     is_empty = isinstance(obj, list | tuple) and not obj
-    return msgspec.msgpack.encode({} if is_empty else cast(object, obj))
+    return msgpack.packb({} if is_empty else cast(object, obj))

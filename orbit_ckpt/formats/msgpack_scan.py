@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-from msgspec import Struct
+import msgpack
 
 from orbit_ckpt.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
+from orbit_ckpt.formats.msgpack_nodes import ArrayNode, BytesNode, ObjectNode, with_values
 from orbit_ckpt.storage.foreign import check_shape
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath, file_size, read_extent
@@ -31,30 +31,14 @@ NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
 CHUNKED = "__msgpack_chunked_array__"
 
 _MAX_DEPTH = 200
-_MAX_NODES = 4_000_000
-_MAX_TEXT_BYTES = 1 << 26
 _MAX_DIMENSIONS = 64
 _WINDOW_BYTES = 1 << 12
+_RUN = 64
+"""Shorter lists are read value by value."""
 
-
-class ArrayNode(Struct, frozen=True, gc=False):
-    """An array: its shape and dtype, and its elements or where they are."""
-
-    shape: Shape
-    dtype: DType
-    value: Value
-    is_scalar: bool = False
-
-
-class BytesNode(Struct, frozen=True, gc=False):
-    """A value of bytes, or where it is."""
-
-    value: Value
-
-    @property
-    def nbytes(self) -> int:
-        """How many there are."""
-        return len(self.value) if isinstance(self.value, bytes) else self.value.length
+_RUN_BYTES = 1 << 16
+_TIMESTAMP = -1
+"""The extension type of msgpack itself."""
 
 
 class _Head(NamedTuple):
@@ -95,7 +79,7 @@ def scan_bytes(data: bytes, where: str) -> object:
     Raises:
         FormatError: They are cut short, damaged, or hold what Flax does not write.
     """
-    return _with_values(_scan(_Memory(data, len(data)), where))
+    return with_values(_scan(_Memory(data, len(data)), where))
 
 
 def _scan(source: _File | _Memory, where: str) -> object:
@@ -149,7 +133,6 @@ class _Scanner:
         self.position = 0
         self.size = source.size
         self._source = source
-        self._nodes = 0
 
     def scan_all(self) -> object:
         """Return the value that the file is."""
@@ -165,9 +148,8 @@ class _Scanner:
             end: Where the value must have ended.
             depth: In how many others it is.
         """
-        self._nodes += 1
-        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
-            raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_NODES} values")
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"more than {_MAX_DEPTH} levels")
         head = self._head(end)
         if head.kind == "value":
             return head.value
@@ -180,19 +162,60 @@ class _Scanner:
         if head.value > end - self.position:
             raise ValueError(f"{head.value} elements in {end - self.position} bytes")
         if head.kind == "array":
-            return [self.scan(end, depth + 1) for _ in range(head.value)]
+            return self._list(head.value, end, depth)
         return _join_chunks(self._map(head.value, end, depth))
 
-    def _map(self, count: int, end: int, depth: int) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for _ in range(count):
-            head = self._head(end)
-            if head.kind != "str":
-                raise ValueError(f"a key of a dict is no str but {head.kind}")
-            key = self._text(head.value, end)
-            if key in found:
-                raise ValueError(f"a dict has the key {key!r} twice")
-            found[key] = self.scan(end, depth + 1)
+    def _list(self, count: int, end: int, depth: int) -> list[object]:
+        found: list[object] = []
+        while len(found) < count:
+            missing = count - len(found)
+            run = self._small_values(missing, end)
+            found += run or [self.scan(end, depth + 1) for _ in range(min(missing, _RUN))]
+        return found
+
+    def _small_values(self, count: int, end: int) -> list[object]:
+        """Decode the numbers and short texts that follow, at most as many as given.
+
+        Called once for many values: looking for them costs as much as reading some.
+        """
+        nbytes = min(_RUN_BYTES, end - self.position)
+        if count < _RUN or nbytes <= _SMALL_BYTES:
+            return []
+        data = self._source.read(self.position, nbytes)
+        unpacker = msgpack.Unpacker(max_buffer_size=_RUN_BYTES)
+        unpacker.feed(data)
+        found: list[object] = []
+        start, last = 0, nbytes - _SMALL_BYTES  # those that begin before are whole
+        while len(found) < count and start < last and data[start] in _SMALL:
+            found.append(unpacker.unpack())
+            start = unpacker.tell()
+        self.position += start
+        return found
+
+    def _key(self, end: int) -> object:
+        head = self._head(end)
+        if head.kind == "str":
+            return self._text(head.value, end)
+        if head.kind == "bin":
+            return self._take(head.value, end)
+        if head.kind != "value":
+            raise ValueError(f"a key of a dict is a msgpack {head.kind}, no str, bytes or number")
+        return head.value
+
+    def _map(self, count: int, end: int, depth: int) -> dict[object, object]:
+        found: dict[object, object] = {}
+        missing = count
+        while missing:
+            flat = self._small_values(2 * missing, end)
+            if len(flat) % 2:  # a key whose value is large
+                flat.append(self.scan(end, depth + 1))
+            for _ in range(0 if len(flat) > 2 else min(missing - len(flat) // 2, _RUN)):
+                flat += [self._key(end), self.scan(end, depth + 1)]
+            for key, value in zip(flat[::2], flat[1::2], strict=True):
+                if key in found:
+                    raise ValueError(f"a dict has the key {key!r} twice")
+                found[key] = value
+            missing -= len(flat) // 2
         return found
 
     def _extension(self, code: int, end: int, depth: int) -> object:
@@ -205,7 +228,11 @@ class _Scanner:
             elements = cast(list[Any], value)
             value = complex(*elements) if code == COMPLEX else tuple(elements)
         else:
-            raise ValueError(f"unknown extension type {code}")
+            data = self._take(end - self.position, end)
+            is_time = code == _TIMESTAMP
+            value = ObjectNode(
+                msgpack.Timestamp.from_bytes(data) if is_time else msgpack.ExtType(code, data)
+            )
         if self.position != end:
             raise ValueError(f"extension type {code} is longer than its value")
         return value
@@ -253,8 +280,6 @@ class _Scanner:
         return struct.unpack(form, self._take(struct.calcsize(form), end))[0]
 
     def _text(self, length: int, end: int) -> str:
-        if length > _MAX_TEXT_BYTES:
-            raise ValueError(f"a text of {length} bytes, of at most {_MAX_TEXT_BYTES}")
         return self._take(length, end).decode()
 
     def _inside(self, length: int, end: int) -> int:
@@ -277,6 +302,8 @@ class _Scanner:
 
 
 _FIXED: Mapping[int, object] = {0xC0: None, 0xC2: False, 0xC3: True}
+
+_SHORT = ("str", ">B")
 
 _FORMS: Mapping[int, tuple[str, str | int]] = {
     0xC4: ("bin", ">B"),
@@ -311,6 +338,16 @@ _FORMS: Mapping[int, tuple[str, str | int]] = {
 """What follows a first byte: a number that is the value or its length, or the length itself."""
 
 
+_SMALL = frozenset(
+    {*range(0x80), *range(0xA0, 0xC0), *range(0xE0, 0x100), *_FIXED}
+    | {code for code, (kind, form) in _FORMS.items() if kind == "value" or (kind, form) == _SHORT}
+)
+"""First bytes of numbers, booleans, None and texts of up to 255 bytes."""
+
+_SMALL_BYTES = 257
+"""What the largest of these has."""
+
+
 def _parse_dtype(name: str) -> DType:
     dtype = as_dtype("bfloat16" if name == "V2" else name)  # as Flax before 0.4 called it
     if not storable(dtype):
@@ -325,7 +362,7 @@ def _nbytes(shape: Shape, dtype: DType) -> int:
     return nbytes
 
 
-def _join_chunks(fields: dict[str, object]) -> object:
+def _join_chunks(fields: dict[object, object]) -> object:
     """Put an array together that Flax split because msgpack limits the size of one value."""
     if CHUNKED not in fields:
         return fields
@@ -351,18 +388,3 @@ def _ordered(value: object) -> list[object]:
     """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
     fields = cast(Mapping[str, object], value)
     return [fields[str(i)] for i in range(len(fields))]
-
-
-def _with_values(node: object) -> object:
-    """Return a tree of `scan_bytes` with arrays and bytes in place of their nodes."""
-    if isinstance(node, dict):
-        return {key: _with_values(child) for key, child in cast(dict[str, object], node).items()}
-    if isinstance(node, list | tuple):
-        children = map(_with_values, cast(list[object], node))
-        return list(children) if isinstance(node, list) else tuple(children)
-    if isinstance(node, BytesNode):
-        return node.value
-    if isinstance(node, ArrayNode):
-        array = np.frombuffer(cast(bytes, node.value), node.dtype).reshape(node.shape)
-        return array[()] if node.is_scalar else array.copy()
-    return node

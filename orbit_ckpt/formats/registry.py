@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt.formats.base import Format, StoredTree
+from orbit_ckpt.formats.base import Format, StoredTree, WholeReader
 from orbit_ckpt.formats.locate import BUILT_IN, built_in_formats, locate_run, step_to_read
 from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
@@ -80,7 +80,11 @@ def _format_name(known: Format) -> str:
 
 
 def open_checkpoint(
-    path: Path, *, allow_unstructured: bool = False, reader: Format | None = None
+    path: Path,
+    *,
+    allow_unstructured: bool = False,
+    reader: Format | None = None,
+    as_whole: bool = False,
 ) -> StoredTree:
     """Open the tree in a checkpoint of any format.
 
@@ -91,6 +95,7 @@ def open_checkpoint(
         path: A directory, or a file of a format with a single one.
         allow_unstructured: See `orbax.open_tree`.
         reader: The format, None to find out.
+        as_whole: Whether a tree with `read_whole` will do.
 
     Raises:
         IncompleteCheckpointError: The checkpoint is a save that did not finish.
@@ -99,7 +104,7 @@ def open_checkpoint(
         FormatError: A document is not understood.
     """
     if reader is not None:
-        return reader.open(path)
+        return _open(reader, path, as_whole=as_whole)
     missing = directory = None
     try:
         directory = find_tree(path)
@@ -108,13 +113,19 @@ def open_checkpoint(
     if directory is None or not is_tree(directory):
         step = step_to_read(path)
         if step is not None:
-            return open_checkpoint(step, allow_unstructured=allow_unstructured)
+            return open_checkpoint(step, allow_unstructured=allow_unstructured, as_whole=as_whole)
         found = find_format(path)
         if not isinstance(found, str):
-            return found.open(path)
+            return _open(found, path, as_whole=as_whole)
         if directory is None:
             raise CheckpointNotFoundError(f"{missing}{found}")
     return open_tree(directory, allow_unstructured=allow_unstructured)
+
+
+def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
+    return (
+        known.open_whole(path) if as_whole and isinstance(known, WholeReader) else known.open(path)
+    )
 
 
 def foreign_format(path: Path) -> Format | None:

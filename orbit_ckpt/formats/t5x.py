@@ -142,7 +142,7 @@ class T5XFormat:
             return node
         fields = cast(dict[str, Any], node)
         if not is_spec(fields):
-            return {key: self._arrays(fields[key], file, (*keys, key)) for key in fields}
+            return {key: self._arrays(fields[key], file, (*keys, str(key))) for key in fields}
         where = f"{file}: {'/'.join(keys)}"
         try:
             spec = parse_spec(fields, file.parent)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
+import msgpack
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -94,7 +94,7 @@ def write(request: WriteRequest) -> None:
         raise ValueError("A checkpoint of T5X is a tree, not a single leaf")
     plans = _plans(request)
     state = {"version": VERSION, "optimizer": _node(request.tree, (), plans, request)}
-    data = msgspec.msgpack.encode(state)
+    data = msgpack.packb(state)
     room = request.max_bytes // _THREAD_BYTES
     threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(plans), room))
     share = replace(request, max_bytes=max(1, request.max_bytes // threads))
@@ -182,10 +182,10 @@ def _node(
         data = b"".join(array.pieces(request)) if array.nbytes else b""
         fields = [array.shape, array.dtype.name, data]
         code = SCALAR if isinstance(node, np.generic) else NDARRAY
-        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(fields))
+        return msgpack.ExtType(code, msgpack.packb(fields))
     if isinstance(node, complex):
         parts = [node.real, node.imag]
-        return msgspec.msgpack.Ext(COMPLEX, msgspec.msgpack.encode(parts))
+        return msgpack.ExtType(COMPLEX, msgpack.packb(parts))
     return node
 
 

@@ -15,7 +15,7 @@ from orbit_ckpt.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from orbit_ckpt.formats.base import StoredTree
-from orbit_ckpt.formats.msgpack_scan import ArrayNode
+from orbit_ckpt.formats.msgpack_nodes import ArrayNode
 from orbit_ckpt.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt.formats.t5x import TF_STATE
 from orbit_ckpt.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -218,7 +219,8 @@ class PyTreeHandler:
         resolver: ShardingResolver | None = None,
     ) -> object:
         """Read a tree as a request says; see `restore_tree`."""
-        return self._run(directory, request, resolver, restore_tree)
+        as_whole = request.is_plain and (resolver is None or resolver.fallback is None)
+        return self._run(directory, request, resolver, restore_tree, as_whole=as_whole)
 
     def explain_request(
         self,
@@ -255,15 +257,22 @@ class PyTreeHandler:
         request: RestoreRequest,
         resolver: ShardingResolver | None,
         run: Callable[[TreePlan], Coroutine[object, object, T]],
+        *,
+        as_whole: bool = False,
     ) -> T:
         losses: set[str | None] = set()
 
         async def read(path: Path) -> T:
             source = open_checkpoint(
-                path, allow_unstructured=request.has_target, reader=request.reader
+                path,
+                allow_unstructured=request.has_target,
+                reader=request.reader,
+                as_whole=as_whole,
             )
             losses.add(None if request.has_target else source.loss)
             with source.unchanged():
+                if source.read_whole is not None:
+                    return cast(T, await asyncio.to_thread(source.read_whole))
                 batch = source.load_batch(
                     max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
                 )

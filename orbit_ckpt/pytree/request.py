@@ -68,6 +68,18 @@ class RestoreRequest(Struct, frozen=True):
     reader: Format | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the result is the stored tree as it was saved."""
+        return (
+            self.is_whole
+            and not (self.has_target or self.lazy or self.casts)
+            and self.restore_args is None
+            and self.shardings is None
+            and self.map_leaf is None
+            and self.legacy is None
+        )
+
+    @property
     def is_whole(self) -> bool:
         """Whether the result has the stored tree's leaves, all of them under their names."""
         return not self.rules and self.only is None and self.skip is None and not self.has_fallback

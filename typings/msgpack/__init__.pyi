@@ -1,12 +1,23 @@
 """What the package uses of msgpack, whose wheels come without types."""
 
-from collections.abc import Callable
+from typing import NamedTuple, Self
 
-class UnpackException(Exception): ...  # noqa: N818 - its name
+class ExtType(NamedTuple):
+    code: int
+    data: bytes
 
-def unpackb(
-    packed: bytes,
-    *,
-    ext_hook: Callable[[int, bytes], object] = ...,
-    strict_map_key: bool = ...,
-) -> object: ...
+class Timestamp:
+    seconds: int
+    nanoseconds: int
+
+    def __init__(self, seconds: int, nanoseconds: int = ...) -> None: ...
+    @classmethod
+    def from_bytes(cls, b: bytes) -> Self: ...
+
+class Unpacker:
+    def __init__(self, *, max_buffer_size: int = ...) -> None: ...
+    def feed(self, next_bytes: bytes) -> None: ...
+    def unpack(self) -> object: ...
+    def tell(self) -> int: ...
+
+def packb(o: object) -> bytes: ...
