@@ -141,7 +141,11 @@ def find_items(path: Path) -> list[str]:
 
 
 def open_tree(
-    directory: Path, *, allow_unstructured: bool = False, checked: CheckedDirectory | None = None
+    directory: Path,
+    *,
+    allow_unstructured: bool = False,
+    checked: CheckedDirectory | None = None,
+    aggregate: str = AGGREGATE,
 ) -> StoredTree:
     """Open the tree in an item's directory.
 
@@ -150,6 +154,7 @@ def open_tree(
         allow_unstructured: Whether to return a tree without leaves if nothing records the
             structure; the caller then takes it from its target.
         checked: The same directory, if some of its files have been compared with its manifest.
+        aggregate: Name of the msgpack file in which early releases kept the structure.
 
     Raises:
         CheckpointNotFoundError: Nothing says what the structure of the tree is.
@@ -161,8 +166,8 @@ def open_tree(
     details = files.read_details(checked)
     legacy: LegacyTree | None = None
     is_inferred = False
-    if (directory / AGGREGATE).is_file():
-        legacy = read_aggregate(checked.read_bytes(AGGREGATE) or b"", str(directory / AGGREGATE))
+    if (directory / aggregate).is_file():
+        legacy = read_aggregate(checked.read_bytes(aggregate) or b"", str(directory / aggregate))
     elif document is None:
         legacy = infer_structure(directory, files.read_strings(checked))
         is_inferred = legacy is not None

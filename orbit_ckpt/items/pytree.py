@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from orbit_ckpt.arrays.dtypes import as_flag
 from orbit_ckpt.arrays.sharding import ShardingResolver
-from orbit_ckpt.formats.base import Format
+from orbit_ckpt.formats.base import Format, StoredTree
+from orbit_ckpt.formats.orbax import open_tree
 from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt.items.base import (
@@ -67,7 +68,7 @@ class PyTreeHandler:
 
     def __init__(  # noqa: PLR0913 - Orbax's signature
         self,
-        aggregate_filename: str | None = None,  # noqa: ARG002 - read wherever it exists
+        aggregate_filename: str | None = None,
         *,
         save_concurrent_gb: float | None = None,
         restore_concurrent_gb: float | None = None,
@@ -83,7 +84,7 @@ class PyTreeHandler:
         """Make a handler.
 
         Args:
-            aggregate_filename: Not used; kept because Orbax has it.
+            aggregate_filename: Name of the msgpack file of early Orbax; None for `checkpoint`.
             save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; an
                 array that is larger is written alone. None for the default.
             restore_concurrent_gb: The same for reading.
@@ -108,6 +109,7 @@ class PyTreeHandler:
         self._memory = memory_options or MemoryOptions.from_gb(*in_gb)
         self._registry = type_handler_registry
         self._process = process
+        self._aggregate = aggregate_filename
         self._rich_types = pytree_metadata_options.support_rich_types
         self._options = TreeSaveOptions(
             use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
@@ -263,7 +265,7 @@ class PyTreeHandler:
         losses: set[str | None] = set()
 
         async def read(path: Path) -> T:
-            source = open_checkpoint(
+            source = self._aggregated(path, request.reader) or open_checkpoint(
                 path,
                 allow_unstructured=request.has_target,
                 reader=request.reader,
@@ -283,6 +285,11 @@ class PyTreeHandler:
             warn_caller(loss)
         return result
 
+    def _aggregated(self, path: Path, reader: Format | None) -> StoredTree | None:
+        """Return a tree whose msgpack file has the name that this handler was told."""
+        name = None if reader is not None else self._aggregate
+        return open_tree(path, aggregate=name) if name and (path / name).is_file() else None
+
     def metadata(
         self, directory: str | os.PathLike[str], *, reader: Format | None = None
     ) -> TreeMetadata:
@@ -299,7 +306,7 @@ class PyTreeHandler:
         losses: set[str | None] = set()
 
         async def read(path: Path) -> TreeMetadata:
-            source = open_checkpoint(path, reader=reader)
+            source = self._aggregated(path, reader) or open_checkpoint(path, reader=reader)
             losses.add(source.loss)
             found = await read_metadata(source, source.load_batch(), self._registry)
             tree = rebuild(source, found, rich_types=self._rich_types)

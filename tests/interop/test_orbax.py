@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tarfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 
 import orbit_ckpt as ocp
 from tests.interop.expected import checkpoints, comparison_for
-from tests.support import put
+from tests.support import assert_same_tree, put
 
 pytestmark = pytest.mark.interop
 
@@ -301,3 +302,22 @@ def test_an_item_of_an_unknown_handler_does_not_keep_the_others_from_being_resto
     assert ocp.load(v1_checkpoint)["a"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match=r"some\.module\.Handler"):
         items.restore(v1_checkpoint, args=ocp.args.Composite(config=None))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aggregate-containers", "aggregate-inline", "aggregate-mixed-files", "keys-ocdbt-zarr2"],
+)
+def test_a_structure_in_a_file_of_another_name_is_read(name: str, tmp_path: Path) -> None:
+    golden = Path(__file__).parent.parent / "golden" / "orbax-0.2.7.tar.gz"
+    with tarfile.open(golden) as tar:
+        members = [one for one in tar.getmembers() if one.name.startswith(f"{name}/")]
+        tar.extractall(tmp_path, members, filter="data")
+    path = tmp_path / name
+    expected = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path)
+    (path / "checkpoint").rename(path / "agg")
+    handler = ocp.PyTreeCheckpointHandler(aggregate_filename="agg")
+    assert_same_tree(ocp.Checkpointer(handler).restore(path), expected)
+    theirs = orbax.PyTreeCheckpointHandler(aggregate_filename="agg")
+    found = orbax.Checkpointer(theirs).restore(path)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
