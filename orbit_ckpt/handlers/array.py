@@ -30,6 +30,7 @@ from orbit_ckpt.handlers.stored import (
     add_array,
     array_metadata,
     default_save_args,
+    warn_of_metadata_key,
     whole_reads,
 )
 from orbit_ckpt.metadata.schema import JAX_ARRAY, ArrayRecord
@@ -41,6 +42,8 @@ from orbit_ckpt.storage.chunk_read import ArrayRead
 class ArrayHandler:
     """Handles `jax.Array`."""
 
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
     lazy_type: type = jax.Array
 
     def __init__(
@@ -49,6 +52,7 @@ class ArrayHandler:
         use_replica_parallel: bool | None = None,
         min_slice_bytes_for_replica_parallel: int | None = None,
         max_replicas_for_replica_parallel: int | None = None,
+        metadata_key: str | None = None,
     ) -> None:
         """Make a handler.
 
@@ -60,10 +64,13 @@ class ArrayHandler:
                 no more than 256 pieces of an array.
             max_replicas_for_replica_parallel: Most processes that write pieces of the same part,
                 None for all that have it.
+            metadata_key: Not needed: metadata documents of another name are found. A save uses the
+                standard name, with a warning.
 
         Raises:
             ValueError: A number is out of range.
         """
+        self._metadata_key = metadata_key
         self._replicas = ReplicaOptions(
             use_replica_parallel,
             min_slice_bytes_for_replica_parallel,
@@ -110,6 +117,7 @@ class ArrayHandler:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
         check_converted(self, values, infos)
+        warn_of_metadata_key(self._metadata_key)
         turns = _turns()
         taken = [
             value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)

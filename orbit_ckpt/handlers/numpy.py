@@ -27,6 +27,7 @@ from orbit_ckpt.handlers.stored import (
     cast_host,
     default_save_args,
     read_each,
+    warn_of_metadata_key,
     whole_reads,
 )
 from orbit_ckpt.metadata.schema import NUMPY_ARRAY
@@ -38,6 +39,12 @@ BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 
 class NumpyHandler:
     """Handles `np.ndarray` and `bytes`."""
+
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
+    def __init__(self, *, metadata_key: str | None = None) -> None:
+        """Make a handler; for the argument see `ArrayHandler`."""
+        self._metadata_key = metadata_key
 
     lazy_type: type = np.ndarray
 
@@ -69,6 +76,7 @@ class NumpyHandler:
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
+        warn_of_metadata_key(self._metadata_key)
         if leaves_to_primary(infos):
             return []
         check_converted(self, values, infos)

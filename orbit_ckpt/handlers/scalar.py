@@ -26,6 +26,7 @@ from orbit_ckpt.handlers.stored import (
     cast_host,
     default_save_args,
     read_each,
+    warn_of_metadata_key,
     whole_reads,
 )
 from orbit_ckpt.metadata.values import ScalarMetadata
@@ -37,6 +38,12 @@ PYTHON_SCALARS = (int, float, complex)
 
 class ScalarHandler:
     """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
+
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
+    def __init__(self, *, metadata_key: str | None = None) -> None:
+        """Make a handler; for the argument see `ArrayHandler`."""
+        self._metadata_key = metadata_key
 
     def typestr(self) -> str:
         """See `TypeHandler`."""
@@ -64,6 +71,7 @@ class ScalarHandler:
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
         """See `TypeHandler`."""
+        warn_of_metadata_key(self._metadata_key)
         if leaves_to_primary(infos):
             return []
         check_converted(self, values, infos)

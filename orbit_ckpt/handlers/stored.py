@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, TypeVar, cast
@@ -249,6 +250,17 @@ def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
             "restore_type=np.ndarray.",
             paths=[info.label],
         ) from error
+
+
+def warn_of_metadata_key(metadata_key: str | None) -> None:
+    """Warn that a handler writes metadata documents under their standard name."""
+    if metadata_key is not None:
+        warnings.warn(
+            f"metadata_key={metadata_key!r} is not used for a save: metadata documents get their "
+            "standard name. Leave it out; documents of another name are read without it.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def default_save_args(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
@@ -11,10 +12,12 @@ import tensorstore as ts
 from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.inner_path import is_inner_name
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import join_key
+from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath
+
+_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))  # noqa: B009 - loosely typed
 """`tensorstore.open`."""
@@ -136,7 +139,19 @@ class FileStore:
         """See `ValueStore`."""
         self._directory.verify(key)
         length = self.length(key)
-        return None if length is None else Extent(f"{self._directory.path}/{key}", 0, length)
+        if length is None:
+            document = self._renamed_document(key)
+            return None if document is None else self.find(document)
+        return Extent(f"{self._directory.path}/{key}", 0, length)
+
+    def _renamed_document(self, key: str) -> str | None:
+        """Return the only file beside an array's chunks, which Orbax's `metadata_key` names."""
+        name, _, last = key.rpartition("/")
+        if last != ZARR2_DOCUMENT or not name or self._directory.manifest is not None:
+            return None
+        below = [k for k in self.keys_below(name) if k.rpartition("/")[0] == name]
+        others = [k for k in below if not _CHUNK.fullmatch(k.rpartition("/")[2])]
+        return others[0] if len(others) == 1 else None
 
     def length(self, key: str) -> int | None:
         """See `ValueStore`."""

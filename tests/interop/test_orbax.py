@@ -306,7 +306,7 @@ def test_an_item_of_an_unknown_handler_does_not_keep_the_others_from_being_resto
 
 @pytest.mark.parametrize(
     "name",
-    ["aggregate-containers", "aggregate-inline", "aggregate-mixed-files", "keys-ocdbt-zarr2"],
+    ["aggregate-containers", "aggregate-inline", "aggregate-mixed-files"],
 )
 def test_a_structure_in_a_file_of_another_name_is_read(name: str, tmp_path: Path) -> None:
     golden = Path(__file__).parent.parent / "golden" / "orbax-0.2.7.tar.gz"
@@ -321,3 +321,31 @@ def test_a_structure_in_a_file_of_another_name_is_read(name: str, tmp_path: Path
     theirs = orbax.PyTreeCheckpointHandler(aggregate_filename="agg")
     found = orbax.Checkpointer(theirs).restore(path)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+@pytest.mark.parametrize("has_handlers", [False, True], ids=["default", "metadata_key"])
+def test_arrays_whose_metadata_have_another_name_are_read(
+    has_handlers: bool, tmp_path: Path
+) -> None:
+    def registry(library: Any, create: Any) -> Any:
+        kinds = {jax.Array: "ArrayHandler", np.ndarray: "NumpyHandler", float: "ScalarHandler"}
+        return create(
+            *((kind, getattr(library, name)(metadata_key="mk")) for kind, name in kinds.items())
+        )
+
+    types = orbax.type_handlers
+    theirs = orbax.PyTreeCheckpointHandler(
+        use_ocdbt=False,
+        use_zarr3=False,
+        type_handler_registry=registry(types, types.create_type_handler_registry),
+    )
+    tree = {"a": np.arange(3), "b": jnp.ones((2, 2)), "c": 1.5}
+    orbax.Checkpointer(theirs).save(tmp_path / "c", tree)
+    assert (tmp_path / "c" / "a" / "mk").is_file()
+    own = {}
+    if has_handlers:
+        create = ocp.type_handlers.create_type_handler_registry
+        own = {"type_handler_registry": registry(ocp.type_handlers, create)}
+    found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**own)).restore(tmp_path / "c")
+    assert_same_tree(found, tree)
+    assert ocp.verify(tmp_path / "c").is_intact
