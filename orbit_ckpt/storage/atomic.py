@@ -82,6 +82,8 @@ class AtomicDirectory:
         mode: AtomicityMode = AtomicityMode.AUTO,
         permissions: int | None = None,
     ) -> None:
+        if not final.name:
+            raise ValueError(f"{final} cannot be replaced by a checkpoint; give a directory in it.")
         # what a link stands for is replaced, not the link
         self.final = final.resolve() if final.is_symlink() else final
         self._overwrite = overwrite

@@ -14,20 +14,27 @@ from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
+
 
 def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
     """Return an absolute local path, or a `StorePath` if it is the URL of an object store.
 
     Raises:
         TypeError: It is no path.
-        ValueError: The path is empty, a URL of a store that is not supported, or what `pathlib`
-            leaves of a URL.
+        ValueError: The path is empty or too long, has a NUL, or is a URL of a store that is not
+            supported, or what `pathlib` leaves of a URL.
     """
     text = _text_of(path)
     if not text:
         raise ValueError("The path of a checkpoint is empty; give a directory.")
     if "\0" in text:
-        raise ValueError(f"{text!r}: a path cannot have a NUL character; give another one.")
+        raise ValueError(f"The path {text[:200]!r} has a NUL, which no path has; remove it.")
+    if len(text) * 4 > _MAX_NAME_BYTES and _is_too_long(text):
+        raise ValueError(
+            f"The path {text[:80]!r}... has {len(text)} characters; expected names of at most "
+            f"{_MAX_NAME_BYTES} bytes in a path of at most {_MAX_PATH_BYTES}. Give a shorter one."
+        )
     if is_store_url(text):
         return parse_store_url(text)
     found = _URL.match(text)
@@ -68,6 +75,12 @@ def _text_of(path: object) -> str:
 
 def _absolute(text: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _is_too_long(path: str) -> bool:
+    encoded = path.encode("utf-8", "surrogateescape")
+    longest = max(map(len, encoded.split(b"/")))
+    return longest > _MAX_NAME_BYTES or len(encoded) > _MAX_PATH_BYTES
 
 
 def check_outside(destination: Path, source: Path) -> None:
