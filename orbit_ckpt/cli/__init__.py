@@ -10,6 +10,9 @@ import os
 import sys
 from typing import cast
 
+EXTRA = ("rich", "typer")
+"""The packages of the extra `cli`."""
+
 _ADVICE = "The command line needs more packages: pip install 'orbit-ckpt[cli]'."
 
 
@@ -17,12 +20,7 @@ def main() -> None:
     """Run a command; exits with 0, 1 if it found something, 2 if it cannot be done."""
     try:
         from orbit_ckpt.cli.app import run  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        if error.name not in ("rich", "typer"):
-            raise
-        sys.stderr.write(f"error: {error}. {_ADVICE}\n")
-        sys.exit(2)
-    try:
+
         out = cast("io.TextIOWrapper[io.BufferedWriter]", sys.stdout)
         out.reconfigure(errors="backslashreplace")  # paths need not be text
         status = run()
@@ -30,4 +28,9 @@ def main() -> None:
     except BrokenPipeError:  # `orbit-ckpt tree ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        sys.stderr.write(f"error: {error}. {_ADVICE}\n")
+        status = 2
     sys.exit(status)

@@ -9,20 +9,24 @@ import traceback
 import typer
 
 import orbit_ckpt
-from orbit_ckpt.cli.check import diff, plan, verify
-from orbit_ckpt.cli.convert import convert
-from orbit_ckpt.cli.inspect import ls, tree
-from orbit_ckpt.cli.manage import cp, plugins, prune, rm
-from orbit_ckpt.cli.output import visible
-from orbit_ckpt.cli.report import report
-from orbit_ckpt.cli.values import show, stats
-from orbit_ckpt.errors import CheckpointError
-
-# A new command is a function with Typer's annotations in one of the modules of this package.
-_COMMANDS = (
-    *(ls, tree, show, stats, diff, verify, plan, report),
-    *(convert, cp, rm, prune, plugins),
+from orbit_ckpt.cli import EXTRA
+from orbit_ckpt.cli.commands import (
+    convert,
+    cp,
+    diff,
+    ls,
+    plan,
+    plugins,
+    prune,
+    report,
+    rm,
+    show,
+    stats,
+    tree,
+    verify,
 )
+from orbit_ckpt.cli.text import visible
+from orbit_ckpt.errors import CheckpointError
 
 app = typer.Typer(
     name="orbit-ckpt",
@@ -31,7 +35,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in _COMMANDS:
+# A new command is a function with Typer's annotations in `commands`.
+for command in (
+    *(ls, tree, show, stats, diff, verify, plan, report),
+    *(convert, cp, rm, prune, plugins),
+):
     app.command()(command)
 
 
@@ -67,7 +75,9 @@ def run() -> int:
             raise
         sys.stderr.write(visible("".join([f"error: {error}\n", *map(_line, _notes(error))])))
         return 2
-    except Exception:  # noqa: BLE001 - a mistake of ours is no finding, which 1 would mean
+    except Exception as error:  # a mistake of ours is no finding, which 1 would mean
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
+            raise
         traceback.print_exc()
         return 2
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Literal, cast
 
 import jax
 import numpy as np
@@ -12,8 +12,8 @@ from msgspec import structs
 
 import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import is_prng_dtype
-from orbit_ckpt.cli.output import JSON_OPTION, echo, print_json, progress_bar
-from orbit_ckpt.cli.rule_files import RULES_OPTION, read_rules
+from orbit_ckpt.cli.output import echo, print_json, progress_bar
+from orbit_ckpt.cli.rule_files import read_rules
 from orbit_ckpt.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
@@ -24,15 +24,7 @@ from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.tree.flatten import flatten, is_empty_node
 
 
-def diff(
-    a: str,
-    b: str,
-    values: Annotated[bool, typer.Option("--values", help="Compare values too.")] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Print all lines, not twenty of every sort.")
-    ] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
+def diff(a: str, b: str, values: bool, everything: bool, as_json: bool) -> None:
     """Compare two checkpoints; exits with 1 if they differ."""
     found = orbit_ckpt.diff(a, b, values=values)
     if as_json:
@@ -62,17 +54,8 @@ def _change(change: LeafChange) -> dict[str, object]:
     return {"path": change.path, "what": change.what, "detail": change.detail}
 
 
-def verify(
-    path: str,
-    memory: Annotated[
-        int, typer.Option("--memory", min=1, help="About how many MB to hold.", metavar="MB")
-    ] = 256,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged.
-
-    If nothing is, but something is of a version that cannot be verified, it exits with 2.
-    """
+def verify(path: str, memory: int, as_json: bool) -> None:
+    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged."""
     with progress_bar("Checking") as told:
         report = orbit_ckpt.verify(path, max_bytes=memory * 10**6, progress=told)
     if as_json:
@@ -120,19 +103,13 @@ Choice = Literal["error", "skip"]
 
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
-    rules: Annotated[Path | None, RULES_OPTION] = None,
-    like: Annotated[
-        str | None, typer.Option(help="Restore what this checkpoint has.", metavar="CHECKPOINT")
-    ] = None,
-    only: Annotated[list[str], typer.Option(help="Only leaves that match.")] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], typer.Option(help="No leaves that match.")] = [],  # noqa: B006 - copied
-    missing: Annotated[
-        str, typer.Option(help="Leaves of --like that there are not: error or skip.")
-    ] = "error",
-    unexpected: Annotated[
-        str, typer.Option(help="Leaves that --like does not have: error or ignore.")
-    ] = "error",
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    rules: Path | None,
+    like: str | None,
+    only: list[str],
+    skip: list[str],
+    missing: str,
+    unexpected: str,
+    as_json: bool,
 ) -> None:
     """Say what a restore would do, leaf by leaf; exits with 1 if it would fail."""
     for name, value, allowed in (

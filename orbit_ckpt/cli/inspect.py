@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, cast
-
-import typer
+from typing import cast
 
 import orbit_ckpt
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
+from orbit_ckpt.cli.options import Order
 from orbit_ckpt.cli.output import (
-    FILTER_OPTION,
-    JSON_OPTION,
     echo,
     human_bytes,
     human_number,
@@ -23,11 +19,6 @@ from orbit_ckpt.cli.output import (
     stored_bytes,
 )
 from orbit_ckpt.cli.runs import (
-    KEEP_BEST,
-    KEEP_EVERY,
-    KEEP_LAST,
-    LOWEST,
-    METRIC,
     UNKNOWN_TIME,
     Keeping,
     list_run,
@@ -45,28 +36,16 @@ from orbit_ckpt.tree.keypath import NamePath
 _NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 
 
-class Order(StrEnum):
-    """How leaves are sorted."""
-
-    TREE = "tree"
-    NAME = "name"
-    SIZE = "size"
-
-
 def ls(
     path: str,
-    keep_last: Annotated[int | None, KEEP_LAST] = None,
-    keep_every: Annotated[int | None, KEEP_EVERY] = None,
-    keep_best: Annotated[int | None, KEEP_BEST] = None,
-    metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool, LOWEST] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: int | None,
+    metric: str | None,
+    lowest: bool,
+    as_json: bool,
 ) -> None:
-    """List the steps of a run, or the items of a checkpoint.
-
-    What a run keeps is not recorded in it: with the options of `prune`, a column tells which rule
-    would keep each step.
-    """
+    """List the steps of a run, or the items of a checkpoint."""
     root = resolve_path(path)
     foreign = foreign_format(root)
     entries = list_run(root, foreign)
@@ -198,15 +177,7 @@ def format_time(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def tree(
-    path: str,
-    patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Sum up what is below N keys.", metavar="N")
-    ] = None,
-    sort: Annotated[Order, typer.Option(help="In which order.")] = Order.TREE,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
+def tree(path: str, patterns: list[str], depth: int | None, sort: Order, as_json: bool) -> None:
     """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
     leaves = list_leaves(path, patterns)
     total = sum(leaf.nbytes for leaf in leaves)

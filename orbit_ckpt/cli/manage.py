@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from orbit_ckpt.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.cli.output import (
-    JSON_OPTION,
     confirm,
     echo,
     human_bytes,
@@ -21,11 +19,6 @@ from orbit_ckpt.cli.output import (
     stored_bytes,
 )
 from orbit_ckpt.cli.runs import (
-    KEEP_BEST,
-    KEEP_EVERY,
-    KEEP_LAST,
-    LOWEST,
-    METRIC,
     AnyStepName,
     Keeping,
     holds_own_files,
@@ -46,25 +39,9 @@ from orbit_ckpt.storage.store_path import StorePath
 _GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
 _ADVICE = "Check the permissions there."
 
-_YES = typer.Option("--yes", "-y", help="Do not ask.")
 
-
-def cp(
-    source: str,
-    destination: str,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Whether to verify the copy.")
-    ] = True,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Copy a checkpoint.
-
-    The copy is compared with what was read and verified before it appears under its name; if it
-    cannot be completed nothing is left.
-    """
+def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: bool) -> None:
+    """Copy a checkpoint."""
     start, end = resolve_path(source), resolve_path(destination)
     foreign = None if isinstance(start, StorePath) else foreign_format(start)
     if (foreign is not None or start.is_dir()) and list_run(start, foreign) is not None:
@@ -79,16 +56,8 @@ def cp(
         echo(f"{start} -> {end}: {human_bytes(nbytes)}{', verified' if check else ''}")
 
 
-def rm(
-    path: str,
-    yes: Annotated[bool, _YES] = False,
-    force: Annotated[bool, typer.Option("--force", help="Pinned checkpoints too.")] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Delete one checkpoint, or what a save that died has left.
-
-    It is renamed first, so that nobody finds half of it.
-    """
+def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Delete one checkpoint, or what a save that died has left."""
     directory = resolve_path(path)
     if not directory.is_dir():
         raise CheckpointNotFoundError(
@@ -146,21 +115,16 @@ def _check_removable(directory: Path) -> None:
 
 def prune(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
-    keep_last: Annotated[int | None, KEEP_LAST] = None,
-    keep_every: Annotated[int | None, KEEP_EVERY] = None,
-    keep_best: Annotated[int | None, KEEP_BEST] = None,
-    metric: Annotated[str | None, METRIC] = None,
-    lowest: Annotated[bool, LOWEST] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only say what would be deleted.")
-    ] = False,
-    yes: Annotated[bool, _YES] = False,
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: int | None,
+    metric: str | None,
+    lowest: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
-    """Delete the steps of a run that no rule keeps.
-
-    A step stays if one of the options wants it. Pinned steps and the newest one always stay.
-    """
+    """Delete the steps of a run that no rule keeps."""
     keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
     if not keeping.is_given:
         raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
@@ -235,7 +199,7 @@ def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
     return deleted
 
 
-def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+def plugins(as_json: bool) -> None:
     """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
     built_in: list[dict[str, object]] = [
         {"name": one.name, "extra": one.extra} for one in built_in_formats()

@@ -24,28 +24,17 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from orbit_ckpt.cli.text import visible
 from orbit_ckpt.storage.store_path import StorePath
 
 SCHEMA = 1
 """Version of the JSON that commands print; fields are added without changing it."""
-
-JSON_OPTION = typer.Option("--json", help="Print JSON, see the reference.")
-FILTER_OPTION = typer.Option(
-    "--filter", "-f", help="Only leaves that match, such as 'params/**'; may be repeated."
-)
 
 
 def echo(text: str = "", *, style: str | None = None) -> None:
     """Print lines, in colour on a terminal."""
     console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
     console.print(Text(visible(text), style=style or ""), soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    """Return text with escapes for what is no sign, lest names of leaves steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def print_table(

@@ -12,16 +12,12 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 import orbit_ckpt
 from orbit_ckpt.arrays.statistics import ArrayStatistics
 from orbit_ckpt.cli.inspect import step_fields
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
 from orbit_ckpt.cli.output import (
-    JSON_OPTION,
     echo,
     human_bytes,
     plain,
@@ -30,7 +26,7 @@ from orbit_ckpt.cli.output import (
     stored_bytes,
 )
 from orbit_ckpt.cli.runs import list_run
-from orbit_ckpt.cli.values import MEMORY_OPTION, measure_all
+from orbit_ckpt.cli.values import measure_all
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.path import resolve_local, resolve_path, storage_errors
@@ -46,20 +42,8 @@ _EXACT = 2**53
 """Integers beyond this are not exact in a browser, so that they are texts there."""
 
 
-def report(
-    path: str,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.", metavar="FILE")],
-    stats: Annotated[
-        bool, typer.Option("--stats/--no-stats", help="Whether to read all values.")
-    ] = True,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Write a page about a checkpoint, or about a run and its newest step.
-
-    It has a treemap of bytes, a table of leaves with statistics, and the history of a run. All of
-    it is in one file, which fetches nothing.
-    """
+def report(path: str, output: Path, stats: bool, memory: int, as_json: bool) -> None:
+    """Write a page about a checkpoint, or about a run and its newest step."""
     with progress_bar("Reading") as told:
         nbytes = write_report(path, output, statistics=stats, memory_mb=memory, told=told)
     if as_json:

@@ -6,13 +6,9 @@ import json
 import tomllib
 from pathlib import Path
 
-import typer
-
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform.rule_file import parse_rules
 from orbit_ckpt.transform.rules import Rule
-
-RULES_OPTION = typer.Option(help="Rules, TOML or JSON; see the reference.", metavar="FILE")
 
 
 def read_rules(file: Path) -> list[Rule]:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
-import typer
 from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError
@@ -41,12 +40,6 @@ from orbit_ckpt.storage.path import describe_directory
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 _OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
-
-KEEP_LAST = typer.Option("--keep-last", min=0, help="Keep the newest N steps.")
-KEEP_EVERY = typer.Option("--keep-every", min=1, help="Keep the multiples of K.")
-KEEP_BEST = typer.Option("--keep-best", min=0, help="Keep the N steps of the best --metric.")
-METRIC = typer.Option("--metric", help="Name of the metric that --keep-best ranks by.")
-LOWEST = typer.Option("--lowest", help="The lowest metric is the best, not the highest.")
 
 
 class AnyStepName:

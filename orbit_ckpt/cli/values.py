@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Lock
-from typing import Annotated
 
 import numpy as np
 import typer
@@ -14,8 +13,6 @@ from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.statistics import ArrayStatistics
 from orbit_ckpt.cli.leaves import Leaf, as_host, choose, list_leaves, open_leaves, statistics_of
 from orbit_ckpt.cli.output import (
-    FILTER_OPTION,
-    JSON_OPTION,
     echo,
     human_bytes,
     human_number,
@@ -33,24 +30,10 @@ _COPIES = 4
 
 _SHOWN = 200
 _WIDTH = 110
-MEMORY_OPTION = typer.Option(
-    "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
-)
 
 
-def stats(
-    path: str,
-    patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
-    fail_on_nan: Annotated[
-        bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
-    ] = False,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf.
-
-    NaN and infinite values are left out of all but their counts.
-    """
+def stats(path: str, patterns: list[str], fail_on_nan: bool, memory: int, as_json: bool) -> None:
+    """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf."""
     leaves = list_leaves(path, patterns)
     with progress_bar("Reading") as told:
         found = measure_all(path, leaves, memory * 10**6, told)
@@ -119,16 +102,8 @@ def _cells(found: ArrayStatistics | None) -> list[str]:
     return [*numbers, str(found.nans), str(found.infs)]
 
 
-def show(
-    path: str,
-    leaf: str,
-    memory: Annotated[int, MEMORY_OPTION] = 256,
-    as_json: Annotated[bool, JSON_OPTION] = False,
-) -> None:
-    """Print one leaf: what it is, its statistics, and the values in its corners.
-
-    LEAF is its keys joined by slashes, as `tree` prints it.
-    """
+def show(path: str, leaf: str, memory: int, as_json: bool) -> None:
+    """Print one leaf: what it is, its statistics, and the values in its corners."""
     leaves = list_leaves(path)
     same = [found for found in leaves if found.name == leaf]
     if not same:

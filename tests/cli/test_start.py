@@ -1,0 +1,88 @@
+"""What commands import; time would depend on the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from orbit_ckpt.cli.app import app
+from tests.cli.conftest import ENVIRONMENT
+
+SCRIPT = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from orbit_ckpt.cli import main
+
+found = []
+for arguments, environment in json.load(sys.stdin):
+    sys.argv, before = ["orbit-ckpt", *arguments], dict(os.environ)
+    os.environ.update(environment)
+    with redirect_stdout(io.TextIOWrapper(io.BytesIO())) as out:
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    os.environ.clear()
+    os.environ.update(before)
+    out.seek(0)
+    loaded = [name for name in ("jax", "tensorstore") if name in sys.modules]
+    found.append([status, out.read(), loaded])
+print(json.dumps(found))
+"""
+
+
+def run_in_turn(*commands: tuple[list[str], dict[str, str]]) -> list[tuple[int, str, list[str]]]:
+    """Run commands in one fresh process; return status, output and which packages are loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(commands),
+        check=True,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_version_and_help_import_neither_jax_nor_tensorstore() -> None:
+    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert "ls" in names
+    helps = [([name, "--help"], {}) for name in names]
+    for status, out, loaded in run_in_turn((["--version"], {}), (["--help"], {}), *helps):
+        assert (status, loaded) == (0, [])
+        assert out.startswith(("orbit-ckpt ", "Usage: "))
+
+
+@pytest.mark.parametrize("words", ["orbit-ckpt ", "orbit-ckpt l", "orbit-ckpt ls --"])
+def test_completion_imports_neither_jax_nor_tensorstore(words: str) -> None:
+    environment = {
+        "_ORBIT_CKPT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    ((status, out, loaded),) = run_in_turn(([], environment))
+    assert (status, loaded) == (0, [])
+    assert {"ls", "--json"} & set(out.split())
+
+
+def test_importing_the_package_imports_neither_jax_nor_tensorstore() -> None:
+    script = "import sys, orbit_ckpt; import orbit_ckpt.metadata; print(*sys.modules)"
+    out = subprocess.run(
+        [sys.executable, "-c", script], check=True, env=ENVIRONMENT, capture_output=True, text=True
+    ).stdout
+    assert not {"jax", "tensorstore", "numpy"} & set(out.split())
+
+
+def test_metadata_is_the_function_though_a_package_has_its_name() -> None:
+    script = "import orbit_ckpt.metadata; import orbit_ckpt as ocp; print(ocp.metadata.__name__)"
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        check=True,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert out == "metadata\n"
