@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import tensorstore as ts
 
 from orbit_ckpt.errors import StorageError
+from orbit_ckpt.storage.reachable import check_reachable
 
 T = TypeVar("T")
 
@@ -215,15 +216,17 @@ class _BeyondEndError(StorageError):
 
 
 def open_bucket(scheme: str, name: str) -> Bucket:
-    """Return a bucket; no request is made for it.
+    """Return a bucket; no request is made for it, but the first time a connection is opened.
 
     Raises:
-        StorageError: The settings of the environment are not understood.
+        StorageError: The settings of the environment are not understood, or the store cannot be
+            reached.
     """
     if scheme == "memory":
         return _open_memory(name)
     if scheme == "gs":
-        return _open_google(name)
+        endpoint = _setting("TENSORSTORE_GCS_HTTP_URL") or "https://storage.googleapis.com"
+        return _open_google(name, endpoint)
     endpoint = _setting("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     region = _setting("AWS_REGION", "AWS_DEFAULT_REGION")
     credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
@@ -243,13 +246,16 @@ def _open_s3(
         spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region or "us-east-1"}
     elif region is not None:
         spec["aws_region"] = region
+    server = "s3.amazonaws.com" if region is None else f"s3.{region}.amazonaws.com"
+    check_reachable(f"s3://{name}", endpoint or f"https://{server}")
     if all(credentials):  # else the driver complains on stderr of every place that has none
         spec["aws_credentials"] = {"type": "environment"}
     return Bucket("s3", name, _open(spec, f"s3://{name}", None), spec)
 
 
 @functools.lru_cache(maxsize=16)
-def _open_google(name: str) -> Bucket:
+def _open_google(name: str, endpoint: str) -> Bucket:
+    check_reachable(f"gs://{name}", endpoint)
     retries = {"gcs_request_retries": _RETRIES}
     spec = {"driver": "gcs", "bucket": name, "context": retries}
     return Bucket("gs", name, _open(spec, f"gs://{name}", None), spec)

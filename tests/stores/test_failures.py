@@ -19,7 +19,7 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
-from orbit_ckpt.storage import buckets, object_commit
+from orbit_ckpt.storage import buckets, object_commit, reachable
 from orbit_ckpt.storage.buckets import Bucket
 from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt.storage.path import resolve_path
@@ -174,6 +174,7 @@ def test_an_unreachable_store_is_told(
     s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert proxy.endpoint
+    monkeypatch.setattr(reachable, "_DEADLINE_S", 0.1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StorageError, match=r"connect.*check the endpoint"):
         ocp.load(f"{s3}/1")
@@ -197,9 +198,9 @@ def test_googles_store_that_cannot_be_reached_is_told(
     gs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert gs
-    monkeypatch.setattr(buckets, "_RETRIES", {"max_retries": 2, "max_delay": "50ms"})
+    monkeypatch.setattr(reachable, "_DEADLINE_S", 0.1)
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(StorageError, match=r"gs://unreachable/.*connect.*check the endpoint"):
+    with pytest.raises(StorageError, match=r"gs://unreachable.*connect.*check the endpoint"):
         ocp.load("gs://unreachable/1")
 
 
