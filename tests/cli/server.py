@@ -10,8 +10,12 @@ import os
 import sys
 import traceback
 
-import orbit_ckpt.cli.app  # noqa: F401 - what every command needs
-from orbit_ckpt.cli import main
+import orbit_ckpt
+from orbit_ckpt.cli import app, check, convert, inspect, main, manage, report, values
+
+assert all((app, check, convert, inspect, manage, report, values))  # what commands need
+for name in orbit_ckpt.__all__:
+    getattr(orbit_ckpt, name)  # is imported when it is asked for
 
 
 def serve() -> None:
