@@ -118,7 +118,8 @@ def open_checkpoint(
         if not isinstance(found, str):
             return _open(found, path, as_whole=as_whole)
         if directory is None:
-            raise CheckpointNotFoundError(f"{missing}{found}")
+            others = "" if _holds_steps(path) else found
+            raise CheckpointNotFoundError(f"{missing}{others}")
     return open_tree(directory, allow_unstructured=allow_unstructured)
 
 
@@ -141,12 +142,17 @@ def foreign_format(path: Path) -> Format | None:
         if is_tree(find_tree(path)):
             return None
     except CheckpointNotFoundError:
-        if path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path)):
-            return None  # a run
+        if _holds_steps(path):
+            return None
     if locate_run(path).is_mixed:
         return None
     found = find_format(path)
     return None if isinstance(found, str) else found
+
+
+def _holds_steps(path: Path) -> bool:
+    """Whether a directory is a run of Orbax's format."""
+    return path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path))
 
 
 def find_format(path: Path) -> Format | str:

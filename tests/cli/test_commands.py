@@ -398,6 +398,23 @@ def test_what_cannot_be_read_is_one_line_of_error(
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("tree", "RUN"), ("stats", "RUN"), ("show", "RUN", "w"), ("plan", "RUN")),
+        *(("convert", "RUN", "out", "--to", "orbit"), ("diff", "RUN", "STEP")),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_for_one_checkpoint_says_which_step_of_a_run_to_give(
+    cli: Run, run_directory: Path, arguments: tuple[str, ...]
+) -> None:
+    places = {"RUN": run_directory, "STEP": run_directory / "10"}
+    err = cli(*[places.get(a, a) for a in arguments], status=2).err
+    assert err.count("\n") == 1
+    assert f"give one of them, for example {run_directory}" in err
+
+
 def test_paths_need_not_be_text(fresh: Run, tmp_path: Path) -> None:
     directory = os.fsdecode(os.fsencode(tmp_path) + b"/na\xefve")
     ocp.save(tmp_path / "checkpoint", {"w": np.ones(2)})
