@@ -58,6 +58,12 @@ class Spec(Struct, frozen=True):
     chunks: Shape | None
     compressor: Mapping[str, object] | UnsetType | None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it says all that the array's own document does."""
+        is_shaped = self.shape is not None and self.chunks is not None
+        return is_shaped and self.dtype is not None and self.compressor is not UNSET
+
 
 def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
     """Return what a specification says.
@@ -181,7 +187,8 @@ class SpecArray:
             ValueError: It is damaged, or contradicts the specification.
         """
         spec = self._spec
-        if not spec.directory.is_dir():
+        is_partial_copy = not spec.directory.is_dir()
+        if is_partial_copy and not spec.is_complete:
             raise CorruptionError(
                 f"{self._where}: the array's directory {spec.directory} is missing. Was the "
                 "checkpoint copied completely?",
@@ -202,7 +209,8 @@ class SpecArray:
                 f"{ZARR2_DOCUMENT} says {layout.dtype} of shape {layout.shape}, the msgpack file "
                 f"{spec.dtype} of shape {spec.shape}"
             )
-        self._check_size(layout)
+        if not is_partial_copy:  # else its chunks are missing, which matters if they are read
+            self._check_size(layout)
         if not self._is_bfloat16:
             return data
         return json.dumps({**json.loads(data), "dtype": "bfloat16"}).encode()
@@ -224,8 +232,7 @@ class SpecArray:
 def _document_of(spec: Spec) -> bytes:
     """Return the `.zarray` that a specification is of."""
     dtype = spec.dtype
-    is_known = spec.shape is not None and spec.chunks is not None and spec.compressor is not UNSET
-    if dtype is None or not is_known:
+    if dtype is None or not spec.is_complete:
         raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
     compressor = cast("Mapping[str, object] | None", spec.compressor)
     return document_of(cast(Shape, spec.shape), dtype, cast(Shape, spec.chunks), compressor)
