@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
+from numpy.typing import DTypeLike
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.functions import load, metadata
@@ -49,7 +50,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     only: Patterns = None,
     skip: Patterns = None,
     transforms: Sequence[Rule] = (),
-    cast: PatternMap[object] | None = None,
+    cast: PatternMap[object] | DTypeLike | None = None,
     custom_metadata: Mapping[str, object] | None = None,
     overwrite: bool = False,
     max_bytes: int = _MAX_BYTES,
@@ -70,7 +71,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         only: Which leaves to take, as for `load`.
         skip: Which not to take.
         transforms: Rules that rename, merge, split or compute leaves on their way.
-        cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
+        cast: A dtype, or dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of
+            the dtype's kind.
         custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
             the original. Formats without a place for it leave it out. What is kept with the
             original and is no JSON object is copied only to `"orbit"`, if this is not given; else
@@ -102,7 +104,12 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
     tree = load(
-        src, only=only, skip=skip, transforms=transforms, cast=cast or "same_kind", lazy=True
+        src,
+        only=only,
+        skip=skip,
+        transforms=transforms,
+        cast="same_kind" if cast is None else cast,
+        lazy=True,
     )
     if progress is not None:
         tree = _watched(tree, progress)

@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import jax
+from numpy.typing import DTypeLike
 
 from orbit_ckpt.arrays.sharding import as_sharding
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save, decline_save
+from orbit_ckpt.checkpointer.wrong_names import suggest_target
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
-from orbit_ckpt.pytree.arguments import cast_on_save
+from orbit_ckpt.pytree.arguments import cast_on_save, casts_by_patterns
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
 from orbit_ckpt.storage.path import resolve_path
@@ -37,7 +39,7 @@ def save(
     *,
     overwrite: bool = False,
     custom_metadata: Mapping[str, object] | None = None,
-    cast: PatternMap[object] | None = None,
+    cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
 ) -> None:
     """Save a pytree; when this returns it is durable.
@@ -51,8 +53,8 @@ def save(
         overwrite: Whether to replace an existing checkpoint, which stays until the new one is
             complete.
         custom_metadata: A JSON object to keep with the checkpoint.
-        cast: Dtypes by patterns, `{"params/**": jnp.bfloat16}`, to which arrays of the same kind of
-            number are cast as they are written.
+        cast: A dtype, or dtypes by patterns, `{"params/**": jnp.bfloat16}`, to which arrays of the
+            same kind of number are cast as they are written.
         transforms: Functions that change the tree before, as T5X takes them: each gets the tree as
             nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
 
@@ -79,7 +81,7 @@ def save_async(
     *,
     overwrite: bool = False,
     custom_metadata: Mapping[str, object] | None = None,
-    cast: PatternMap[object] | None = None,
+    cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
 ) -> SaveHandle:
     """Begin to save a pytree; when this returns its leaves may be changed, deleted or donated.
@@ -118,19 +120,21 @@ def _save_args(
     path: PathLike,
     tree: object,
     custom_metadata: Mapping[str, object] | None,
-    cast: PatternMap[object] | None,
+    cast: PatternMap[object] | DTypeLike | None,
     transforms: Sequence[StateFunction],
 ) -> PyTreeSaveArgs:
     try:
         if transforms:
             tree = transform_state(tree, transforms)
-        save_args = cast_on_save(tree, cast) if cast else None
+        casts = None if cast is None else casts_by_patterns(cast)
+        save_args = cast_on_save(tree, casts) if casts else None
     except Exception as error:  # raised again once the other processes know
         decline_save(resolve_path(path), error, SessionOptions())
         raise
     return PyTreeSaveArgs(tree, save_args, custom_metadata=custom_metadata)
 
 
+@suggest_target("like")
 def load(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     like: object = None,
@@ -141,7 +145,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     missing: Missing = "error",
     unexpected: Unexpected = "error",
     fallback: object = None,
-    cast: Casting | PatternMap[object] = "same_kind",
+    cast: Casting | PatternMap[object] | DTypeLike = "same_kind",
     strict: bool = True,
     sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
     map_leaf: Callable[[Any, str], object] | None = None,
@@ -174,7 +178,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         fallback: A tree with leaves for those that the checkpoint lacks; others are not used.
         cast: Which casts to the target's dtypes are allowed: `"exact"`, none; `"same_kind"`, those
             within a kind of number or to a more general one; `"unsafe"`, all whose values fit. Or
-            dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of the dtype's kind.
+            a dtype for all arrays of its kind of number, `jnp.bfloat16`, or dtypes by patterns,
+            `{"params/**": jnp.bfloat16}`.
         strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
         sharding: Where to place arrays, before what the target and the checkpoint say: a sharding
             or a device for all of them, or shardings by patterns, of which the first that matches
@@ -225,6 +230,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         return run(path, request)
 
 
+@suggest_target("like")
 def plan(  # noqa: PLR0913 - those of `load`
     path: PathLike,
     like: object = None,
@@ -235,7 +241,7 @@ def plan(  # noqa: PLR0913 - those of `load`
     missing: Missing = "error",
     unexpected: Unexpected = "error",
     fallback: object = None,
-    cast: Casting | PatternMap[object] = "same_kind",
+    cast: Casting | PatternMap[object] | DTypeLike = "same_kind",
     strict: bool = True,
     sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
     reader: Format | None = None,
@@ -281,7 +287,7 @@ def _request(
     like: object,
     *,
     fallback: object,
-    cast: Casting | PatternMap[object],
+    cast: Casting | PatternMap[object] | DTypeLike,
     sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None,
     **others: Any,
 ) -> RestoreRequest:
@@ -291,9 +297,10 @@ def _request(
         ValueError: An option has a value that it cannot have.
     """
     for name, values in _CHOICES.items():
-        value = cast if name == "cast" else others[name]
+        value = others[name]
         if isinstance(value, str) and value not in values:
             raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}.")
+    policy = _POLICIES.get(cast) if isinstance(cast, str) else None
     return RestoreRequest(
         target=like.tree if isinstance(like, TreeMetadata) else like,
         has_target=like is not None,
@@ -301,8 +308,8 @@ def _request(
         rich_types=True,
         fallback=fallback,
         has_fallback=fallback is not None,
-        casting=cast if isinstance(cast, str) else "same_kind",
-        casts={} if isinstance(cast, str) else cast,
+        casting=policy or "same_kind",
+        casts={} if policy else casts_by_patterns(cast),
         shardings=None if sharding is None else _shardings_by_patterns(sharding),
         **others,
     )
@@ -324,10 +331,11 @@ def _shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding
     }
 
 
+_POLICIES: Mapping[str, Casting] = {policy: policy for policy in get_args(Casting)}
+
 _CHOICES = {
     "missing": get_args(Missing),
     "unexpected": get_args(Unexpected),
-    "cast": get_args(Casting),
 }
 
 

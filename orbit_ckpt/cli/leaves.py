@@ -17,7 +17,7 @@ from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.handlers.lazy_leaf import LazyLeaf
 from orbit_ckpt.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt.storage.region_stream import RegionStream
-from orbit_ckpt.transform.patterns import compile_pattern, join_name
+from orbit_ckpt.transform.patterns import explain_unmatched, join_name, names_matching
 from orbit_ckpt.tree.flatten import flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath
 
@@ -92,15 +92,13 @@ def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """
     if not patterns:
         return list(names)
-    compiled = [compile_pattern(pattern) for pattern in patterns]
-    found = [name for name in names if any(p.fullmatch(name) for p in compiled)]
+    found = {name for pattern in patterns for name in names_matching(pattern, names)}
     if not found:
-        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(
-            f"No leaf matches {' or '.join(map(repr, patterns))}; there are {some}. '*' is one "
-            "key, '**' any number of them."
+            f"No leaf matches {' or '.join(map(repr, patterns))}. "
+            f"{explain_unmatched(patterns[0], names)}"
         )
-    return found
+    return [name for name in names if name in found]
 
 
 def _describe(keys: NamePath, value: object) -> Leaf:

@@ -107,7 +107,9 @@ def show(path: str, leaf: str, memory: int, as_json: bool) -> None:
     leaves = list_leaves(path)
     same = [found for found in leaves if found.name == leaf]
     if not same:
-        choose([found.name for found in leaves], [leaf])  # says what there is
+        names = choose([found.name for found in leaves], [leaf])  # says what there is
+        same = [found for found in leaves if [found.name] == names]
+    if not same:
         raise ValueError(f"{leaf!r} is a pattern; give the name of one leaf.")
     if len(same) > 1:
         keys = " and ".join(str(list(found.keys)) for found in same)

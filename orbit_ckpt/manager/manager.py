@@ -15,6 +15,7 @@ from typing import Any, Self
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.last_save import told_beside
 from orbit_ckpt.checkpointer.options import MultiprocessingOptions
+from orbit_ckpt.checkpointer.wrong_names import suggest_target
 from orbit_ckpt.errors import (
     StepAlreadyExistsError,
 )
@@ -181,6 +182,7 @@ class CheckpointManager:
             self._events.add("save", number, self._saver.blocked)
         return True
 
+    @suggest_target("items")
     def restore(
         self,
         step: int | None = None,

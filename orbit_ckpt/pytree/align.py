@@ -170,6 +170,19 @@ def mismatch(difference: TreeDifference) -> TreeMismatchError:
             "to leave out leaves of the checkpoint pass `partial_restore=True` "
             "(`unexpected='ignore'` to `load`) or use PLACEHOLDER leaves"
         )
+    if any("shape " in text for text in difference.changed.values()):
+        hints.append(
+            "to pad or cut arrays pass `strict=False`; a rule such as `transform.Transpose` or "
+            "`transform.Map` changes shapes"
+        )
+    if any("dtype " in text for text in difference.changed.values()):
+        hints.append("to cast to another kind of number pass `cast='unsafe'`")
+    if not difference.missing and not difference.unexpected:
+        return TreeMismatchError(
+            "The target's shapes or dtypes do not match the checkpoint's:\n"
+            f"{difference.describe()}\n{'; '.join(hints)}.",
+            paths=difference.paths,
+        )
     return TreeMismatchError(
         "User-provided restore item and on-disk value metadata tree structures do not match:\n"
         f"{difference.describe()}\n{'; '.join(hints)}.",

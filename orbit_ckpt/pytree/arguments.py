@@ -19,7 +19,13 @@ from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.pytree.target import restore_args_of
 from orbit_ckpt.pytree.view import View
 from orbit_ckpt.transform.nodes import sources_of
-from orbit_ckpt.transform.patterns import Pattern, PatternMap, compile_pattern, join_name
+from orbit_ckpt.transform.patterns import (
+    Pattern,
+    PatternMap,
+    explain_unmatched,
+    join_name,
+    names_matching,
+)
 from orbit_ckpt.tree.diff import nearest_names
 from orbit_ckpt.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import NamePath, format_path
@@ -134,17 +140,45 @@ def _casts_of(
     casts: PatternMap[object], dtypes: Mapping[NamePath, object]
 ) -> dict[NamePath, object]:
     matched, unused = _match(casts, dtypes)
+    unused = [pattern for pattern in unused if pattern != "**"]
     if unused:
-        shown = ", ".join(join_name(names) for names in list(dtypes)[:_SHOWN])
         raise TransformError(
-            f"cast: {unused[0]!r} matches no array of {len(dtypes)}: {shown}. Change the pattern; "
-            "params/** is all below params."
+            f"cast: {unused[0]!r} matches no array of {len(dtypes)}. "
+            f"{explain_unmatched(unused[0], list(map(join_name, dtypes)))}"
         )
     return {
         names: as_dtype(dtype)
         for names, dtype in matched.items()
         if dtypes[names] is None or same_kind(dtypes[names], dtype)
     }
+
+
+def casts_by_patterns(given: object) -> PatternMap[object]:
+    """Return the dtypes that `cast=` gives, a single one as that of all leaves.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    is_map = isinstance(given, Mapping)
+    casts = dict(cast(PatternMap[object], given)) if is_map else {"**": given}
+    for pattern, dtype in casts.items():
+        where = f"cast[{pattern!r}]" if is_map else "cast"
+        if not _is_dtype(dtype):
+            kind = ValueError if isinstance(given, str) else TypeError
+            raise kind(
+                f"{where} is {dtype!r}; give one of 'exact', 'same_kind', 'unsafe' for casts to a "
+                "target's dtypes, a dtype such as jnp.bfloat16, or dtypes by patterns, "
+                "{'params/**': jnp.bfloat16}."
+            )
+    return cast(PatternMap[object], casts)
+
+
+def _is_dtype(value: object) -> bool:
+    try:
+        as_dtype(value)
+    except (TypeError, ValueError):
+        return False
+    return value is not None  # numpy's name for float64
 
 
 def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
@@ -243,16 +277,19 @@ def _match(
     rules: PatternMap[object], known: Iterable[NamePath]
 ) -> tuple[dict[NamePath, object], list[Pattern]]:
     """Return the value of the first pattern that matches each leaf, and patterns without one."""
-    compiled = [(compile_pattern(pattern), value) for pattern, value in rules.items()]
-    unused = dict(enumerate(rules))
-    found: dict[NamePath, object] = {}
+    by_name: dict[str, list[NamePath]] = {}
     for names in known:
-        name = join_name(names)
-        for position, (pattern, value) in enumerate(compiled):
-            if pattern.fullmatch(name):
-                unused.pop(position, None)
+        by_name.setdefault(join_name(names), []).append(names)
+    unused: list[Pattern] = []
+    found: dict[NamePath, object] = {}
+    for pattern, value in rules.items():
+        matched = names_matching(pattern, by_name)
+        if not matched:
+            unused.append(pattern)
+        for name in matched:
+            for names in by_name[name]:
                 found.setdefault(names, value)
-    return found, list(unused.values())
+    return found, unused
 
 
 def adjust(

@@ -28,7 +28,13 @@ from orbit_ckpt.transform.nodes import (
     inputs_of,
     sources_of,
 )
-from orbit_ckpt.transform.patterns import Patterns, compile_pattern, join_name, split_name
+from orbit_ckpt.transform.patterns import (
+    Patterns,
+    explain_unmatched,
+    join_name,
+    names_matching,
+    split_name,
+)
 from orbit_ckpt.transform.rules import (
     AssignmentMap,
     Copy,
@@ -154,23 +160,25 @@ def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) 
     if not selected.records and not selected.computed:
         raise TransformError(
             f"No leaf is left by only {only!r} and skip {skip!r} of {len(known)}: "
-            f"{_some(known)}. Change the pattern; params/** is all below params."
+            f"{_some(known)}. Change the patterns."
         )
     return selected
 
 
 def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
     matched: set[NamePath] = set()
+    by_name: dict[str, list[NamePath]] = {}
+    for names in known:
+        by_name.setdefault(join_name(names), []).append(names)
     several = [patterns] if isinstance(patterns, str | re.Pattern) else patterns or ()
     for pattern in several:
-        compiled = compile_pattern(pattern)
-        found = [names for names in known if compiled.fullmatch(join_name(names))]
+        found = names_matching(pattern, by_name)
         if not found:
             raise TransformError(
-                f"{what}: {pattern!r} matches no leaf of {_some(known)}. Change the pattern; "
-                "params/** is all below params."
+                f"{what}: {pattern!r} matches no leaf of {len(by_name)}. "
+                f"{explain_unmatched(pattern, list(by_name))}"
             )
-        matched.update(found)
+        matched.update(names for name in found for names in by_name[name])
     return matched
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from orbit_ckpt.tree.diff import nearest_names
 from orbit_ckpt.tree.keypath import NamePath
 
 Pattern = str | re.Pattern[str]
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 PatternMap = Mapping[str, T] | Mapping[re.Pattern[str], T] | Mapping[Pattern, T]
 """Something for leaves that patterns match; of several patterns the first one counts."""
+
+_SHOWN = 8
 
 _REFERENCE = re.compile(r"\\(?:(\d+)|g<(\w+)>)(/?)")
 _WILDCARDS = {
@@ -68,6 +71,50 @@ def _compile(pattern: str) -> re.Pattern[str]:
         parts.append(_WILDCARDS[found.group()])
         end = found.end()
     return re.compile("".join([*parts, re.escape(pattern[end:])]), re.DOTALL)
+
+
+def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches.
+
+    A name without wildcards that matches none may have its keys joined by dots, as storage does.
+
+    Raises:
+        TypeError: The pattern is neither a string nor a compiled expression.
+    """
+    compiled = compile_pattern(pattern)
+    known = list(names)
+    found = [name for name in known if compiled.fullmatch(name)]
+    if not found and isinstance(pattern, str) and is_exact(pattern) and "." in pattern:
+        found = [name for name in known if name.replace("/", ".") == pattern]
+    return found
+
+
+def explain_unmatched(pattern: Pattern, names: Sequence[str]) -> str:
+    """Return the sentence for a pattern that matches no leaf: what exists, and what may be meant.
+
+    Args:
+        pattern: The pattern.
+        names: The leaves that it could have matched.
+    """
+    text = pattern if isinstance(pattern, str) else pattern.pattern
+    plain = text.rstrip("/").replace(".", "/") if is_exact(pattern) else text.strip("*/")
+    below = next((p for p in (text.rstrip("/"), plain) if _has_below(p, names)), None)
+    if is_exact(pattern) and below is not None:
+        return f"Leaves exist below it: {below}/** matches them."
+    depth = len(split_name(plain))
+    parents = dict.fromkeys("/".join(name.split("/")[:depth]) for name in names)
+    if is_exact(pattern):
+        near = nearest_names(plain, names)
+    else:
+        near = [f"{name}/**" for name in nearest_names(plain, list(parents))]
+    if near:
+        return f"The nearest names are {', '.join(near)}."
+    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"There are {some}. '*' stands for one key, '**' for any number of keys."
+
+
+def _has_below(name: str, names: Sequence[str]) -> bool:
+    return any(other.startswith(f"{name}/") for other in names)
 
 
 def is_exact(pattern: Pattern) -> bool:

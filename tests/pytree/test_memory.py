@@ -48,9 +48,7 @@ def test_plan_tells_the_peak_memory_of_a_load_within_a_tenth(layout: str, tmp_pa
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     tree = {f"l{i}": np.full((MIB // 4,), i, np.float32) for i in range(8)}
-    ocp.save(
-        tmp_path / "saved", {"host": tree, "jax": {k: jnp.asarray(v) for k, v in tree.items()}}
-    )
+    ocp.save(tmp_path / "saved", {"host": tree, "jax": jax.tree.map(jnp.asarray, tree)})
     return tmp_path / "saved"
 
 
@@ -81,7 +79,7 @@ def test_result_does_not_depend_on_the_memory_limit(limit: int, saved: Path) -> 
     ("limit", "error"), [(0, ValueError), (-1, ValueError), ("1GB", TypeError), (True, TypeError)]
 )
 def test_memory_limit_that_is_none_is_refused(
-    limit: object, error: type[Exception], call: object, saved: Path
+    limit: object, error: type[Exception], call: Any, saved: Path
 ) -> None:
     with pytest.raises(error, match="memory_limit"):
-        call(saved, memory_limit=limit)  # type: ignore[operator]
+        call(saved, memory_limit=limit)

@@ -178,6 +178,46 @@ def test_cast_on_save_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, "bfloat16", np.dtype(jnp.bfloat16)], ids=["type", "name", "dtype"]
+)
+def test_one_dtype_casts_all_arrays_of_its_kind(dtype: Any, saved: Path, tmp_path: Path) -> None:
+    found = ocp.load(saved, cast=dtype)
+    assert found["params"]["kernel"].dtype == jnp.bfloat16
+    assert found["params"]["bias"].dtype == jnp.bfloat16
+    assert found["opt"][0]["count"].dtype == jnp.int32
+    assert "cast float32 -> bfloat16" in str(ocp.plan(saved, cast=dtype))
+    ocp.save(tmp_path / "cast", TREE, cast=dtype)
+    ocp.convert(saved, tmp_path / "copy", cast=dtype)
+    for path in (tmp_path / "cast", tmp_path / "copy"):
+        assert ocp.load(path)["params"]["kernel"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("wrong", ["bf16", 3, ["float32"], {"**": "bf16"}])
+def test_what_is_no_cast_is_refused(wrong: Any, saved: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^cast.*'exact'.*bfloat16"):
+        ocp.load(saved, cast=wrong)
+
+
+def test_target_under_another_name_is_refused_with_the_right_one(saved: Path) -> None:
+    wrong: Any
+    for wrong in ({"target": TREE}, {"item": TREE}, {"items": TREE}):
+        with pytest.raises(TypeError, match=r"load\(\) has no argument .*; give .* as like="):
+            ocp.load(saved, **wrong)
+        with pytest.raises(TypeError, match=r"plan\(\) has no argument .*; give .* as like="):
+            ocp.plan(saved, **wrong)
+
+
+def test_wrong_shape_or_dtype_names_what_allows_it(saved: Path) -> None:
+    like = {"params": {"kernel": np.zeros((4, 8), np.float32)}}
+    with pytest.raises(TreeMismatchError, match=r"(?s)shapes.*strict=False.*Transpose"):
+        ocp.load(saved, like=like, unexpected="ignore")
+    like = {"params": {"kernel": np.zeros((8, 4), np.int32)}}
+    with pytest.raises(TreeMismatchError, match=r"(?s)shapes or dtypes.*cast='unsafe'") as caught:
+        ocp.load(saved, like=like, unexpected="ignore")
+    assert "strict=False" not in str(caught.value)
+
+
 # Shardings
 
 
@@ -252,10 +292,35 @@ def test_one_of_several_patterns_has_to_match(saved: Path) -> None:
     assert set(ocp.load(saved, skip=["opt/**", "params/**"])) == {"step", "name"}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("params", "params/** matches them"),
+        ("params/", "params/** matches them"),
+        ("params/kernl", "nearest names are params/kernel"),
+        ("params.kernl", "nearest names are params/kernel"),
+        ("zzz", "There are name, opt/0/count"),
+    ],
+)
+def test_pattern_that_matches_nothing_gets_the_fitting_hint(
+    pattern: str, hint: str, saved: Path
+) -> None:
+    with pytest.raises(TransformError, match=re.escape(hint)):
+        ocp.load(saved, only=pattern)
+
+
+def test_name_with_dots_is_accepted_where_no_leaf_has_it(tmp_path: Path, saved: Path) -> None:
+    found = ocp.load(saved, only="opt.0.mu", cast={"opt.0.mu": jnp.bfloat16})
+    assert found["opt"][0]["mu"].dtype == jnp.bfloat16
+    ocp.save(tmp_path / "dots", {"a.b": 1, "a": {"c": 2}, "d": {"e.f": 3}})
+    assert ocp.load(tmp_path / "dots", only="a.b") == {"a.b": 1}
+    assert ocp.load(tmp_path / "dots", only="d.e.f") == {"d": {"e.f": 3}}
+
+
 def test_pattern_that_matches_nothing_is_refused(saved: Path) -> None:
-    with pytest.raises(TransformError, match=r"only: 'parms/\*\*' matches no leaf of name"):
+    with pytest.raises(TransformError, match=r"only: 'parms/\*\*' .* are params/\*\*\."):
         ocp.load(saved, only=["step", "parms/**"])
-    with pytest.raises(TransformError, match=r"skip: 'parms/\*\*' matches no leaf of name"):
+    with pytest.raises(TransformError, match=r"skip: 'parms/\*\*' matches no leaf of 6"):
         ocp.load(saved, skip=["step", "parms/**"])
 
 
