@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.pytree.compare import compare_checkpoints
@@ -22,6 +23,7 @@ def diff(
     *,
     values: bool = False,
     max_bytes: int = _MAX_BYTES,
+    reader: Format | tuple[Format | None, Format | None] | None = None,
 ) -> CheckpointDiff:
     """Compare two saved pytrees; touches no device.
 
@@ -34,6 +36,7 @@ def diff(
         values: Whether to compare values too, element by element. Otherwise only metadata are
             read: containers, types, shapes and dtypes.
         max_bytes: About how many bytes of values to hold at once, of both together.
+        reader: The format to read both as, as for `load`, or one for each.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
@@ -56,5 +59,6 @@ def diff(
         registry=GLOBAL_TYPE_HANDLER_REGISTRY,
         values=values,
         max_bytes=max_bytes,
+        readers=reader if isinstance(reader, tuple) else (reader, reader),
     )
     return read_unchanged([resolve_path(a), resolve_path(b)], compare)

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.functions import load, metadata
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.memory import MemoryOptions
@@ -56,6 +57,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     max_bytes: int = _MAX_BYTES,
     max_shard_bytes: int | None = None,
     progress: Progress | None = None,
+    reader: Format | None = None,
 ) -> None:
     """Copy a checkpoint into another format; touches no device.
 
@@ -83,6 +85,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
         progress: Called now and then with the bytes of arrays that have gone through, and how many
             there are.
+        reader: The format to read `src` as, as for `load`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
@@ -110,10 +113,11 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         transforms=transforms,
         cast="same_kind" if cast is None else cast,
         lazy=True,
+        reader=reader,
     )
     if progress is not None:
         tree = _watched(tree, progress)
-    found = metadata(src).custom_metadata
+    found = metadata(src, reader=reader).custom_metadata
     is_object = isinstance(found, Mapping)
     kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}

@@ -59,6 +59,7 @@ def verify(
     *,
     max_bytes: int = _MAX_BYTES,
     progress: Progress | None = None,
+    reader: Format | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint again and compare all checksums; touches no device.
 
@@ -77,6 +78,8 @@ def verify(
         max_bytes: About how many bytes to hold at once. More is held for larger chunks that only
             TensorStore can decode.
         progress: Called now and then.
+        reader: The format to read it as, as for `load`; of a run only the step that it chooses is
+            checked.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
@@ -92,7 +95,7 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        checkpoints, unfinished = _look_at(root)
+        checkpoints, unfinished = ({root: reader}, 0) if reader is not None else _look_at(root)
         refused: list[tuple[Path, UnsafePathError]] = []
         sizes = [
             _files_below(checkpoint, foreign, refused)

@@ -13,7 +13,7 @@ from orbit_ckpt.arrays.compare import ValueChange, choose_arithmetic
 from orbit_ckpt.arrays.dtypes import DType, is_prng_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, is_same_sharding
 from orbit_ckpt.arrays.slices import Shape
-from orbit_ckpt.formats.base import StoredTree
+from orbit_ckpt.formats.base import Format, StoredTree
 from orbit_ckpt.formats.registry import open_checkpoint
 from orbit_ckpt.handlers.numpy import NUMPY_BYTES
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
@@ -34,7 +34,13 @@ _NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
 
 
 async def compare_checkpoints(
-    a: Path, b: Path, registry: TypeHandlerRegistry, *, values: bool, max_bytes: int
+    a: Path,
+    b: Path,
+    registry: TypeHandlerRegistry,
+    *,
+    values: bool,
+    max_bytes: int,
+    readers: tuple[Format | None, Format | None] = (None, None),
 ) -> CheckpointDiff:
     """Return how the trees of two checkpoints differ.
 
@@ -44,12 +50,13 @@ async def compare_checkpoints(
         registry: Type handlers of their leaves.
         values: Whether to read and compare values too.
         max_bytes: About how many bytes of values to hold at once.
+        readers: The formats to read them as, None to find out.
 
     Raises:
         CheckpointNotFoundError: There is no tree.
         CorruptionError: Stored data is missing or damaged; a note says of which checkpoint.
     """
-    first, second = await run_all([_open(a, registry), _open(b, registry)])
+    first, second = await run_all([_open(a, registry, readers[0]), _open(b, registry, readers[1])])
     common = [names for names in first.leaves if names in second.leaves]
     found = await _compare_values(first, second, common, max_bytes) if values else {}
     changed = _changed_containers(first, second)
@@ -128,9 +135,9 @@ class _Side(Struct, frozen=True):
     containers: Mapping[NamePath, str]
 
 
-async def _open(path: Path, registry: TypeHandlerRegistry) -> _Side:
+async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None) -> _Side:
     with naming_checkpoint(path):
-        source = open_checkpoint(path)
+        source = open_checkpoint(path, reader=reader)
         stored = StoredLeaves(source, source.load_batch(), registry)
         records = source.document.leaves
         metadata = await stored.metadata(records)
