@@ -149,6 +149,12 @@ def _fits(host: HostArray, dtype: DType) -> bool:
     return bool(limits.min <= least and most <= limits.max)  # false for NaN
 
 
+def number_dtype(value: object) -> DType:
+    """Return the dtype of a Python number, also of one whose class is derived from Python's."""
+    kinds = (bool, int, float, complex)
+    return np.dtype(next(kind for kind in kinds if isinstance(value, kind)))
+
+
 def python_scalar(value: HostArray) -> object:
     """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
     item: Any = value.item()

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 from msgspec import Struct, structs
 
-from orbit_ckpt.arrays.dtypes import DType, as_dtype
+from orbit_ckpt.arrays.dtypes import DType, as_dtype, number_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import TreeMismatchError
 from orbit_ckpt.metadata.values import ArrayMetadata, Metadata, StringMetadata
@@ -246,7 +245,7 @@ def _metadata_of(value: object) -> Metadata | None:
     if isinstance(value, str):
         return StringMetadata("", cast(Path, None))
     if isinstance(value, bool | int | float | complex):
-        return made_of((), np.dtype(type(value)))
+        return made_of((), number_dtype(value))
     array: Any = value
     return made_of(array.shape, array.dtype) if hasattr(value, "shape") else None
 

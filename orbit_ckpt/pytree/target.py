@@ -14,6 +14,7 @@ from orbit_ckpt.arrays.dtypes import (
     as_dtype,
     is_lossless_kind,
     is_prng_dtype,
+    number_dtype,
     python_scalar,
 )
 from orbit_ckpt.arrays.sharding import (
@@ -259,7 +260,7 @@ def _array_change(
     wanted: object, stored: ArrayMetadata, *, strict: bool, casting: Casting
 ) -> str | None:
     if isinstance(wanted, bool | int | float | complex):
-        shape, dtype = (), np.dtype(type(wanted))
+        shape, dtype = (), number_dtype(wanted)
     elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
         array = cast(_ArrayLike, wanted)
         shape, dtype = tuple(array.shape), array.dtype

@@ -249,6 +249,15 @@ def test_array_of_a_target_gives_type_dtype_and_sharding(
     assert_same_leaf(restored(saved, dense=target)["kernel"], expected)
 
 
+@pytest.mark.parametrize("base", [int, float, complex, str])
+def test_scalar_of_a_derived_class_loads_into_its_own_tree(base: type, tmp_path: Path) -> None:
+    value = type("Derived", (base,), {})(3)
+    ocp.save(tmp_path / "c", {"a": value})
+    assert ocp.load(tmp_path / "c", like={"a": value}) == {"a": base(3)}
+    found = ocp.load(tmp_path / "c", like={"a": value, "b": value}, fallback={"b": value})
+    assert found["b"] == value
+
+
 def test_array_without_any_sharding_goes_to_the_one_given_to_load(saved: Path) -> None:
     target = with_leaves(
         dense={"kernel": ocp.PLACEHOLDER, "bias": jax.ShapeDtypeStruct((8,), np.float32)}
