@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from orbit_ckpt.errors import CheckpointError, StorageError
-from orbit_ckpt.storage.layout import COMMIT_MARKER
+from orbit_ckpt.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
 from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
@@ -158,6 +158,9 @@ def describe_directory(path: Path) -> str:
     """Return what is at a path, for messages."""
     if not path.exists():
         near = _names_near(path)
+        unfinished = next((n for n in near if n.startswith(f"{path.name}{TEMPORARY_SUFFIX}")), None)
+        if unfinished is not None:
+            return f"a save of it is in progress, or did not finish ({unfinished} is beside it)"
         return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
     if not path.is_dir():
         if isinstance(path, StorePath):
@@ -174,4 +177,8 @@ def _names_near(path: Path) -> list[str]:
     parent = path.parent
     # a store lists all that is below, of a bucket perhaps millions of objects
     may_list = bool(parent.key) if isinstance(parent, StorePath) else parent.is_dir()
-    return sorted(p.name for p in parent.iterdir())[:8] if may_list else []
+    if not may_list:
+        return []
+    names = sorted(p.name for p in parent.iterdir())
+    own = [name for name in names if name.startswith(f"{path.name}{TEMPORARY_SUFFIX}")]
+    return [*own, *(name for name in names if name not in own)][:8]

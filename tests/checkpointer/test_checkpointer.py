@@ -16,7 +16,7 @@ import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import TreeMismatchError
+from orbit_ckpt.errors import CheckpointNotFoundError, TreeMismatchError
 from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
 TREE = {"a": np.arange(3.0), "b": [np.int32(1), "text"]}
@@ -235,3 +235,11 @@ def test_permissions_of_the_directory_can_be_chosen(tmp_path: Path) -> None:
     options = ocp.FileOptions(path_permission_mode=0o750)
     ocp.Checkpointer(ocp.PyTreeHandler(), file_options=options).save(tmp_path / "x", TREE)
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o750
+
+
+def test_load_beside_an_unfinished_save_says_so(tmp_path: Path) -> None:
+    for i in range(9):
+        (tmp_path / f"a{i}").mkdir()
+    (tmp_path / "x.orbax-checkpoint-tmp-orbit-1").mkdir()
+    with pytest.raises(CheckpointNotFoundError, match="a save of it is in progress, or did not"):
+        ocp.load(tmp_path / "x")
