@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -26,17 +25,23 @@ from orbit_ckpt.cli.runs import (
 )
 from orbit_ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
 from orbit_ckpt.formats.locate import built_in_formats, locate_run
-from orbit_ckpt.formats.registry import foreign_format
+from orbit_ckpt.formats.registry import foreign_format, prepare_format
+from orbit_ckpt.handlers.registry import prepare_type_handler
+from orbit_ckpt.items.registry import prepare_item_handler
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
-from orbit_ckpt.plugins import ITEMS, TYPE_HANDLERS
+from orbit_ckpt.plugins import FORMATS, ITEMS, TYPE_HANDLERS, find_plugins
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.layout import PINNED, STEP_METADATA, is_temporary_name
 from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
-_GROUPS = (TYPE_HANDLERS, ITEMS, "orbit_ckpt.formats")
+_GROUPS: Mapping[str, Callable[[object], object]] = {
+    TYPE_HANDLERS: prepare_type_handler,
+    ITEMS: prepare_item_handler,
+    FORMATS: prepare_format,
+}
 _ADVICE = "Check the permissions there."
 
 
@@ -205,16 +210,16 @@ def plugins(as_json: bool) -> None:
         {"name": one.name, "extra": one.extra} for one in built_in_formats()
     ]
     found: list[dict[str, object]] = []
-    for group in _GROUPS:
-        for entry in importlib.metadata.entry_points(group=group):
-            package = entry.dist
+    for group, prepare in _GROUPS.items():
+        for plugin in find_plugins(group, prepare):
+            entry, package, error = plugin.entry, plugin.entry.dist, plugin.error
             found.append(
                 {
                     "group": group,
                     "name": entry.name,
                     "package": f"{package.name} {package.version}" if package else None,
                     "object": entry.value,
-                    "error": _failure(entry),
+                    "error": None if error is None else f"{type(error).__name__}: {error}",
                 }
             )
     failed = any(plugin["error"] is not None for plugin in found)
@@ -244,11 +249,3 @@ def _print_plugins(found: Sequence[dict[str, object]]) -> None:
         for plugin in found
     ]
     print_table(["kind", "name", "package", "object", "state"], rows)
-
-
-def _failure(entry: importlib.metadata.EntryPoint) -> str | None:
-    try:
-        entry.load()
-    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-        return f"{type(error).__name__}: {error}"
-    return None

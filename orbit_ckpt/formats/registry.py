@@ -177,7 +177,7 @@ def find_format(path: Path) -> Format | str:
         if problem is None:
             return known
         lacks.append(_lack(known, problem))
-    for title, plugin in () if in_store else load_plugins(FORMATS, _prepare_plugin):
+    for title, plugin in () if in_store else load_plugins(FORMATS, prepare_format):
         try:
             problem = plugin.sniff(path)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
@@ -199,7 +199,12 @@ def _lack(known: Format, problem: str) -> str:
     return f"\n  {known.name}{extra}: {problem}"
 
 
-def _prepare_plugin(plugin: object) -> Format:
+def prepare_format(plugin: object) -> Format:
+    """Return the format that a plug-in provides.
+
+    Raises:
+        TypeError: It provides something else.
+    """
     found: object = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(found, Format):
         raise TypeError(f"{found!r} does not have the methods of a Format")

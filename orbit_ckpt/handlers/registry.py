@@ -51,7 +51,7 @@ class TypeHandlerRegistry:
             func: Tells for a type whether the handler is responsible, instead of subclassing `ty`.
             override: Whether to replace a handler registered for the same type, or under the same
                 typestr.
-            ignore_warnings: Not used; kept because Orbax has it.
+            ignore_warnings: There are no warnings to ignore; Orbax has some.
 
         Raises:
             ValueError: The type or the typestr has a handler and `override` is not set.
@@ -117,14 +117,18 @@ class TypeHandlerRegistry:
     def _plugin_layer(self) -> _Layer:
         if self._plugins is None:
             self._plugins = layer = _Layer()
-            for _, (types, handler) in load_plugins(TYPE_HANDLERS, _prepare_plugin):
+            for _, (types, handler) in load_plugins(TYPE_HANDLERS, prepare_type_handler):
                 for ty in types:
                     layer.add(ty, handler, None, override=True)
         return self._plugins
 
 
-def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
-    """Return the types that a plug-in handles, as its attribute `types` says, and the handler."""
+def prepare_type_handler(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
+    """Return the types that a plug-in handles, as its attribute `types` says, and the handler.
+
+    Raises:
+        TypeError: It is no type handler, or does not say which types it handles.
+    """
     handler: object = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(handler, TypeHandler):
         raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from orbit_ckpt.items.base import (
     registered_args,
     takes_args,
 )
-from orbit_ckpt.plugins import ITEMS
+from orbit_ckpt.plugins import ITEMS, load_plugins
 
 Key = tuple[str | None, type]
 
@@ -131,15 +130,15 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     """Return the handler class that a checkpoint records: built-in, imported, or a plug-in.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is a plug-in that cannot be used.
     """
     if typestr in _LATER:
         importlib.import_module(f"orbit_ckpt.items.{_LATER[typestr]}")
     known = known_handlers()
     if typestr in known:
         return known[typestr]
-    for entry in importlib.metadata.entry_points(group=ITEMS, name=typestr):
-        return cast(type[CheckpointHandler], entry.load())
+    for _, kind in load_plugins(ITEMS, prepare_item_handler, name=typestr):
+        return kind
     module, _, name = typestr.rpartition(".")
     imported = getattr(sys.modules.get(module), name, None)
     if isinstance(imported, type) and registered_args(imported) is not None:
@@ -148,6 +147,17 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
         f"no item handler {typestr!r} is known here. Import the module that defines it, or give "
         "arguments for the item."
     )
+
+
+def prepare_item_handler(plugin: object) -> type[CheckpointHandler]:
+    """Return the class of item handlers that a plug-in provides.
+
+    Raises:
+        TypeError: It provides something else.
+    """
+    if isinstance(plugin, type) and hasattr(plugin, "save") and hasattr(plugin, "restore"):
+        return cast(type[CheckpointHandler], plugin)
+    raise TypeError(f"{plugin!r} is no class with the methods of an item handler")
 
 
 def _class_of(args: object) -> type:

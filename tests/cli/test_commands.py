@@ -372,8 +372,11 @@ def test_plugins_lists_what_is_installed_and_what_fails(
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: quant\nVersion: 1.2\n")
     (installed / "entry_points.txt").write_text(
-        "[orbit_ckpt.type_handlers]\nfine = json:dumps\n"
-        "[orbit_ckpt.items]\nbroken = no_such_module:Item\n"
+        "[orbit_ckpt.type_handlers]\nrefused = json:dumps\n"
+        "untyped = orbit_ckpt.type_handlers:StringHandler\n"
+        "[orbit_ckpt.items]\nbroken = no_such_module:Item\nfine = orbit_ckpt:JsonHandler\n"
+        "unfit = json:JSONEncoder\n"
+        "[orbit_ckpt.formats]\nother = json:JSONEncoder\n"
     )
     paths = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
     env = {**ENVIRONMENT, "PYTHONPATH": paths}
@@ -382,6 +385,10 @@ def test_plugins_lists_what_is_installed_and_what_fails(
     assert by_name["fine"]["error"] is None
     assert by_name["fine"]["package"] == "quant 1.2"
     assert "no_such_module" in by_name["broken"]["error"]
+    assert "does not have the methods of a TypeHandler" in by_name["refused"]["error"]
+    assert "does not say in `types` which classes" in by_name["untyped"]["error"]
+    assert "is no class with the methods of an item handler" in by_name["unfit"]["error"]
+    assert "does not have the methods of a Format" in by_name["other"]["error"]
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,34 @@ def test_an_item_of_another_kind_than_before_is_refused(tmp_path: Path) -> None:
     assert checkpointer.restore(tmp_path / "3").a == {"b": 3}
 
 
+def test_a_broken_plugin_of_items_is_a_warning_that_names_it_and_the_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = tmp_path / "quant-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: quant\nVersion: 1.0\n")
+    points = "broken = no_such_module:Handler\nunfit = json:dumps\n"
+    (info / "entry_points.txt").write_text(f"[orbit_ckpt.items]\n{points}")
+    monkeypatch.syspath_prepend(tmp_path)
+    checkpointer = ocp.Checkpointer(ocp.CompositeHandler())
+    items = {name: ocp.args.JsonSave(1) for name in ("a", "b", "c")}
+    checkpointer.save(tmp_path / "x", ocp.args.Composite(**items))
+    document = tmp_path / "x" / "_CHECKPOINT_METADATA"
+    text = json.loads(document.read_text())
+    text["item_handlers"] |= {"a": "broken", "b": "unfit"}
+    document.write_text(json.dumps(text))
+    (tmp_path / "x" / "orbit_manifest.json").unlink()
+    found: Any = checkpointer.metadata(tmp_path / "x").item_metadata
+    assert set(found) == {"a", "b", "c"}
+    for item, name in (("a", "broken"), ("b", "unfit")):
+        with pytest.raises(ValueError, match=f"no item handler '{name}' is known here"):
+            checkpointer.restore(tmp_path / "x", ocp.args.Composite(**{item: None}))
+        assert f"Plug-in '{name}' of group orbit_ckpt.items, package quant cannot be used" in (
+            caplog.text
+        )
+    assert checkpointer.restore(tmp_path / "x", ocp.args.Composite(c=None)).c == 1
+
+
 def test_a_composite_can_be_copied() -> None:
     found = copy.copy(ocp.args.Composite(a=1))
     assert found.a == 1
