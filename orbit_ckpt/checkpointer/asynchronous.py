@@ -32,7 +32,7 @@ class AsyncCheckpointer(Checkpointer):
     same.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Orbax's signature
         self,
         handler: CheckpointHandler,
         timeout_secs: float | None = None,
@@ -41,6 +41,8 @@ class AsyncCheckpointer(Checkpointer):
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
     ) -> None:
         """Make a checkpointer.
 
@@ -51,6 +53,8 @@ class AsyncCheckpointer(Checkpointer):
             file_options: How files are made.
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
+            checkpoint_metadata_store: Does nothing here.
+            temporary_path_class: Does nothing here, see `atomicity_options`.
         """
         options = async_options or AsyncOptions()
         timeout_s = options.timeout_secs if timeout_secs is None else timeout_secs
@@ -60,6 +64,8 @@ class AsyncCheckpointer(Checkpointer):
             file_options=file_options,
             atomicity_options=atomicity_options,
             multiprocessing_options=processes.in_background(timeout_s),
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
         )
         self._when_done = options.post_finalization_callback
         self._last = LastSave(timeout_s)
@@ -141,6 +147,8 @@ class StandardCheckpointer(AsyncCheckpointer):
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
         pytree_metadata_options: PyTreeMetadataOptions | None = None,
         **handler_options: Any,
     ) -> None:
@@ -153,6 +161,8 @@ class StandardCheckpointer(AsyncCheckpointer):
             file_options=file_options,
             atomicity_options=atomicity_options,
             multiprocessing_options=multiprocessing_options,
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
         )
 
     def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature

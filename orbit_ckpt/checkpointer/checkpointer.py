@@ -33,6 +33,7 @@ from orbit_ckpt.metadata.files import describe_step
 from orbit_ckpt.metadata.values import StepMetadata
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt.unused import warn_set
 
 
 class _DescribesItems(Protocol):
@@ -49,7 +50,20 @@ class Checkpointer:
         file_options: FileOptions | None = None,
         atomicity_options: AtomicityOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
     ) -> None:
+        """Make a checkpointer.
+
+        Args:
+            handler: Saves and restores the item.
+            file_options: How files are made.
+            atomicity_options: How a checkpoint becomes visible.
+            multiprocessing_options: How processes save together.
+            checkpoint_metadata_store: Does nothing here.
+            temporary_path_class: Does nothing here, see `atomicity_options`.
+        """
+        _warn_of_unused(type(self), checkpoint_metadata_store, temporary_path_class)
         self._handler = handler
         self._options = SessionOptions(
             file_options or FileOptions(),
@@ -181,6 +195,15 @@ class Checkpointer:
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
         make = cast(Any, args_class)
         return {"args": make(**dict(zip(names, args, strict=False)), **kwargs)}
+
+
+def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: object) -> None:
+    path_why = "atomicity_options say how a checkpoint becomes visible"
+    options: dict[str, tuple[object, object, str]] = {
+        "checkpoint_metadata_store": (metadata_store, None, "metadata is written with the items"),
+        "temporary_path_class": (temporary_path_class, None, path_why),
+    }
+    warn_set(kind.__qualname__, options)
 
 
 def _check_beside(wanted: object, given: Mapping[str, object]) -> None:

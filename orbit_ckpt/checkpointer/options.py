@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.process import ProcessGroup
 from orbit_ckpt.storage.atomic import AtomicityMode
+from orbit_ckpt.unused import warn_set
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,33 @@ class AsyncOptions:
     Attributes:
         timeout_secs: Most seconds to wait for a save; and, in one that goes on in the background,
             for other processes wherever all meet.
-        barrier_sync_fn: Not used; kept because Orbax has it.
+        barrier_sync_fn: Does nothing here; processes meet through JAX's coordination service.
         post_finalization_callback: Called, in the background, once a checkpoint is durable.
-        create_directories_asynchronously: Not used; kept because Orbax has it.
+        create_directories_asynchronously: Does nothing here; a save has made its directory when it
+            returns.
     """
 
     timeout_secs: float = 1200
     barrier_sync_fn: object = None
     post_finalization_callback: Callable[[], object] | None = None
     create_directories_asynchronously: bool = True
+
+    def __post_init__(self) -> None:
+        warn_set(
+            "AsyncOptions",
+            {
+                "barrier_sync_fn": (
+                    self.barrier_sync_fn,
+                    None,
+                    "processes meet through JAX's coordination service; see MultiprocessingOptions",
+                ),
+                "create_directories_asynchronously": (
+                    self.create_directories_asynchronously,
+                    True,
+                    "a save has always made its directory when it returns",
+                ),
+            },
+        )
 
 
 _TIMEOUT_S = 600.0

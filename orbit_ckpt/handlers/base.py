@@ -36,6 +36,7 @@ from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.batch_write import BatchWriter
 from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt.tree.keypath import KeyPath, format_path
+from orbit_ckpt.unused import warn_set
 
 
 @dataclass
@@ -43,7 +44,7 @@ class SaveArgs:
     """How one leaf is written.
 
     Attributes:
-        aggregate: Not used; kept because Orbax has it.
+        aggregate: Does nothing here; every array has chunks of its own.
         dtype: Dtype to cast to before writing, anything that names one.
         chunk_byte_size: Most bytes of one chunk.
         shard_axes: Axes to cut into chunks of length one.
@@ -53,6 +54,11 @@ class SaveArgs:
     dtype: object = None
     chunk_byte_size: int | None = None
     shard_axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.aggregate:
+            why = "all small arrays are in one file anyway, and every array has chunks of its own"
+            warn_set("SaveArgs", {"aggregate": (self.aggregate, False, why)})
 
 
 @dataclass
@@ -186,7 +192,7 @@ class ParamInfo(Struct, kw_only=True, gc=False):
         enable_pinned_host_transfer: Whether to copy through pinned memory.
         raise_array_data_missing_error: Whether a missing chunk is an error.
         write_shape: Shape of the part that one device writes.
-        is_prioritized_key_fn: Not used; kept because Orbax has it.
+        is_prioritized_key_fn: None; handlers written for Orbax read it.
         save_batch: Shared state of a save.
         load_batch: Shared state of a restore.
     """

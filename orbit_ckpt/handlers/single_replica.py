@@ -31,6 +31,7 @@ from orbit_ckpt.runtime.agreement import agree
 from orbit_ckpt.runtime.process import process_of_jax
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
+from orbit_ckpt.unused import warn_set
 
 _COPIES = 3
 """What is sent is in memory as what is sent, as the result, and while it is added up."""
@@ -44,10 +45,16 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How `SingleReplicaArrayHandler` restores one leaf; as `ArrayRestoreArgs` say.
 
     Attributes:
-        single_replica_sharding: Not used; kept because Orbax has it.
+        single_replica_sharding: Does nothing here; it follows from the sharding.
     """
 
     single_replica_sharding: NamedSharding | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = "which devices a replica has follows from the sharding and the handler's axis"
+        options = {"single_replica_sharding": (self.single_replica_sharding, None, why)}
+        warn_set("SingleReplicaArrayRestoreArgs", options)
 
 
 class SingleReplicaArrayHandler(ArrayHandler):

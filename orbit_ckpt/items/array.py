@@ -17,6 +17,7 @@ from orbit_ckpt.items.base import (
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.unused import warn_set
 
 
 class ArrayHandler:
@@ -116,9 +117,13 @@ class ArrayRestoreArgs(CheckpointArgs):
     """How to restore an array.
 
     Attributes:
-        item: Not used; kept because Orbax has it.
+        item: Does nothing here.
         restore_args: Type, dtype and sharding wanted.
     """
 
     item: object = None
     restore_args: RestoreArgs | None = None
+
+    def __post_init__(self) -> None:
+        why = "an array comes back as it was saved, or as restore_args say"
+        warn_set("ArrayRestore", {"item": (self.item, None, why)})

@@ -40,6 +40,7 @@ from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import COMMIT_MARKER
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 from orbit_ckpt.tree.diff import nearest_names
+from orbit_ckpt.unused import warn_set
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class CompositeHandler:
     def __init__(
         self,
         *item_names: str,
-        composite_options: object = None,  # noqa: ARG002 - Orbax's signature
+        composite_options: object = None,
         handler_registry: DefaultCheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler | None,
     ) -> None:
@@ -104,13 +105,16 @@ class CompositeHandler:
         Args:
             *item_names: Names of items whose handlers follow from their arguments. If there are
                 any, only these and `items_and_handlers` can be saved.
-            composite_options: Not used; kept because Orbax has it.
+            composite_options: Does nothing here, give options to the checkpointer.
             handler_registry: Handlers by item and arguments.
             **items_and_handlers: Handlers by item.
 
         Raises:
             ValueError: Items are given beside a registry, which says what they are.
         """
+        why = "the checkpointer or manager decides; give it the options"
+        options = {"composite_options": (composite_options, None, why)}
+        warn_set("CompositeHandler", options, stacklevel=2)
         if handler_registry is not None and (item_names or items_and_handlers):
             names = ", ".join([*item_names, *items_and_handlers])
             raise ValueError(

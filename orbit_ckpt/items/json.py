@@ -14,6 +14,7 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
+    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
@@ -23,6 +24,7 @@ from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.unused import warn_set
 
 _FILE = "metadata"
 _V1_FILE = "data.json"
@@ -31,13 +33,17 @@ _V1_FILE = "data.json"
 class JsonHandler:
     """Saves and restores what JSON can hold."""
 
-    def __init__(self, filename: str | None = None) -> None:
+    def __init__(
+        self, filename: str | None = None, *, multiprocessing_options: object = None
+    ) -> None:
         """Make a handler.
 
         Args:
             filename: Name of the file in the item's directory; `metadata` by default. Managers call
                 the file of the metrics as the item, which is found without a name.
+            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
         """
+        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
         self._filename = filename
 
     @classmethod
@@ -140,7 +146,10 @@ class JsonRestoreArgs(CheckpointArgs):
     """How to restore JSON.
 
     Attributes:
-        item: Not used; kept because Orbax has it.
+        item: Does nothing here.
     """
 
     item: object = None
+
+    def __post_init__(self) -> None:
+        warn_set("JsonRestore", {"item": (self.item, None, "a value comes back as it was saved")})

@@ -14,6 +14,7 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
+    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
@@ -22,6 +23,7 @@ from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.unused import warn_set
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -30,12 +32,16 @@ if TYPE_CHECKING:
 class ProtoHandler:
     """Saves and restores a protocol buffer; needs the package `protobuf`."""
 
-    def __init__(self, filename: str = "proto.pbtxt") -> None:
+    def __init__(
+        self, filename: str = "proto.pbtxt", *, multiprocessing_options: object = None
+    ) -> None:
         """Make a handler.
 
         Args:
             filename: Name of the file in the item's directory.
+            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
         """
+        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
         self._filename = filename
 
     @classmethod

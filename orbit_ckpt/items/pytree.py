@@ -22,6 +22,7 @@ from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandl
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
+    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.memory import MemoryOptions
@@ -44,6 +45,7 @@ from orbit_ckpt.runtime.process import Process, this_process
 from orbit_ckpt.runtime.warn import warn_caller
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.rules import LegacyRules
+from orbit_ckpt.unused import warn_set
 
 if TYPE_CHECKING:
     from orbit_ckpt.pytree.explain import RestorePlan
@@ -80,6 +82,12 @@ class PyTreeHandler:
         type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
         pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
         process: Process | None = None,
+        memory_limit_options: object = None,
+        multiprocessing_options: object = None,
+        handler_impl: object = None,
+        array_metadata_validator: object = None,
+        enable_pinned_host_transfer: bool | None = None,
+        is_prioritized_key_fn: object = None,
     ) -> None:
         """Make a handler.
 
@@ -98,11 +106,47 @@ class PyTreeHandler:
             pytree_metadata_options: What is recorded of the tree.
             process: Which process saves, and among how many; None for JAX's. One that is alone
                 saves a tree of its own.
+            memory_limit_options: Orbax's; does nothing here, use `memory_options`.
+            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
+            handler_impl: Not supported: what it would write is not written by this handler.
+            array_metadata_validator: Does nothing here; processes always compare what they save.
+            enable_pinned_host_transfer: Does nothing here.
+            is_prioritized_key_fn: Does nothing here; what may change is copied before a save
+                returns.
 
         Raises:
             TypeError: A flag is something else than True, False, 1 and 0.
-            ValueError: A limit is not positive, or is given in GB and in bytes.
+            ValueError: A limit is not positive, or is given in GB and in bytes, or `handler_impl`
+                is given.
         """
+        if handler_impl is not None:
+            raise ValueError(
+                f"handler_impl={type(handler_impl).__qualname__} is not supported: it would not be "
+                "asked. Derive a class from PyTreeCheckpointHandler, or pass that handler itself."
+            )
+        warn_set(
+            type(self).__qualname__,
+            {
+                "memory_limit_options": (memory_limit_options, None, "give memory_options"),
+                **processes_option(multiprocessing_options),
+                "array_metadata_validator": (
+                    array_metadata_validator,
+                    None,
+                    "processes always compare what they save",
+                ),
+                "enable_pinned_host_transfer": (
+                    enable_pinned_host_transfer,
+                    False,
+                    "arrays are copied from devices in another way",
+                ),
+                "is_prioritized_key_fn": (
+                    is_prioritized_key_fn,
+                    None,
+                    "what may change is copied before a save returns",
+                ),
+            },
+            stacklevel=2,
+        )
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
         if memory_options is not None and any(limit is not None for limit in in_gb):
             raise ValueError("Give memory limits in GB or as memory_options, not both.")
@@ -187,14 +231,20 @@ class PyTreeHandler:
         directory: str | os.PathLike[str],
         item: object = None,
         restore_args: object = None,
+        transforms: object = None,
+        transforms_default_to_original: bool = True,
+        legacy_transform_fn: LegacyFunction | None = None,
         args: PyTreeRestoreArgs | None = None,
     ) -> object:
         """Read a tree.
 
         Args:
             directory: Where it is.
-            item: Tree whose structure the result has, if `args` is not given.
-            restore_args: Tree of `RestoreArgs`, if `args` is not given.
+            item: Tree whose structure the result has, if `args` is not given, as for the next four.
+            restore_args: Tree of `RestoreArgs`.
+            transforms: See `PyTreeRestoreArgs`.
+            transforms_default_to_original: See there.
+            legacy_transform_fn: See there.
             args: What to restore and how.
 
         Raises:
@@ -202,11 +252,18 @@ class PyTreeHandler:
             TreeMismatchError: The target differs from the checkpoint.
             CorruptionError: Stored data is missing or damaged.
         """
-        args = args or PyTreeRestoreArgs(_not_args(item), restore_args)
+        args = args or PyTreeRestoreArgs(
+            _not_args(item),
+            restore_args,
+            transforms,
+            transforms_default_to_original,
+            legacy_transform_fn,
+        )
         request = RestoreRequest(
             target=args.item,
             has_target=args.item is not None,
             restore_args=args.restore_args,
+            missing="keep" if args.partial_restore else "error",
             unexpected="ignore" if args.partial_restore else "error",
             rich_types=self._rich_types,
             legacy=args.legacy(),
@@ -375,8 +432,9 @@ class PyTreeRestoreArgs(CheckpointArgs):
             checkpoint, if it has them; else those of `item`.
         legacy_transform_fn: Instead of `transforms`, a function of `item`, the stored tree and a
             tree of `ParamInfo`; returns the last two in the structure of the result.
-        partial_restore: Whether `item` may lack leaves of the checkpoint; with `transforms` it
-            always may.
+        partial_restore: Whether `item` may lack leaves of the checkpoint, and have leaves that the
+            checkpoint lacks: these keep their values and are logged. With `transforms` it may
+            always.
     """
 
     item: object = None

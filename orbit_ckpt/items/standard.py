@@ -11,19 +11,25 @@ import jax
 
 from orbit_ckpt.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
-from orbit_ckpt.items.base import ORBAX_PREFIX, CheckpointArgs, register_with_handler
+from orbit_ckpt.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    processes_option,
+    register_with_handler,
+)
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.unused import warn_set
 
 
 class StandardHandler:
     """Saves a pytree; restores it into the types, shapes, dtypes and shardings of a target."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Orbax's signature
         self,
         *,
         save_concurrent_gb: float | None = None,
@@ -33,8 +39,10 @@ class StandardHandler:
         use_ocdbt: bool = True,
         use_zarr3: bool = True,
         type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
+        multiprocessing_options: object = None,
     ) -> None:
         """Make a handler; for the arguments see `PyTreeHandler`."""
+        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
         self._rich_types = pytree_metadata_options.support_rich_types
         self._trees = PyTreeHandler(
             save_concurrent_gb=save_concurrent_gb,
@@ -150,7 +158,7 @@ class StandardRestoreArgs(CheckpointArgs):
         item: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata.
             None restores what was saved.
         strict: Whether shapes must be the stored ones; else arrays are padded with zeros or cut.
-        support_layout: Not used; kept because Orbax has it.
+        support_layout: Does nothing here.
         fallback_sharding: Sharding of arrays whose recorded one cannot be had here.
     """
 
@@ -160,5 +168,7 @@ class StandardRestoreArgs(CheckpointArgs):
     fallback_sharding: jax.sharding.Sharding | None = None
 
     def __post_init__(self) -> None:
+        why = "arrays come back in the default layout"
+        warn_set("StandardRestore", {"support_layout": (self.support_layout, False, why)})
         if isinstance(self.item, TreeMetadata):
             self.item = self.item.tree

@@ -35,6 +35,7 @@ from orbit_ckpt.manager.save_policies import (
     SpecificStepsPolicy,
 )
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step
+from orbit_ckpt.unused import warn_set
 
 
 @dataclass(kw_only=True)
@@ -58,7 +59,7 @@ class CheckpointManagerOptions:
         cleanup_tmp_directories: Whether to remove every unfinished save when the manager is made,
             other writers' too. Those of dead processes of this library are always removed.
         save_on_steps: Save at these steps besides.
-        single_host_load_and_broadcast: Not used; kept because Orbax has it.
+        single_host_load_and_broadcast: Does nothing here.
         todelete_subdir: Where to put steps instead of deleting them, below the directory.
         todelete_full_path: Not supported: object stores have no rename.
         enable_background_delete: Whether `save` and `delete` do not wait for deletions.
@@ -69,15 +70,15 @@ class CheckpointManagerOptions:
         file_options: How files are made.
         atomicity_options: How a step becomes visible.
         save_root_metadata: Whether `metadata` given to the manager is written.
-        temporary_path_class: Not used; kept because Orbax has it.
+        temporary_path_class: Does nothing here, see `atomicity_options`.
         save_decision_policy: When to save, instead of all options above that say so.
         preservation_policy: What to keep, instead of all options above that say so.
         prevent_write_metrics: Whether metrics given to `save` are used but not written.
         enable_should_save_is_saving_in_progress_check: Whether policies are told of a save that
             goes on.
-        enable_per_process_directory_creation: Not used; kept because Orbax has it.
-        lightweight_initialize: Not used; kept because Orbax has it.
-        num_deletion_threads: Not used; kept because Orbax has it.
+        enable_per_process_directory_creation: Does nothing here.
+        lightweight_initialize: Does nothing here.
+        num_deletion_threads: Does nothing here.
         keep_latest: Whether the newest step is kept whatever any policy says. Orbax has no such
             guard: its `best_fn` deletes the newest step if it is not among the best.
         item_preservation_policies: In which steps an item is kept, by its name.
@@ -128,6 +129,7 @@ class CheckpointManagerOptions:
     metrics_source: MetricsSource | None = None
 
     def __post_init__(self) -> None:
+        self._warn_of_unused()
         if self.best_mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', found {self.best_mode!r}")
         if self.max_to_keep is not None and self.max_to_keep < 0:
@@ -159,6 +161,47 @@ class CheckpointManagerOptions:
             raise TypeError(f"save_on_steps is {self.save_on_steps}; give a list of steps")
         steps = () if self.save_on_steps is None else self.save_on_steps
         self.save_on_steps = frozenset(map(as_step, steps))
+
+    def _warn_of_unused(self) -> None:
+        """Warn of options that do nothing, or that another one makes useless."""
+        given = (self.step_prefix, self.step_format_fixed_length)
+        names = self.step_name_format
+        beside = "step_name_format says how steps are named"
+        is_same = given == (None, None) or names in (None, StepNameFormat(*given))
+        none = (None, None, "")
+        warn_set(
+            "CheckpointManagerOptions",
+            {
+                "step_prefix": none if is_same else (given[0], None, beside),
+                "step_format_fixed_length": none if is_same else (given[1], None, beside),
+                "single_host_load_and_broadcast": (
+                    self.single_host_load_and_broadcast,
+                    False,
+                    "the primary process always lists steps for all",
+                ),
+                "temporary_path_class": (
+                    self.temporary_path_class,
+                    None,
+                    "atomicity_options say how a step becomes visible",
+                ),
+                "enable_per_process_directory_creation": (
+                    self.enable_per_process_directory_creation,
+                    False,
+                    "MultiprocessingOptions(primary_host=None) lets each process save by itself",
+                ),
+                "lightweight_initialize": (
+                    self.lightweight_initialize,
+                    False,
+                    "a manager reads names of steps only when it is made",
+                ),
+                "num_deletion_threads": (
+                    self.num_deletion_threads,
+                    None,
+                    "enable_background_delete deletes without delaying saves",
+                ),
+            },
+            stacklevel=4,
+        )
 
     def step_names(self) -> StepNames:
         """Return how steps are named."""

@@ -22,7 +22,8 @@ class DecisionContext(Struct, frozen=True, kw_only=True):
     Attributes:
         is_saving_in_progress: Whether a save goes on in the background.
         reached_preemption: Whether this job is about to be stopped.
-        multiprocessing_options: Not used; kept because Orbax has it.
+        multiprocessing_options: None, unless whoever asks a policy says so; no policy here reads
+            it.
         started: When this manager was made, None if unknown.
         blocked: How long the last save kept its caller, None if there was none.
     """

@@ -126,7 +126,7 @@ def _fill(
     for names in missing:
         if names in spare:
             filled[names], origins[names] = spare[names], "fallback"
-        elif request.missing == "target" and not is_abstract(wanted[names]):
+        elif request.missing in ("target", "keep") and not is_abstract(wanted[names]):
             filled[names], origins[names] = wanted[names], "target"
         elif request.missing == "skip":
             filled[names], origins[names] = PLACEHOLDER, "skip"

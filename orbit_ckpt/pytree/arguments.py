@@ -56,6 +56,8 @@ def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -
     known = {*view.names, *(target.names if target is not None else ())}
     added = _args_of(flat.names, flat.values, strict=request.strict)
     unknown = next((names for names in added if names not in known), None)
+    if request.missing == "keep":
+        return args | {names: arg for names, arg in added.items() if names in known}
     if unknown is not None:
         near = nearest_names(format_path(unknown), [format_path(p) for p in known])
         raise ValueError(

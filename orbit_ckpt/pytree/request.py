@@ -14,7 +14,8 @@ from orbit_ckpt.pytree.view import LegacyFunction
 from orbit_ckpt.transform.patterns import Pattern, PatternMap, Patterns
 from orbit_ckpt.transform.rules import LegacyRules, Rule
 
-Missing = Literal["error", "target", "skip"]
+Missing = Literal["error", "target", "keep", "skip"]
+"""`keep` is `target`, logged; arguments for leaves that do not exist are ignored with it."""
 Unexpected = Literal["error", "ignore"]
 
 

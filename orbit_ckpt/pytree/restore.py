@@ -49,6 +49,7 @@ from orbit_ckpt.tree.keypath import KeyPath, NamePath
 _logger = logging.getLogger(__name__)
 
 _SHOWN = 4
+_LOGGED = 20
 
 
 class TreePlan(Struct, frozen=True):
@@ -103,6 +104,8 @@ async def plan_tree(
     if request.only is not None or request.skip is not None:
         view = select(view, target, request.only, request.skip)
     alignment = align(view, target, request)
+    if request.missing == "keep":
+        _log_kept(source, alignment)
     if alignment.difference is not None and not request.typed:
         raise mismatch(alignment.difference)  # else told with what differs in shape or dtype
     args = restore_args(request, target, view)
@@ -112,6 +115,20 @@ async def plan_tree(
         paths = _paths(plan)
         _assemble(paths, dict.fromkeys(paths, PLACEHOLDER) | empty)
     return await _with_patterns(plan)
+
+
+def _log_kept(source: StoredTree, alignment: Alignment) -> None:
+    """Log which leaves of the target a partial restore keeps because the checkpoint lacks them."""
+    kept = [join_name(names) for names in alignment.filled]
+    if kept:
+        more = f" and {len(kept) - _LOGGED} more" if len(kept) > _LOGGED else ""
+        _logger.warning(
+            "%s lacks %d leaves of the target, which keep their values: %s%s",
+            source.path,
+            len(kept),
+            ", ".join(kept[:_LOGGED]),
+            more,
+        )
 
 
 async def _with_patterns(plan: TreePlan) -> TreePlan:

@@ -35,6 +35,7 @@ from orbit_ckpt.metadata.values import (
 )
 from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 from orbit_ckpt.tree.keypath import format_path
+from orbit_ckpt.unused import warn_set
 
 Casting = Literal["exact", "same_kind", "unsafe"]
 """Which casts are allowed: none; those within a kind of number or to a more general one; all."""
@@ -52,7 +53,7 @@ def construct_restore_args(
     target: object,
     sharding_tree: object = None,
     set_global_shape: bool = True,
-    support_layout: bool = False,  # noqa: ARG001 - Orbax's signature
+    support_layout: bool = False,
     strict: bool = True,
 ) -> object:
     """Return a tree of `RestoreArgs` that restores leaves like those of a target.
@@ -62,13 +63,15 @@ def construct_restore_args(
             abstract array without a sharding is a numpy array if that was saved.
         sharding_tree: Shardings to use instead of those of the target's leaves, in its structure.
         set_global_shape: Whether the target's shapes are asked for.
-        support_layout: Not used; kept because Orbax has it.
+        support_layout: Does nothing here.
         strict: Whether a different stored shape is an error; else arrays are padded or cut.
 
     Raises:
         TypeError: A leaf of `sharding_tree` for a JAX array is no sharding.
         ValueError: `sharding_tree` does not have the target's structure.
     """
+    unused = {"support_layout": (support_layout, False, "arrays have the default layout")}
+    warn_set("construct_restore_args", unused, stacklevel=2)
     if isinstance(target, TreeMetadata):
         target = target.tree
     flat = flatten(target)
