@@ -66,6 +66,18 @@ def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Checkpointer", "AsyncCheckpointer"])
+@pytest.mark.parametrize("handler", ["SaveOverride", "AsyncOverride"])
+def test_two_processes_save_through_overrides_of_a_handler(
+    handler: str, kind: str, exchanged: Path
+) -> None:
+    path = exchanged / f"{handler}{kind}"
+    check_tree(ocp.load(path))
+    assert ocp.verify(path).is_intact
+    assert (path / "by.txt").read_text() == "0"
+
+
+@pytest.mark.slow
 def test_two_processes_save_what_one_loads(exchanged: Path) -> None:
     check_tree(ocp.load(exchanged / "by_two"))
     check_tree(ocp.load(exchanged / "by_two_again"))
