@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -80,13 +80,6 @@ class StagingHandler(Protocol):
             copy: Whether the caller may change the item before the commit has run.
         """
         ...
-
-
-def processes_option(value: object) -> dict[str, tuple[object, object, str]]:
-    """Return the option `multiprocessing_options` of Orbax's handlers, for `warn_set`."""
-    why = "the checkpointer or manager decides which processes save; give it to that"
-    default = cast(object, type(value)()) if is_dataclass(value) else None
-    return {"multiprocessing_options": (value, default, why)}
 
 
 def item_name(directory: Path) -> str:

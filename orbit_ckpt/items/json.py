@@ -14,10 +14,10 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
-    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
+from orbit_ckpt.items.unused import warn_of_unused
 from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
@@ -43,7 +43,7 @@ class JsonHandler:
                 the file of the metrics as the item, which is found without a name.
             multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
         """
-        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
+        warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         self._filename = filename
 
     @classmethod

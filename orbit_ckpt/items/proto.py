@@ -14,16 +14,15 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
-    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
+from orbit_ckpt.items.unused import warn_of_unused
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
-from orbit_ckpt.unused import warn_set
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -41,7 +40,7 @@ class ProtoHandler:
             filename: Name of the file in the item's directory.
             multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
         """
-        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
+        warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         self._filename = filename
 
     @classmethod

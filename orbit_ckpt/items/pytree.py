@@ -22,12 +22,12 @@ from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandl
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
-    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.unchanged import read_unchanged
+from orbit_ckpt.items.unused import warn_of_unused
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.plan import plan_save
 from orbit_ckpt.pytree.request import RestoreRequest
@@ -45,7 +45,6 @@ from orbit_ckpt.runtime.process import Process, this_process
 from orbit_ckpt.runtime.warn import warn_caller
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.rules import LegacyRules
-from orbit_ckpt.unused import warn_set
 
 if TYPE_CHECKING:
     from orbit_ckpt.pytree.explain import RestorePlan
@@ -106,13 +105,13 @@ class PyTreeHandler:
             pytree_metadata_options: What is recorded of the tree.
             process: Which process saves, and among how many; None for JAX's. One that is alone
                 saves a tree of its own.
-            memory_limit_options: Orbax's; does nothing here, use `memory_options`.
-            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
-            handler_impl: Not supported: what it would write is not written by this handler.
-            array_metadata_validator: Does nothing here; processes always compare what they save.
-            enable_pinned_host_transfer: Does nothing here.
-            is_prioritized_key_fn: Does nothing here; what may change is copied before a save
-                returns.
+            memory_limit_options: Does nothing here, as the other four that follow; set, they warn
+                and say why.
+            multiprocessing_options: See there; give it to the checkpointer or manager.
+            handler_impl: Not supported.
+            array_metadata_validator: See there.
+            enable_pinned_host_transfer: See there.
+            is_prioritized_key_fn: See there.
 
         Raises:
             TypeError: A flag is something else than True, False, 1 and 0.
@@ -124,28 +123,13 @@ class PyTreeHandler:
                 f"handler_impl={type(handler_impl).__qualname__} is not supported: it would not be "
                 "asked. Derive a class from PyTreeCheckpointHandler, or pass that handler itself."
             )
-        warn_set(
-            type(self).__qualname__,
-            {
-                "memory_limit_options": (memory_limit_options, None, "give memory_options"),
-                **processes_option(multiprocessing_options),
-                "array_metadata_validator": (
-                    array_metadata_validator,
-                    None,
-                    "processes always compare what they save",
-                ),
-                "enable_pinned_host_transfer": (
-                    enable_pinned_host_transfer,
-                    False,
-                    "arrays are copied from devices in another way",
-                ),
-                "is_prioritized_key_fn": (
-                    is_prioritized_key_fn,
-                    None,
-                    "what may change is copied before a save returns",
-                ),
-            },
-            stacklevel=2,
+        warn_of_unused(
+            self,
+            memory_limit_options=memory_limit_options,
+            multiprocessing_options=multiprocessing_options,
+            array_metadata_validator=array_metadata_validator,
+            enable_pinned_host_transfer=enable_pinned_host_transfer,
+            is_prioritized_key_fn=is_prioritized_key_fn,
         )
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
         if memory_options is not None and any(limit is not None for limit in in_gb):
@@ -197,12 +181,7 @@ class PyTreeHandler:
         save_args: object = None,
         args: PyTreeSaveArgs | None = None,
     ) -> list[Future[None]]:
-        """Take a tree from the caller, who may then change it; for the arguments see `save`.
-
-        Returns:
-            Futures of what remains to be done. A handler that wraps this one returns them from its
-            own `async_save`; by itself, wait for each with `result()`.
-        """
+        """Take a tree from the caller; return futures of what remains to be done, see `save`."""
         args = args or PyTreeSaveArgs(_not_args(item), save_args)
         return await save_in_background(self, directory, args)
 
@@ -252,13 +231,8 @@ class PyTreeHandler:
             TreeMismatchError: The target differs from the checkpoint.
             CorruptionError: Stored data is missing or damaged.
         """
-        args = args or PyTreeRestoreArgs(
-            _not_args(item),
-            restore_args,
-            transforms,
-            transforms_default_to_original,
-            legacy_transform_fn,
-        )
+        transform = (transforms, transforms_default_to_original, legacy_transform_fn)
+        args = args or PyTreeRestoreArgs(_not_args(item), restore_args, *transform)
         request = RestoreRequest(
             target=args.item,
             has_target=args.item is not None,

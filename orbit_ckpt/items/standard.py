@@ -14,12 +14,12 @@ from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandl
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
-    processes_option,
     register_with_handler,
 )
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt.items.unused import warn_of_unused
 from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.runtime.commit import Commit
@@ -42,7 +42,7 @@ class StandardHandler:
         multiprocessing_options: object = None,
     ) -> None:
         """Make a handler; for the arguments see `PyTreeHandler`."""
-        warn_set(type(self).__qualname__, processes_option(multiprocessing_options), stacklevel=2)
+        warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         self._rich_types = pytree_metadata_options.support_rich_types
         self._trees = PyTreeHandler(
             save_concurrent_gb=save_concurrent_gb,
