@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count"
@@ -25,3 +27,13 @@ sys.path.append(str(Path(__file__).parent.parent))
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=2000, deadline=None)
 settings.load_profile("quick")
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread be started, as while Python 3.12 exits."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -102,6 +102,7 @@ class AsyncCheckpointer(Checkpointer):
 
         Raises:
             BackgroundSaveError: The save has failed and nobody has been told.
+            CheckpointError: It was in progress when another process forked this one.
             TimeoutError: It goes on for longer than `timeout_secs`.
         """
         self._last.finish()
@@ -122,7 +123,7 @@ class AsyncCheckpointer(Checkpointer):
         self, directory: str | os.PathLike[str], *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
         """Restore a checkpoint once the save before has ended; see `Checkpointer.restore`."""
-        self.wait_until_finished()
+        self._last.finish(inherited=False)
         return super().restore(directory, *args, **kwargs)
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class AsyncCheckpointer(Checkpointer):
             BackgroundSaveError: The save has failed and nobody has been told.
         """
         try:
-            self.wait_until_finished()
+            self._last.finish(inherited=False)
         finally:
             super().close()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Generator
 
 from orbit_ckpt.checkpointer.saving import SaveHandle
 from orbit_ckpt.errors import BackgroundSaveError
+from orbit_ckpt.runtime.forking import ForkSafeLock, reset_in_child
 
 _logger = logging.getLogger(__name__)
 
@@ -28,8 +28,15 @@ class LastSave:
         """
         self._timeout_s = timeout_s
         self._handle: SaveHandle | None = None
-        self._telling = threading.Lock()
-        self._beginning = threading.RLock()
+        self._inherited: SaveHandle | None = None
+        self._telling = ForkSafeLock()
+        self._beginning = ForkSafeLock()
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Own no save that the parent has begun."""
+        self._inherited = self._inherited or self._handle
+        self._handle = None
 
     @property
     def step(self) -> int | None:
@@ -66,6 +73,7 @@ class LastSave:
             failed = self._failure(self._seconds_until(deadline))
             try:
                 handle = self._handle = save()
+                self._inherited = None
                 if handle is not None and deadline is not None:
                     self._wait_for(handle, self._seconds_until(deadline))
             except BaseException as error:  # raised again; also an interrupt
@@ -95,13 +103,20 @@ class LastSave:
         if handle is not None and handle.done():
             self.finish()
 
-    def finish(self) -> None:
+    def finish(self, *, inherited: bool = True) -> None:
         """Wait until it has ended.
+
+        Args:
+            inherited: Whether to raise that it cannot be waited for, if it was in progress when
+                another process forked this one.
 
         Raises:
             BackgroundSaveError: It has failed.
             TimeoutError: It goes on for longer than the time to wait.
+            CheckpointError: Another process saves it.
         """
+        if inherited and self._inherited is not None and self._inherited.is_inherited:
+            self._inherited.result()
         failed = self._failure(self._longest)
         if failed is not None:
             raise failed

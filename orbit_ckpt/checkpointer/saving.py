@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 from msgspec import Struct
@@ -19,13 +19,14 @@ from msgspec import Struct
 from orbit_ckpt.checkpointer.durations import report_save
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.session import SaveSession
-from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler, typestr_of
 from orbit_ckpt.items.phases import stage_item
 from orbit_ckpt.metadata.step_details import StepDetails
 from orbit_ckpt.runtime.commit import Commit, Progress
-from orbit_ckpt.runtime.loop import run_in_background, run_sync
+from orbit_ckpt.runtime.forking import reset_in_child
+from orbit_ckpt.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt.runtime.process import acting_as
 from orbit_ckpt.storage.atomic import AtomicityMode
 from orbit_ckpt.storage.path import storage_errors
@@ -57,10 +58,33 @@ class SaveHandle:
         is_alone: bool = True,
     ) -> None:
         self.grace_s = 0.0 if is_alone else _GRACE_S
+        self.is_inherited = False
+        """Whether it was in progress in another process when that forked this one."""
         self._path = path
         self._step = step
         self._outcome = outcome
         self._commit = commit
+        self._ended: BaseException | Literal[True] | None = None
+        outcome.add_done_callback(self._end)
+        reset_in_child(self)
+
+    def _end(self, outcome: Future[None]) -> None:
+        self._ended = outcome.exception() or True
+
+    def after_fork_in_child(self) -> None:
+        """Wait for nothing that only the parent does."""
+        if self._ended is None:
+            self.is_inherited = True
+            self._ended = CheckpointError(
+                f"{self._path} is being saved by process {os.getppid()}, which forked this one "
+                f"({os.getpid()}). Only that process can wait for it; wait there before the fork."
+            )
+        outcome = Future[None]()  # the lock of the other one may be held for ever
+        if self._ended is True:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(self._ended)
+        self._outcome = outcome
 
     @property
     def path(self) -> Path:
@@ -184,10 +208,11 @@ def begin_save(
 ) -> SaveHandle:
     """Begin a save; return once nothing of it depends on the caller's data.
 
+    While the interpreter ends, the save ends before this returns; see `run_in_background`.
+
     Raises:
         CheckpointExistsError: The path exists and is not to be overwritten.
         CheckpointError: What the handler raises; nothing was left behind.
-        RuntimeError: No thread can be started; nothing was left behind.
     """
     began = time.monotonic()
     # what goes on in the background must not hold the request, which holds the caller's arrays
@@ -206,17 +231,16 @@ def begin_save(
                 await session.write(commit)
                 typestr = commit.recorded_as or typestr_of(handler)
                 await asyncio.to_thread(session.commit, typestr, commit.finalize)
-        except BaseException:  # raised again: perhaps nobody asks for it
-            _logger.exception("Saving %s in the background failed", path)
+        except BaseException as error:  # raised again: perhaps nobody asks for it
+            if is_exiting():  # nobody can, and it is printed where the thread ends
+                error.add_note(f"Saving {path} in the background failed")
+            else:
+                _logger.exception("Saving %s in the background failed", path)
             raise
         await asyncio.to_thread(_report, path, began, when_done, commit)
 
     with acting_as(session.process):
-        try:
-            outcome = run_in_background(finish())
-        except Exception:  # raised again: there are too many threads
-            opened.__exit__(*sys.exc_info())
-            raise
+        outcome = run_in_background(finish())
     return SaveHandle(path, step, outcome, commit, is_alone=session.process.is_alone)
 
 

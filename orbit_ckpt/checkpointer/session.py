@@ -20,6 +20,7 @@ from orbit_ckpt.metadata.files import write_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.forking import reset_in_child
 from orbit_ckpt.runtime.loop import run_checked
 from orbit_ckpt.runtime.meetings import pace
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, Process
@@ -83,6 +84,11 @@ class SaveSession:
         self._timeout_s = options.multiprocessing.timeout_s
         self._pending = list(Barrier)
         self._operation: Operation = NOBODY_ELSE
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Tell the other processes nothing: a child is none of them."""
+        self._operation = NOBODY_ELSE
 
     @property
     def directory(self) -> Path:

@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgpack
@@ -30,6 +29,7 @@ from orbit_ckpt.formats.outgoing import (
 )
 from orbit_ckpt.formats.t5x import VERSION
 from orbit_ckpt.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.atomic import sync_directory, write_file
 from orbit_ckpt.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
 from orbit_ckpt.tree.flatten import children_of, flatten, is_empty_node, is_leaf
@@ -193,7 +193,7 @@ def _write_arrays(
     directory: Path, plans: Sequence[_Plan], request: WriteRequest, threads: int
 ) -> None:
     ended = threading.Event()
-    with ThreadPoolExecutor(threads) as pool:
+    with Workers(threads, "orbit_ckpt-write") as pool:
         try:
             for done in [pool.submit(_write_array, directory, p, request, ended) for p in plans]:
                 done.result()

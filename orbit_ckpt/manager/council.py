@@ -8,7 +8,6 @@ only wait for what the primary process says, and it waits for nobody.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
@@ -17,6 +16,7 @@ import msgspec.msgpack
 from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointError, ProcessFailedError
+from orbit_ckpt.runtime.forking import ForkSafeLock, reset_in_child
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, ProcessGroup
 
 T = TypeVar("T")
@@ -88,14 +88,16 @@ class Council:
         self._process = group.process
         self._names = group.names
         self._name = name
-        self._meeting_now = threading.RLock()
+        self._meeting_now = ForkSafeLock()
         self._met = 0
         self._forgotten = 0
         self._word = Word()
         self._words: list[Word] = []
         self._ends: dict[int, float | None] = {}
-        self._has_left = self.is_alone
+        self._has_left = False
+        self._left_by = "close()"
         self._operation: Operation = NOBODY_ELSE
+        reset_in_child(self)
         if not self.is_alone:
             self._operation = group.join(name, timeout_s)
             try:
@@ -103,6 +105,13 @@ class Council:
             except BaseException as error:  # raised again once the others know
                 self.leave(error)
                 raise
+
+    def after_fork_in_child(self) -> None:
+        """Leave it to the parent to meet others: a child is none of the processes."""
+        if not self.is_alone:
+            self._has_left = True
+            self._left_by = "a fork"
+            self._operation = NOBODY_ELSE
 
     @property
     def is_alone(self) -> bool:
@@ -112,7 +121,7 @@ class Council:
     @property
     def has_left(self) -> bool:
         """Whether this process meets nobody, or nobody any more."""
-        return self._has_left
+        return self.is_alone or self._has_left
 
     @property
     def is_primary(self) -> bool:
@@ -131,7 +140,7 @@ class Council:
         Args:
             call: What this process has been asked for, the same on all.
         """
-        if self._has_left:
+        if self.has_left:
             yield _Alone()
             return
         with self._meeting_now:
@@ -157,15 +166,28 @@ class Council:
             kind: Type of what it returns, which msgspec can encode.
 
         Raises:
-            CheckpointError: This process comes to no further meeting.
+            CheckpointError: There are others, and this process comes to no further meeting.
         """
-        if self._has_left and not self.is_alone:
-            raise CheckpointError(
-                f"{self._name}: {call} after close(): its processes decide nothing together any "
-                "more. Open the run again, on all of them."
-            )
+        if not self.is_alone:
+            self.check_open(call)
         with self.meeting(call) as meeting:
             return meeting.share(say, kind)
+
+    def check_open(self, call: str) -> None:
+        """Check that this process may still change the run.
+
+        Args:
+            call: What it has been asked for.
+
+        Raises:
+            CheckpointError: It has left.
+        """
+        if self._has_left:
+            where = "" if self.is_alone else ", on all of its processes"
+            raise CheckpointError(
+                f"{self._name}: {call} after {self._left_by}: this manager decides and changes "
+                f"nothing any more. Open the run again{where}."
+            )
 
     def say_ending(self, seconds: float | None) -> None:
         """Let the primary process know, once, that this one will be stopped.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from orbit_ckpt.formats.orbax import find_items
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.manager.steps import StepNames, StepRecord, list_steps, read_step
+from orbit_ckpt.runtime.forking import ForkSafeLock
 from orbit_ckpt.storage.atomic import sync_directory, write_file
 from orbit_ckpt.storage.layout import PINNED
 from orbit_ckpt.storage.path import storage_errors
@@ -83,7 +83,7 @@ class StepIndex:
         self._source = source
         self._needs_marker = needs_marker
         self._with_items = with_items
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._entries: dict[int, StepEntry] = {}
         self._refused: dict[int, Exception] = {}
         self._infos: list[StepInfo] | None = None

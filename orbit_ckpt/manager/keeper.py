@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from orbit_ckpt.errors import CheckpointError, StepNotFoundError, StorageError
@@ -11,8 +10,12 @@ from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.manager.preservation import PreservationContext
 from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRetention
+from orbit_ckpt.runtime.forking import ForkSafeLock, reset_in_child
+from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.integrity import forget_files
 from orbit_ckpt.storage.store_path import StorePath
+
+_THREAD_NAME = "orbit_ckpt-delete"
 
 
 class StepKeeper:
@@ -50,12 +53,20 @@ class StepKeeper:
         self._index = index
         self._rules = rules
         self._deleter = deleter
-        self._pool = ThreadPoolExecutor(1, "orbit_ckpt-delete") if in_background else None
+        self._pool = Workers(1, _THREAD_NAME) if in_background else None
         self._running: dict[Path, Future[None]] = {}
         self._aside: dict[Path, tuple[Path, str]] = {}
-        self._changing = threading.RLock()
-        self._telling = threading.Lock()
+        self._changing = ForkSafeLock()
+        self._telling = ForkSafeLock()
         self._errors: list[CheckpointError] = []
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the deletions in progress, which are the parent's."""
+        self._pool = Workers(1, _THREAD_NAME) if self._pool is not None else None
+        self._running = {}
+        self._aside = {}
+        self._errors = []
 
     def plan(self, just_saved: int | None = None) -> RetentionPlan:
         """Return what would be kept and deleted now, and why."""

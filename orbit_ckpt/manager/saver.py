@@ -143,7 +143,11 @@ class StepSaver:
             step: Its number.
             call: What the manager has been asked, the same on all processes.
             force: Whether to save it whatever the policies say.
+
+        Raises:
+            CheckpointError: The manager is closed.
         """
+        self._council.check_open(call)
         says = self._tell_of_ending(step)
         verdict = self._council.ask(call, lambda: self._decide(step, says, force=force), Verdict)
         self.take(verdict.news)
@@ -299,11 +303,15 @@ class StepSaver:
         if self._council.is_alone:
             self._last.check()
         elif has_ended:
-            self._finish_last()
+            self._finish_last(inherited=False)
         self.check_problems()
 
-    def finish(self) -> None:
-        """Wait for everything; see `CheckpointManager.wait_until_finished`."""
+    def finish(self, *, inherited: bool = True) -> None:
+        """Wait for everything; see `CheckpointManager.wait_until_finished`.
+
+        Args:
+            inherited: As for `LastSave.finish`.
+        """
         with self._council.meeting("wait_until_finished()") as meeting:
             if not self._council.is_alone:
                 self._last.wait()
@@ -313,13 +321,13 @@ class StepSaver:
                     meeting.collect()
             news = meeting.share(self.news, News)
         self.take(news)
-        self._finish_last()
+        self._finish_last(inherited=inherited)
         self._keeper.wait()
         self.check_problems()
 
-    def _finish_last(self) -> None:
+    def _finish_last(self, *, inherited: bool) -> None:
         try:
-            self._last.finish()
+            self._last.finish(inherited=inherited)
         except BackgroundSaveError as error:
             self._tell_of_problems(error)
             raise
@@ -343,12 +351,12 @@ class StepSaver:
         """As `finish`, and give up resources."""
         self.watch.uninstall()
         try:
-            self.finish()
+            self.finish(inherited=False)
         except (ProcessFailedError, ProcessTimeoutError) as error:
             if self.is_running():  # the others do not come; what goes on here goes on
                 _logger.warning("A save goes on, which is waited for: %s", error)
             with told_beside(error):
-                self._finish_last()
+                self._finish_last(inherited=False)
             raise
         finally:
             self._keeper.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from orbit_ckpt.manager.event_file import EventFile
+from orbit_ckpt.runtime.forking import ForkSafeLock
 from orbit_ckpt.storage.path import resolve_local, storage_errors
 
 
@@ -26,7 +26,7 @@ class TensorBoardMetrics:
         self._metric = metric
         self._run: tuple[Path, str] | None = None
         self._files: dict[Path, EventFile] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     @property
     def metric(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.metadata.files import arrays_file
 from orbit_ckpt.metadata.schema import ArrayRecord, decode_arrays
+from orbit_ckpt.runtime.workers import Workers
 
 _TOLD = 10
 _THREADS = max(2, min(16, os.cpu_count() or 2))
@@ -55,7 +55,7 @@ def check_agreement(directory: Path, count: int) -> None:
 def _documents(directory: Path, count: int) -> Iterator[tuple[int, bytes]]:
     """Yield the documents of all processes but the first."""
     processes = iter(range(1, count))
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with Workers(_THREADS, "orbit_ckpt-read") as pool:
         while some := list(islice(processes, _AT_ONCE)):
             yield from zip(some, pool.map(partial(_read, directory), some), strict=True)
 

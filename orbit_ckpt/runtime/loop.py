@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures.thread  # noqa: F401 # pyright: ignore[reportUnusedImport] - see below
 import contextlib
 import contextvars
-import gc
+import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from typing import Any, Generic, TypeVar, cast
 
 import jax
+from typing_extensions import TypeVarTuple, override
+
+from orbit_ckpt.runtime.collector import CollectorPause
+from orbit_ckpt.runtime.workers import Workers
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _ERRORS_TOLD = 10
 _MAX_PAUSE_S = 10.0
+"""How long one call keeps Python's cycle collector from running."""
+
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Most threads of one loop that do blocking work."""
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -27,16 +33,22 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
 
     It runs on a thread of its own, because the caller's may already run an event loop (notebooks,
     servers). The caller's context variables and JAX settings (default device, 64-bit mode) hold
-    there too. An interrupt of the caller cancels the coroutine and waits for it to clean up.
+    there too. An interrupt of the caller cancels the coroutine and waits for it to clean up. Where
+    no thread can be started, as at the exit of some Pythons, it runs on the caller's.
     """
-    runner = _Runner(coroutine, pause_collector=True)
-    outcome, thread = _thread_of(runner)
+    runner = _Runner(coroutine)
+    pause = CollectorPause()
+    outcome, thread = _thread_of(runner, pause, daemon=True)  # the caller waits
     try:
-        thread.start()
+        if not _has_started(thread):
+            return runner.run_here()
+        if wait([outcome], _MAX_PAUSE_S).not_done:
+            pause.end()
         return outcome.result()
     except BaseException:  # raised again; mostly an interrupt
         # not Thread.join: Python 3.11 takes a thread for ended once a join has been interrupted
         if thread.ident is not None and not outcome.done():
+            pause.end()
             runner.cancel()
             wait([outcome])
         raise
@@ -45,24 +57,35 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
 def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
     """Run a coroutine on a thread of its own, with the caller's settings as in `run_sync`.
 
-    The interpreter does not end before it has ended.
-
-    Raises:
-        RuntimeError: No thread can be started; nothing of the coroutine has run.
+    The interpreter does not end before it has ended. While the interpreter ends, and where no
+    thread can be started, it has ended when this returns, and its error is raised.
     """
-    outcome, thread = _thread_of(_Runner(coroutine, pause_collector=False))
+    runner = _Runner(coroutine)
+    outcome, thread = _thread_of(runner, None, daemon=False)  # the interpreter waits
     outcome.set_running_or_notify_cancel()  # who stops to wait for it does not cancel it
-    _running.add(outcome)
-    try:
-        thread.start()
-    except Exception:  # raised again
-        _running.discard(outcome)
-        coroutine.close()
-        raise
+    # a thread that is started after others were waited for would be cut off
+    if is_exiting() or not _has_started(thread):
+        outcome.set_result(runner.run_here())
     return outcome
 
 
-def _thread_of(runner: _Runner[T]) -> tuple[Future[T], threading.Thread]:
+def is_exiting() -> bool:
+    """Whether the main thread has ended; `atexit` functions and other threads may still run."""
+    return not threading.main_thread().is_alive()
+
+
+def _has_started(thread: threading.Thread) -> bool:
+    """Start a thread, unless none can be started."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _thread_of(
+    runner: _Runner[T], pause: CollectorPause | None, *, daemon: bool
+) -> tuple[Future[T], threading.Thread]:
     """Return a thread that is not started yet, and where it will leave its result."""
     outcome: Future[T] = Future()
     settings = _jax_settings()
@@ -70,28 +93,16 @@ def _thread_of(runner: _Runner[T]) -> tuple[Future[T], threading.Thread]:
 
     def main() -> None:
         try:
-            with settings:
+            with pause or contextlib.nullcontext(), settings:
                 result = context.run(runner.run)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+        except BaseException as error:  # handed to the caller, whatever it is
             outcome.set_exception(error)
+            if not daemon and is_exiting():
+                raise  # nobody can ask for it any more; `threading.excepthook` prints it
         else:
             outcome.set_result(result)
 
-    return outcome, threading.Thread(target=main, name="orbit_ckpt", daemon=True)
-
-
-_running: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
-"""What the end of the interpreter waits for; it is process-wide, and so is this."""
-
-
-def _wait_for_running() -> None:
-    wait(list(_running))
-
-
-# At the end, executors of threads refuse work before `atexit` functions are called. What is
-# registered here is called before that, because their module registered itself earlier.
-_register_at_end = vars(threading).get("_register_atexit", atexit.register)
-_register_at_end(_wait_for_running)
+    return outcome, threading.Thread(target=main, name="orbit_ckpt", daemon=daemon)
 
 
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
@@ -160,23 +171,46 @@ async def run_blocking(function: Callable[[], T]) -> T:
     return running.result()
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose `asyncio.to_thread` works for as long as the interpreter runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers = Workers(_THREADS, "orbit_ckpt-worker")
+
+    @override
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        return super().run_in_executor(executor or self._workers, func, *args)
+
+    @override
+    def close(self) -> None:
+        self._workers.shutdown()
+        super().close()
+
+
 class _Runner(Generic[T]):
     """A coroutine on an event loop that another thread may cancel."""
 
-    def __init__(self, coroutine: Coroutine[object, object, T], *, pause_collector: bool) -> None:
+    def __init__(self, coroutine: Coroutine[object, object, T]) -> None:
         self._coroutine = coroutine
-        self._paused = _collector_paused if pause_collector else contextlib.nullcontext
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
 
     def run(self) -> T:
         try:
-            with asyncio.Runner() as runner:
+            with asyncio.Runner(loop_factory=_Loop) as runner:
                 self._loop = runner.get_loop()
                 return runner.run(self._main())
         finally:
             self._started.set()
+
+    def run_here(self) -> T:
+        """Run it on the caller's thread, also if that is running an event loop."""
+        with _running_loop_left():
+            return contextvars.copy_context().run(self.run)
 
     def cancel(self) -> None:
         self._started.wait()
@@ -187,28 +221,28 @@ class _Runner(Generic[T]):
     async def _main(self) -> T:
         self._task = asyncio.create_task(self._coroutine)
         self._started.set()
-        with self._paused():
-            return await self._task
+        return await self._task
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Generator[None]:
-    """Keep Python's cycle collector from running for the next ten seconds.
-
-    Planning and rebuilding a tree makes many objects, none of them garbage. The collector takes
-    their number for a reason to go through all objects of the process, which in one that has JAX
-    takes longer than the work itself. It is paused for all threads, hence the limit.
-    """
-    if not gc.isenabled():
+def _running_loop_left() -> Generator[None]:
+    """Let another event loop run inside a callback of this thread's, which waits meanwhile."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
         yield
         return
-    gc.disable()
-    resume = asyncio.get_running_loop().call_later(_MAX_PAUSE_S, gc.enable)
+    task = asyncio.current_task()
+    # what asyncio has for implementers of loops
+    if task is not None:
+        asyncio._leave_task(loop, task)  # noqa: SLF001
+    asyncio._set_running_loop(None)  # noqa: SLF001
     try:
         yield
     finally:
-        resume.cancel()
-        gc.enable()
+        asyncio._set_running_loop(loop)  # noqa: SLF001
+        if task is not None:
+            asyncio._enter_task(loop, task)  # noqa: SLF001
 
 
 def _jax_settings() -> contextlib.AbstractContextManager[None]:

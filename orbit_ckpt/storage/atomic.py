@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
-from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.errors import CheckpointError, CheckpointExistsError
+from orbit_ckpt.runtime.forking import reset_in_child
 from orbit_ckpt.storage import system
-from orbit_ckpt.storage.directory_lock import try_lock
+from orbit_ckpt.storage.directory_lock import try_lock, unlock
 from orbit_ckpt.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -34,7 +35,6 @@ from orbit_ckpt.storage.layout import (
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.system import exchange as _rename_exchange
-from orbit_ckpt.storage.system import unlock
 
 _OURS = f"{TEMPORARY_SUFFIX}-orbit-"
 """Part of the names of temporary directories that are locked while a save goes on."""
@@ -90,6 +90,7 @@ class AtomicDirectory:
         self._in_place = mode is AtomicityMode.COMMIT_FILE
         self._permissions = permissions
         self._lock: int | None = None
+        reset_in_child(self)
         self.path: Path = self.final if self._in_place else _temporary(self.final)
 
     def __enter__(self) -> AtomicDirectory:
@@ -134,13 +135,20 @@ class AtomicDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()  # not earlier, because the next save in this place begins then
 
+    def after_fork_in_child(self) -> None:
+        """Leave the directory to the parent: nothing is removed here, nor committed."""
+        self._lock = None  # closed already, as all locks are
+
     def commit(self) -> None:
         """Make the directory durable and visible under its final name.
 
         Raises:
+            CheckpointError: It is not open in this process.
             CheckpointExistsError: Somebody else has made `final` in the meantime.
             OSError: The storage failed; `final` is as it was.
         """
+        if self._lock is None:
+            raise not_open_here(self.final)
         marker = f"Checkpoint commit was successful to {self.final}"
         write_file(self.path / COMMIT_MARKER, os.fsencode(marker))
         _sync_tree(self.path)
@@ -208,6 +216,14 @@ class AtomicDirectory:
         if self._lock is not None:
             unlock(self._lock)
             self._lock = None
+
+
+def not_open_here(final: Path) -> CheckpointError:
+    """Return the error that a forked child commits what its parent saves."""
+    return CheckpointError(
+        f"{final}: this process ({os.getpid()}) has not begun the save that it would commit; a "
+        "process that it was forked from has. Begin and end a save in one process."
+    )
 
 
 def is_in_progress(directory: Path) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +31,7 @@ from orbit_ckpt.errors import CheckpointError, StorageError, UnsupportedLeafErro
 from orbit_ckpt.runtime.commit import ProgressCounter
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import clean_up, run_all
+from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt.storage.host_copies import copy_all
 from orbit_ckpt.storage.layout import join_key
@@ -182,7 +182,7 @@ async def _write(
     task_bytes = min(limit for limit in limits if limit is not None)
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="orbit_ckpt-write")
+    pool = Workers(_THREADS, "orbit_ckpt-write")
 
     async def run(parts: Sequence[_Part], nbytes: int) -> None:
         remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))

@@ -6,9 +6,30 @@ import logging
 import os
 from pathlib import Path
 
+from orbit_ckpt.runtime.forking import reset_in_child
 from orbit_ckpt.storage import system
 
 _logger = logging.getLogger(__name__)
+
+
+class _HeldLocks:
+    """The descriptors of locks that this process holds, or is about to."""
+
+    def __init__(self) -> None:
+        self.descriptors: set[int] = set()
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Close them, or the child would hold the locks of a parent that has died.
+
+        They are not unlocked: that would unlock them for the parent.
+        """
+        while self.descriptors:
+            system.close(self.descriptors.pop())
+
+
+_held = _HeldLocks()
+"""Process-wide, as descriptors are."""
 
 
 def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
@@ -24,21 +45,33 @@ def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
         descriptor = system.open_directory(directory)
     except FileNotFoundError:
         return None
+    _held.descriptors.add(descriptor)
     try:
         system.lock(descriptor)
     except BlockingIOError:
-        system.close(descriptor)
+        _close(descriptor)
         return None
     except OSError as error:
         # some network file systems have no locks; every process then owns its own directory
         _logger.debug("%s cannot be locked: %s", directory, error)
         if needs_lock:
-            system.close(descriptor)
+            _close(descriptor)
             return None
     if not _is_at(descriptor, directory):
-        system.unlock(descriptor)
+        unlock(descriptor)
         return None
     return descriptor
+
+
+def unlock(descriptor: int) -> None:
+    """Give up a lock and close its descriptor."""
+    _held.descriptors.discard(descriptor)
+    system.unlock(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _held.descriptors.discard(descriptor)
+    system.close(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

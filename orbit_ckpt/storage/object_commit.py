@@ -13,6 +13,8 @@ import re
 import secrets
 
 from orbit_ckpt.errors import CheckpointExistsError, StorageError
+from orbit_ckpt.runtime.forking import reset_in_child
+from orbit_ckpt.storage.atomic import not_open_here
 from orbit_ckpt.storage.layout import (
     ARRAY_METADATAS,
     COMMIT_MARKER,
@@ -49,6 +51,11 @@ class ObjectDirectory:
         self._overwrite = overwrite
         self._token = secrets.token_hex(16).encode()
         self._is_open = False
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the place to the parent: nothing is removed here, nor committed."""
+        self._is_open = False
 
     def __enter__(self) -> ObjectDirectory:
         self._make_room()
@@ -72,9 +79,12 @@ class ObjectDirectory:
         """Make the checkpoint visible.
 
         Raises:
+            CheckpointError: It is not open in this process.
             StorageError: The store failed, or another save into the same place has begun. If it
                 failed at the marker, which may arrive yet, leaving removes nothing.
         """
+        if not self._is_open:
+            raise not_open_here(self.path)
         if not self._is_ours():
             self._is_open = False  # what is there is not ours to remove
             raise StorageError(

@@ -6,12 +6,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
 from orbit_ckpt.runtime.loop import run_all
+from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.chunk_read import SMALL_BYTES
 from orbit_ckpt.storage.kvstore import ObjectStore, ValueStore
 
@@ -66,7 +66,7 @@ class ReadThreads:
             yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
             return
         loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
-        pool = ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store")
+        pool = Workers(_REQUESTS, "orbit_ckpt-store")
         try:
             yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
         finally:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PosixPath
 from typing import Any, NoReturn, TypeVar
 
 from orbit_ckpt.errors import StorageError
+from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.buckets import SCHEMES, Bucket, open_bucket
 from orbit_ckpt.storage.system import open_to_read, read_at
 
@@ -212,7 +212,7 @@ def map_paths(function: Callable[[T], R], values: Iterable[T], *, root: Path) ->
 
 def map_requests(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Return a function's results in order; many are asked for at once."""
-    with ThreadPoolExecutor(_REQUESTS, "orbit_ckpt-store") as pool:
+    with Workers(_REQUESTS, "orbit_ckpt-store") as pool:
         return list(pool.map(function, values))
 
 

@@ -6,13 +6,14 @@ import gc
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orbit_ckpt.runtime.loop import run_all, run_sync
+from orbit_ckpt.runtime.loop import run_all, run_in_background, run_sync
 
 variable = contextvars.ContextVar("variable", default="default")
 
@@ -180,8 +181,53 @@ def test_a_collector_that_was_off_stays_off() -> None:
 def test_the_collector_is_paused_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orbit_ckpt.runtime.loop._MAX_PAUSE_S", 0)
 
-    async def wait() -> bool:
-        await asyncio.sleep(0.01)
+    async def block() -> bool:
+        while not gc.isenabled():  # the loop itself may be blocked, by a slow disk for example
+            pass
         return gc.isenabled()
 
-    assert run_sync(wait())
+    assert run_sync(block())
+
+
+async def where_blocking_work_runs() -> tuple[int, int]:
+    return threading.get_ident(), await asyncio.to_thread(threading.get_ident)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_everything_runs_on_the_callers() -> None:
+    here = threading.get_ident()
+    assert run_sync(where_blocking_work_runs()) == (here, here)
+    assert run_in_background(where_blocking_work_runs()).result() == (here, here)
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_errors_are_raised_at_once() -> None:
+    for run in (run_sync, run_in_background):
+        with pytest.raises(ValueError, match="boom"):
+            run(fail("boom"))
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_the_caller_may_run_an_event_loop() -> None:
+    async def nested() -> int:
+        return await asyncio.to_thread(run_sync, answer())
+
+    async def notebook_cell() -> tuple[int, asyncio.Task[Any] | None]:
+        async with asyncio.timeout(30):
+            first = run_sync(nested())
+            await asyncio.sleep(0)
+            return first, asyncio.current_task()
+
+    result, task = asyncio.run(notebook_cell())
+    assert result == 42
+    assert task is not None
+
+
+def test_while_the_interpreter_ends_background_work_is_done_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orbit_ckpt.runtime.loop.is_exiting", lambda: True)
+    assert run_in_background(answer()).done()
+    with pytest.raises(ValueError, match="boom"):
+        run_in_background(fail("boom"))
