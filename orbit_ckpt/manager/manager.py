@@ -16,9 +16,7 @@ from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.last_save import told_beside
 from orbit_ckpt.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt.checkpointer.wrong_names import suggest_target
-from orbit_ckpt.errors import (
-    StepAlreadyExistsError,
-)
+from orbit_ckpt.errors import StepAlreadyExistsError
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.manager.council import Council
 from orbit_ckpt.manager.index import read_metrics
@@ -57,7 +55,12 @@ class CheckpointManager:
     Several processes open a run together and call the same methods in the same order. The primary
     one decides, and what fails on one fails on all. Asking what is there waits for nobody:
     `all_steps()`, `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called
-    on one process alone. After `close` they may ask, and restore, but change nothing.
+    on one process alone. After `close` a manager still answers these and restores, but raises
+    `CheckpointError` where it would decide or change anything.
+
+    A process that is forked while a save is in progress does not own that save: the child's manager
+    neither waits for it nor removes it, and `wait_until_finished` raises. A child of several
+    processes is none of them, and its manager behaves as after `close`.
 
     Example:
         >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:
@@ -340,6 +343,7 @@ class CheckpointManager:
         Raises:
             RuntimeError: This is not the main thread.
         """
+        self._council.check_open(f"install_signal_handler({signum})")
         seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
         self._saver.watch.install(signum, deadline_s=seconds)
 
@@ -403,6 +407,7 @@ class CheckpointManager:
         Raises:
             StepNotFoundError: There is no such step.
         """
+        self._council.check_open(call)
         self._shared.view.path(step)
 
         def act() -> News:

@@ -8,7 +8,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from orbit_ckpt.runtime.process import process_of_jax
+from orbit_ckpt.runtime.coordination import has_preemption_service
+from orbit_ckpt.runtime.forking import reset_in_child
 
 
 class PreemptionWatch:
@@ -41,6 +42,7 @@ class PreemptionWatch:
             )
         self._deadline_s = deadline_s
         self._installed = True
+        reset_in_child(self)
         previous = signal.signal(signum, self._receive)
         self._previous.setdefault(signum, previous)
 
@@ -56,24 +58,29 @@ class PreemptionWatch:
                     signal.signal(signum, previous)
                     del self._previous[signum]
 
+    def after_fork_in_child(self) -> None:
+        """Let signals end the child as they would have: it has nothing to save.
+
+        A pool ends its workers by SIGTERM, and waits for them.
+        """
+        self.uninstall()
+        self._received_at = None
+
     @property
     def received(self) -> bool:
         """Whether a signal has come."""
         return self._received_at is not None
 
     def service_says(self, step: int) -> bool:
-        """Ask JAX's preemption service, which only jobs of several processes have.
+        """Ask JAX's preemption service, which runs where `jax.distributed` is initialized.
 
         All processes have to ask, and get the same answer.
         """
-        if process_of_jax().is_alone:
+        if not has_preemption_service():
             return False
         from jax.experimental import multihost_utils  # noqa: PLC0415 - slow to import
 
-        try:
-            return multihost_utils.reached_preemption_sync_point(step)
-        except RuntimeError:
-            return False  # the service is off
+        return multihost_utils.reached_preemption_sync_point(step)
 
     @property
     def seconds_left(self) -> float | None:
@@ -88,6 +95,7 @@ class PreemptionWatch:
             self._received_at = time.monotonic()
         if callable(previous):
             previous(signum, frame)
-        elif not self._installed and previous == signal.SIG_DFL:
-            signal.signal(signum, signal.SIG_DFL)
+        elif not self._installed and previous in (signal.SIG_DFL, None):
+            if previous is not None:  # else it was given back before the signal was handled
+                signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)

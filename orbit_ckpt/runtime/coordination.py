@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Generator
 from typing import Any
 
 from jax._src.distributed import global_state  # the only way to the coordination service
 
-from orbit_ckpt.errors import ProcessFailedError
+from orbit_ckpt.errors import CheckpointError, ProcessFailedError
+from orbit_ckpt.runtime.forking import reset_in_child
 from orbit_ckpt.runtime.meetings import KeyValueGroup
 from orbit_ckpt.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
+
+
+class _Membership:
+    """Whether this process is one of `jax.distributed`'s, or a child forked from one."""
+
+    def __init__(self) -> None:
+        self.is_inherited = False
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Use nothing of the parent's connection, whose threads are gone."""
+        state: Any = global_state
+        self.is_inherited = state.client is not None
+
+
+_membership = _Membership()
+"""Process-wide, as the connection is."""
+
+
+def has_preemption_service() -> bool:
+    """Return whether JAX watches for the end of the job; it can with one process, too."""
+    state: Any = global_state
+    return state.preemption_sync_manager is not None and not _membership.is_inherited
 
 
 class JaxProcessGroup(KeyValueGroup):
@@ -28,8 +53,15 @@ class JaxProcessGroup(KeyValueGroup):
 
         Raises:
             ValueError: This process or the primary one is not among them.
+            CheckpointError: This process was forked from one of them, and is none.
         """
         mine = process_of_jax()
+        if _membership.is_inherited:
+            raise CheckpointError(
+                f"Process {os.getpid()} was forked from process {mine.index} of {mine.count} of "
+                "jax.distributed, and is none of them: it cannot save with the others. Save in "
+                "the parent, or on its own with MultiprocessingOptions(primary_host=None)."
+            )
         names = range(mine.count) if active is None else sorted(active)
         for index, what in ((mine.index, "this process"), (primary, "primary_host")):
             if index not in names:

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -554,8 +556,9 @@ def test_a_step_that_is_being_deleted_is_not_listed(
     assert manager.latest_step() == 1
     assert manager.save(2, tree(2))
     release.set()
-    manager.close()
+    manager.wait_until_finished()
     manager.delete(1)
+    manager.close()
     assert manager.all_steps() == [2]
 
 
@@ -709,3 +712,50 @@ def test_a_policy_that_misses_a_metric_says_what_went_wrong(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="policy failed: KeyError: 'loss'"):
         manager.close()
     assert entries(tmp_path) == {"1", "2"}
+
+
+def test_after_close_a_manager_answers_and_restores_but_changes_nothing(run: Any) -> None:
+    manager = run()
+    save_all(manager, 1)
+    for _ in range(2):
+        manager.close()
+    assert manager.all_steps(read=True) == [1]
+    assert manager.restore(1)["w"].tolist() == tree(1)["w"].tolist()
+    manager.wait_until_finished()
+    manager.check_for_errors()
+    changes: list[Callable[[], object]] = [
+        lambda: manager.save(2, tree(2)),
+        lambda: manager.save(2, tree(2), force=True),
+        lambda: manager.should_save(2),
+        lambda: manager.delete(1),
+        lambda: manager.pin(1),
+        lambda: manager.unpin(1),
+        lambda: manager.install_signal_handler(signal.SIGUSR1),
+    ]
+    for change in changes:
+        with pytest.raises(CheckpointError, match=r"after close\(\).*Open the run again\."):
+            change()
+    assert manager.all_steps(read=True) == [1]
+
+
+@pytest.mark.slow
+def test_a_job_of_one_process_saves_when_the_service_of_jax_is_told_of_its_end(
+    tmp_path: Path,
+) -> None:
+    script = f"""
+import os, signal, socket, jax, numpy, orbit_ckpt as ocp
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{{free.getsockname()[1]}}"
+jax.distributed.initialize(address, 1, 0)
+options = ocp.CheckpointManagerOptions(save_interval_steps=10**9)
+with ocp.CheckpointManager({str(tmp_path)!r}, options=options) as manager:
+    manager.save(0, {{"a": numpy.ones(3)}})
+    os.kill(os.getpid(), signal.SIGTERM)
+    step = 1
+    while not manager.save(step, {{"a": numpy.ones(3)}}):  # the notice takes a while
+        step += 1
+    assert manager.reached_preemption(step)
+assert manager.all_steps() == [0, step]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
