@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
@@ -57,7 +58,9 @@ class AsyncCheckpointer(Checkpointer):
             temporary_path_class: Does nothing here, see `atomicity_options`.
         """
         options = async_options or AsyncOptions()
-        timeout_s = options.timeout_secs if timeout_secs is None else timeout_secs
+        if timeout_secs is not None:
+            options = replace(options, timeout_secs=timeout_secs)
+        timeout_s = options.timeout_secs
         processes = multiprocessing_options or MultiprocessingOptions()
         super().__init__(
             handler,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from orbit_ckpt.runtime.checks import check_int, check_number
 from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.process import ProcessGroup
 from orbit_ckpt.storage.atomic import AtomicityMode
@@ -20,6 +21,9 @@ class FileOptions:
     """
 
     path_permission_mode: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("path_permission_mode", self.path_permission_mode, least=0, optional=True)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class AsyncOptions:
     create_directories_asynchronously: bool = True
 
     def __post_init__(self) -> None:
+        check_number("timeout_secs", self.timeout_secs, can_be_zero=False)
         warn_set(
             "AsyncOptions",
             {
@@ -102,8 +107,11 @@ class MultiprocessingOptions:
     group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_secs is not None and self.timeout_secs <= 0:
-            raise ValueError(f"timeout_secs must be positive, found {self.timeout_secs}")
+        if self.timeout_secs is not None:
+            check_number("timeout_secs", self.timeout_secs, can_be_zero=False)
+        check_int("primary_host", self.primary_host, least=0, optional=True)
+        for process in self.active_processes or ():
+            check_int("active_processes: every process", process, least=0)
 
     @property
     def timeout_s(self) -> float:

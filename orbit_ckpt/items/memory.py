@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from orbit_ckpt.arrays.memory import available_bytes
+from orbit_ckpt.runtime.checks import check_int, check_number
 
 _GB = 10**9
 
@@ -32,7 +33,10 @@ class MemoryOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check(getattr(self, field.name), field.name)
+            limit: object = getattr(self, field.name)
+            is_auto = limit == "auto" and field.name == "transfer_concurrent_bytes"
+            if limit is not None and not is_auto:
+                check_int(field.name, limit, least=1)
 
     @property
     def max_transfer_bytes(self) -> int | None:
@@ -54,10 +58,12 @@ class MemoryOptions:
 
         Raises:
             ValueError: One is not positive.
+            TypeError: One is no number.
         """
-        _check(save, "save_concurrent_gb")
-        _check(restore, "restore_concurrent_gb")
-        _check(save_device_host, "save_device_host_concurrent_gb")
+        _check("save_concurrent_gb", save)
+        _check("restore_concurrent_gb", restore)
+        if save_device_host != "auto":
+            _check("save_device_host_concurrent_gb", save_device_host)
         is_auto = isinstance(save_device_host, str)
         transfer = save_device_host if is_auto else _bytes(save_device_host)
         return cls(_bytes(save), _bytes(restore), transfer)
@@ -67,8 +73,6 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else max(1, int(gigabytes * _GB))
 
 
-def _check(limit: float | str | None, name: str) -> None:
-    if limit is None or limit == "auto":
-        return
-    if isinstance(limit, str) or limit <= 0:
-        raise ValueError(f"{name} must be positive, found {limit!r}")
+def _check(name: str, gigabytes: object) -> None:
+    if gigabytes is not None:
+        check_number(name, gigabytes, can_be_zero=False)

@@ -35,6 +35,7 @@ from orbit_ckpt.manager.save_policies import (
     SpecificStepsPolicy,
 )
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step
+from orbit_ckpt.runtime.checks import check_duration, check_int, check_steps
 from orbit_ckpt.unused import warn_set
 
 
@@ -43,7 +44,8 @@ class CheckpointManagerOptions:
     """When to save, what to keep, and how.
 
     Attributes:
-        save_interval_steps: Save at multiples of it.
+        save_interval_steps: Save at multiples of it, at least 1; `should_save_fn` or a policy says
+            otherwise when to save.
         max_to_keep: Keep so many steps, the newest, or the best if there is `best_fn`.
         keep_time_interval: Keep steps that are so far apart besides.
         keep_period: Keep multiples of it besides.
@@ -86,7 +88,8 @@ class CheckpointManagerOptions:
             for example. Without `best_fn`, steps are ranked by its metric.
 
     Raises:
-        ValueError: Options contradict each other.
+        ValueError: Options contradict each other, or a number is out of its range.
+        TypeError: A number is none, such as a bool.
     """
 
     save_interval_steps: int = 1
@@ -132,8 +135,7 @@ class CheckpointManagerOptions:
         self._warn_of_unused()
         if self.best_mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', found {self.best_mode!r}")
-        if self.max_to_keep is not None and self.max_to_keep < 0:
-            raise ValueError(f"max_to_keep must not be negative, found {self.max_to_keep}")
+        self._check_numbers()
         if self.todelete_full_path is not None:
             raise ValueError(
                 "todelete_full_path is not supported: object stores have no rename. Leave it out; "
@@ -145,10 +147,6 @@ class CheckpointManagerOptions:
                 "preservation_policy takes the place of max_to_keep, keep_period and "
                 "keep_time_interval; give one or the other."
             )
-        if self.save_interval_steps < 0:
-            raise ValueError(f"save_interval_steps is {self.save_interval_steps}; 0 is never")
-        if self.keep_period is not None and self.keep_period < 1:
-            raise ValueError(f"keep_period must be at least 1, found {self.keep_period}")
         if self.best_fn is None and self.metrics_source is not None:
             self.best_fn = _MetricOf(self.metrics_source.metric)
         if self.best_fn is not None and self.max_to_keep is not None and not self.keep_latest:
@@ -157,8 +155,6 @@ class CheckpointManagerOptions:
                 "best; a job that is restarted then goes back to an older one.",
                 stacklevel=3,
             )
-        if isinstance(self.save_on_steps, int):
-            raise TypeError(f"save_on_steps is {self.save_on_steps}; give a list of steps")
         steps = () if self.save_on_steps is None else self.save_on_steps
         self.save_on_steps = frozenset(map(as_step, steps))
 
@@ -202,6 +198,16 @@ class CheckpointManagerOptions:
             },
             stacklevel=4,
         )
+
+    def _check_numbers(self) -> None:
+        check_int("save_interval_steps", self.save_interval_steps, least=1)
+        counts = {"max_to_keep": 0, "keep_period": 1, "step_format_fixed_length": 0}
+        for name, least in counts.items():
+            check_int(name, getattr(self, name), least=least, optional=True)
+        if self.keep_time_interval is not None:
+            check_duration("keep_time_interval", self.keep_time_interval)
+        if self.save_on_steps is not None:
+            check_steps("save_on_steps", self.save_on_steps)
 
     def step_names(self) -> StepNames:
         """Return how steps are named."""

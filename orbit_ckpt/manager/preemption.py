@@ -8,6 +8,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from orbit_ckpt.runtime.checks import check_number
 from orbit_ckpt.runtime.coordination import has_preemption_service
 from orbit_ckpt.runtime.forking import reset_in_child
 
@@ -34,12 +35,15 @@ class PreemptionWatch:
 
         Raises:
             RuntimeError: This is not the main thread, the only one that may handle signals.
+            ValueError: The deadline is negative, infinite or not a number.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "install_signal_handler must be called from the main thread: Python handles "
                 "signals nowhere else."
             )
+        if deadline_s is not None:
+            check_number("deadline", deadline_s, can_be_zero=True)
         self._deadline_s = deadline_s
         self._installed = True
         reset_in_child(self)

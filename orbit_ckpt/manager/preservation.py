@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from orbit_ckpt.manager.step_info import MetricFn, StepInfo, rank
+from orbit_ckpt.runtime.checks import check_duration, check_int, check_number, check_steps
 
 
 class PreservationContext(Struct, frozen=True, kw_only=True):
@@ -56,6 +57,9 @@ class LatestN(Struct, frozen=True):
 
     n: int | None = None
 
+    def __post_init__(self) -> None:
+        check_int("LatestN.n", self.n, least=0, optional=True)
+
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -74,6 +78,9 @@ class LatestDuration(Struct, frozen=True):
 
     duration: timedelta
 
+    def __post_init__(self) -> None:
+        check_duration("LatestDuration.duration", self.duration)
+
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -91,6 +98,9 @@ class EveryNSeconds(Struct, frozen=True):
     """
 
     interval_secs: float
+
+    def __post_init__(self) -> None:
+        check_number("EveryNSeconds.interval_secs", self.interval_secs, can_be_zero=True)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -116,7 +126,8 @@ class EveryNSteps(Struct, frozen=True):
     max_to_keep: int | None = None
 
     def __post_init__(self) -> None:
-        _check_interval(self.interval_steps)
+        check_int("EveryNSteps.interval_steps", self.interval_steps, least=1)
+        check_int("EveryNSteps.max_to_keep", self.max_to_keep, least=0, optional=True)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -143,7 +154,8 @@ class EveryNStepsClosest(Struct, frozen=True):
     max_to_keep: int | None = None
 
     def __post_init__(self) -> None:
-        _check_interval(self.interval_steps)
+        check_int("EveryNStepsClosest.interval_steps", self.interval_steps, least=1)
+        check_int("EveryNStepsClosest.max_to_keep", self.max_to_keep, least=0, optional=True)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -169,6 +181,9 @@ class CustomSteps(Struct, frozen=True):
 
     steps: Collection[int]
 
+    def __post_init__(self) -> None:
+        check_steps("CustomSteps.steps", self.steps)
+
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -191,6 +206,9 @@ class BestN(Struct, frozen=True, kw_only=True):
     reverse: bool = False
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("BestN.n", self.n, least=0, optional=True)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -227,6 +245,7 @@ class SaveBest(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_mode(self.mode)
+        check_int("SaveBest.n", self.n, least=0)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -408,11 +427,6 @@ def _newest(kept: list[bool], count: int | None) -> list[bool]:
         seen += keep
         kept[i] = keep and seen > dropped
     return kept
-
-
-def _check_interval(interval: int) -> None:
-    if interval < 1:
-        raise ValueError(f"interval_steps must be at least 1, found {interval}")
 
 
 def _check_mode(mode: str) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt.manager.step_info import StepInfo
+from orbit_ckpt.runtime.checks import check_duration, check_int, check_number
 
 
 class DecisionContext(Struct, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class DecisionContext(Struct, frozen=True, kw_only=True):
         reached_preemption: Whether this job is about to be stopped.
         multiprocessing_options: None, unless whoever asks a policy says so; no policy here reads
             it.
-        started: When this manager was made, None if unknown.
+        started: When the run began: this manager was made, or asked about step 0. None if unknown.
         blocked: How long the last save kept its caller, None if there was none.
     """
 
@@ -56,17 +57,23 @@ class FixedIntervalPolicy(Struct, frozen=True):
     """Save at every multiple of an interval.
 
     Attributes:
-        interval: Number of steps; 0 for never.
+        interval: Number of steps, at least 1.
+
+    Raises:
+        ValueError: It is less.
     """
 
     interval: int
+
+    def __post_init__(self) -> None:
+        check_int("FixedIntervalPolicy.interval", self.interval, least=1)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
         """Return whether the step is a multiple."""
         del previous_steps, context
-        return self.interval > 0 and step.step % self.interval == 0
+        return step.step % self.interval == 0
 
 
 class SpecificStepsPolicy(Struct, frozen=True):
@@ -77,6 +84,12 @@ class SpecificStepsPolicy(Struct, frozen=True):
     """
 
     steps: Container[int]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, str) or not hasattr(self.steps, "__contains__"):
+            raise TypeError(
+                f"SpecificStepsPolicy.steps must be a list of steps, found {self.steps!r}."
+            )
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -98,8 +111,8 @@ class CheckpointInterval(Struct, frozen=True):
     until: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"CheckpointInterval.every must be at least 1, found {self.every}")
+        check_int("CheckpointInterval.every", self.every, least=1)
+        check_int("CheckpointInterval.until", self.until, least=0, optional=True)
 
 
 class IntervalsPolicy(Struct, frozen=True):
@@ -136,11 +149,21 @@ class IntervalsPolicy(Struct, frozen=True):
 class TimeIntervalPolicy(Struct, frozen=True):
     """Save when the last save, or the beginning of the run, is some time ago.
 
+    The run begins when a manager is made, and again when it is asked about step 0: what happens
+    between the two, such as compiling the first step, does not count.
+
     Attributes:
         interval: How long.
+
+    Raises:
+        TypeError: It is no `timedelta`.
+        ValueError: It is negative.
     """
 
     interval: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration("TimeIntervalPolicy.interval", self.interval)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -159,6 +182,11 @@ class ContinuousCheckpointingPolicy(Struct, frozen=True, kw_only=True):
     """
 
     minimum_interval_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minimum_interval_secs is not None:
+            name = "ContinuousCheckpointingPolicy.minimum_interval_secs"
+            check_number(name, self.minimum_interval_secs, can_be_zero=True)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -183,6 +211,7 @@ class BoundedOverheadPolicy(Struct, frozen=True):
     max_fraction: float
 
     def __post_init__(self) -> None:
+        check_number("max_fraction", self.max_fraction, can_be_zero=True)
         if not 0 < self.max_fraction <= 1:
             raise ValueError(f"max_fraction must be in (0, 1], found {self.max_fraction}")
 

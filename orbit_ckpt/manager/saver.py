@@ -187,6 +187,8 @@ class StepSaver:
         running = self._last.step  # before the others, among which it may be a moment later
         infos = self._index.infos()
         now = datetime.now(tz=UTC)
+        if step == 0:
+            self._started = now  # what was before, a compilation for example, is not training
         if running is not None:
             place = bisect_left(infos, running, key=_step_of)
             if place == len(infos) or infos[place].step != running:
