@@ -638,7 +638,7 @@ def test_metadata_of_a_step(run: Any) -> None:
     ("fields", "message"),
     [
         ({"best_mode": "avg"}, "best_mode"),
-        ({"max_to_keep": -1}, "negative"),
+        ({"max_to_keep": -1}, "max_to_keep must be at least 0"),
         ({"max_to_keep": 1, "preservation_policy": PreserveAll()}, "takes the place"),
         ({"todelete_full_path": "x"}, "todelete_subdir"),
     ],

@@ -759,7 +759,6 @@ def test_save_within_a_limit_below_one_array_writes_everything(
         {"save_concurrent_gb": 0},
         {"restore_concurrent_gb": -1},
         {"save_device_host_concurrent_gb": 0},
-        {"save_device_host_concurrent_gb": "some"},
     ],
 )
 def test_limit_must_be_positive(limit: dict[str, Any]) -> None:
@@ -767,8 +766,13 @@ def test_limit_must_be_positive(limit: dict[str, Any]) -> None:
         ocp.PyTreeHandler(**limit)
 
 
+def test_limit_must_be_a_number() -> None:
+    with pytest.raises(TypeError, match="save_device_host_concurrent_gb must be a positive number"):
+        ocp.PyTreeHandler(save_device_host_concurrent_gb="some")  # pyright: ignore[reportArgumentType] - to be refused
+
+
 def test_limits_in_bytes_are_checked_and_exclude_those_in_gb() -> None:
-    with pytest.raises(ValueError, match="read_concurrent_bytes must be positive, found 0"):
+    with pytest.raises(ValueError, match="read_concurrent_bytes must be at least 1, found 0"):
         ocp.MemoryOptions(read_concurrent_bytes=0)
     with pytest.raises(ValueError, match="not both"):
         ocp.PyTreeHandler(save_concurrent_gb=1, memory_options=ocp.MemoryOptions())
