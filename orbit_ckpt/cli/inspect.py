@@ -24,6 +24,7 @@ from orbit_ckpt.cli.runs import (
     list_run,
     unfinished_saves,
 )
+from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.orbax import find_items, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.manager.index import StepEntry
@@ -48,14 +49,20 @@ def ls(
     """List the steps of a run, or the items of a checkpoint."""
     root = resolve_path(path)
     foreign = foreign_format(root)
-    entries = list_run(root, foreign)
+    try:
+        entries = list_run(root, foreign)
+    except CheckpointNotFoundError:
+        if not root.is_dir() or not unfinished_saves(root, []):
+            raise
+        entries = []  # nothing else yet
+    unfinished = unfinished_saves(root, entries or []) if root.is_dir() else []
     if entries is not None:
         keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
-        _list_run(root, entries, keeping, unfinished_saves(root, entries), as_json)
+        _list_run(root, entries, keeping, unfinished, as_json)
     elif foreign is not None:
-        _list_foreign(root, foreign.name, as_json)
+        _list_foreign(root, foreign.name, unfinished, as_json)
     else:
-        _list_checkpoint(root, as_json)
+        _list_checkpoint(root, unfinished, as_json)
 
 
 def _list_run(
@@ -89,7 +96,11 @@ def _list_run(
             ]
         )
     print_table(header, rows, right={"step", "size", *names})
-    for name in unfinished:
+    _print_unfinished(unfinished)
+
+
+def _print_unfinished(names: Sequence[str]) -> None:
+    for name in names:
         echo(f"unfinished: {name}", style="yellow")
 
 
@@ -107,13 +118,19 @@ def step_fields(entry: StepEntry) -> dict[str, object]:
     }
 
 
-def _list_foreign(root: Path, name: str, as_json: bool) -> None:
+def _list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:
     nbytes, leaves = stored_bytes(root), len(list_leaves(str(root)))
     custom = orbit_ckpt.metadata(root).custom_metadata
     if as_json:
         items = [{"item": "", "bytes": nbytes, "leaves": leaves, "handler": name}]
         print_json(
-            "ls", kind="checkpoint", path=root, time=None, custom_metadata=custom, items=items
+            "ls",
+            kind="checkpoint",
+            path=root,
+            time=None,
+            custom_metadata=custom,
+            items=items,
+            unfinished=unfinished,
         )
         return
     row = ["(the checkpoint)", human_bytes(nbytes), str(leaves), name]
@@ -123,9 +140,10 @@ def _list_foreign(root: Path, name: str, as_json: bool) -> None:
         known = cast(Mapping[object, object], custom)
     for key, value in known.items():
         echo(f"{key}: {value}")
+    _print_unfinished(unfinished)
 
 
-def _list_checkpoint(root: Path, as_json: bool) -> None:
+def _list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> None:
     document = read_step(CheckedDirectory(root))
     handlers = document.item_handlers
     names: Sequence[str] = [""] if holds_tree(root) else find_items(root)
@@ -154,6 +172,7 @@ def _list_checkpoint(root: Path, as_json: bool) -> None:
             time=None if time is None else time.isoformat(timespec="seconds"),
             custom_metadata=document.custom_metadata,
             items=items,
+            unfinished=unfinished,
         )
         return
     rows = [
@@ -170,6 +189,7 @@ def _list_checkpoint(root: Path, as_json: bool) -> None:
         echo(f"saved {format_time(time)}")
     for key, value in document.custom_metadata.items():
         echo(f"{key}: {value}")
+    _print_unfinished(unfinished)
 
 
 def format_time(time: datetime) -> str:

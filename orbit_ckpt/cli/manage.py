@@ -32,8 +32,10 @@ from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.plugins import FORMATS, ITEMS, TYPE_HANDLERS, find_plugins
 from orbit_ckpt.storage.atomic import is_in_progress
-from orbit_ckpt.storage.layout import PINNED, STEP_METADATA, is_temporary_name
+from orbit_ckpt.storage.directory_lock import try_lock, unlock
+from orbit_ckpt.storage.layout import PINNED, STEP_METADATA, is_temporary_name, partial_of
 from orbit_ckpt.storage.object_commit import is_committed
+from orbit_ckpt.storage.partial import remove_path
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -62,8 +64,11 @@ def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: boo
 
 
 def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
-    """Delete one checkpoint, or what a save that died has left."""
+    """Delete one checkpoint, or what a save or conversion that died has left."""
     directory = resolve_path(path)
+    if not isinstance(directory, StorePath) and partial_of(directory.name) is not None:
+        _remove_partial(directory, yes=yes, as_json=as_json)
+        return
     if not directory.is_dir():
         raise CheckpointNotFoundError(
             f"No directory at {directory}: {describe_directory(directory)}. Give the directory of "
@@ -89,6 +94,30 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
         print_json("rm", path=directory, bytes=nbytes)
     else:
         echo(f"deleted {directory}{_size(nbytes)}")
+
+
+def _remove_partial(path: Path, *, yes: bool, as_json: bool) -> None:
+    """Delete what a conversion has left.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing.
+        ValueError: A process is still writing it.
+    """
+    if not path.exists():
+        raise CheckpointNotFoundError(f"{path}: nothing is there. Check its name with `ls`.")
+    lock = try_lock(path)
+    if lock is None:
+        raise ValueError(f"{path} is being written by another process; wait until that has ended.")
+    try:
+        nbytes = stored_bytes(path) if path.is_dir() else path.stat().st_size
+        confirm(f"Delete {path}{_size(nbytes, ' ({})')}?", yes=yes)
+        remove_path(path)
+    finally:
+        unlock(lock)
+    if as_json:
+        print_json("rm", path=path, bytes=nbytes)
+    else:
+        echo(f"deleted {path}{_size(nbytes)}")
 
 
 def _check_removable(directory: Path) -> None:

@@ -34,6 +34,7 @@ from orbit_ckpt.storage.layout import (
     IN_PROGRESS,
     STEP_METADATA,
     TREE_METADATA,
+    partial_of,
 )
 from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import describe_directory
@@ -209,7 +210,7 @@ def _foreign_entry(one: RunStep, found: ForeignStep) -> StepEntry:
 
 
 def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
-    """Return the names of directories with saves that are in progress or have died.
+    """Return the names of what saves and conversions in progress or dead ones are writing.
 
     Args:
         root: The run.
@@ -229,5 +230,7 @@ def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
     return sorted(
         name
         for name, is_directory in others
-        if is_unfinished(name) or (is_directory and is_in_progress(root / name))
+        if is_unfinished(name)
+        or partial_of(name) is not None
+        or (is_directory and is_in_progress(root / name))
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -22,6 +20,7 @@ from orbit_ckpt.errors import CheckpointExistsError
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.storage import system
 from orbit_ckpt.storage.atomic import make_directories, sync_directory
+from orbit_ckpt.storage.partial import partial_path
 
 _BLOCK_BYTES = 1 << 25
 
@@ -121,15 +120,12 @@ def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
     """
     _check_free(path, overwrite=overwrite)
     make_directories(path.parent)
-    temporary = _beside(path)
-    try:
-        with open(temporary, "xb") as file:
+    with partial_path(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
+        with open(temporary, "r+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         _name(temporary, path, overwrite=overwrite)
-    finally:
-        temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
@@ -142,9 +138,7 @@ def new_directory(path: Path) -> Generator[Path]:
     """
     _check_free(path, overwrite=False)
     make_directories(path.parent)
-    temporary = _beside(path)
-    try:
-        temporary.mkdir()
+    with partial_path(path, Path.mkdir) as temporary:
         yield temporary
         sync_directory(temporary)
         _check_free(path, overwrite=False)
@@ -154,13 +148,7 @@ def new_directory(path: Path) -> Generator[Path]:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise _exists(path, overwrite=False) from error
             raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     sync_directory(path.parent)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def _name(temporary: Path, path: Path, *, overwrite: bool) -> None:

@@ -32,6 +32,7 @@ from orbit_ckpt.storage.layout import (
     TREE_METADATA,
     is_temporary_name,
 )
+from orbit_ckpt.storage.partial import remove_partial
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.system import exchange as _rename_exchange
@@ -355,6 +356,7 @@ def _remove_abandoned(final: Path) -> None:
     for path in [final.parent / n for n in names if n.startswith(prefix)]:
         if not path.is_symlink() and path.is_dir():
             _remove_unlocked(path, final, needs_lock=False)
+    remove_partial(final)
 
 
 def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:

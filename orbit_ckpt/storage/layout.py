@@ -48,6 +48,8 @@ TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 STATE_JSON, STATE_BYTES, STATE_TREE, STATE_RECORD = ".json", ".bin", ".tree", ".kind"
 """Endings of what holds the state of an object: the first is that of grain's files too."""
 
+_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
+
 _STATE_FILE = re.compile(r"process_(\d+)-of-(\d+)\.(json|bin|tree|kind)")
 _PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
 
@@ -55,6 +57,22 @@ _PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
 def is_temporary_name(name: str) -> bool:
     """Whether a directory of this name holds a save that has not been committed."""
     return TEMPORARY_SUFFIX in name
+
+
+def partial_name(name: str, token: str) -> str:
+    """Return what a file or directory of another format is called while it is written.
+
+    Args:
+        name: Its name once it is complete.
+        token: Eight hexadecimal digits that tell attempts apart.
+    """
+    return f".{name}.{token}.partial"
+
+
+def partial_of(name: str) -> str | None:
+    """Return what an incomplete file or directory would be called; None if it is none."""
+    match = _PARTIAL.fullmatch(name)
+    return None if match is None else match[1]
 
 
 def process_directory(process: int) -> str:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import orbit_ckpt as ocp
 from tests.faults import training
 from tests.faults.support import LAYOUTS, before_every_write, numbered_tree
 
@@ -53,6 +54,20 @@ def save_forever(order: dict[str, Any]) -> None:
         print(json.dumps({"step": number}), flush=True)
 
 
+def convert(order: dict[str, Any]) -> None:
+    """Convert a checkpoint, killed before an operation."""
+    count = 0
+
+    def act(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == order.get("nth"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with before_every_write(act, deletions=True, data=True):
+        ocp.convert(order["path"], order["to_path"], to=order["to"], max_shard_bytes=order["shard"])
+
+
 def live(order: dict[str, Any]) -> None:
     """Go on with a training run; two of its threads may report, so each line is one write."""
 
@@ -62,7 +77,7 @@ def live(order: dict[str, Any]) -> None:
     training.live(order, tell)
 
 
-ACTIONS = {"save_once": save_once, "save_forever": save_forever, "live": live}
+ACTIONS = {"save_once": save_once, "save_forever": save_forever, "convert": convert, "live": live}
 
 
 def main() -> None:
