@@ -154,6 +154,7 @@ class AtomicDirectory:
         write_file(self.path / COMMIT_MARKER, os.fsencode(marker))
         _sync_tree(self.path)
         if self._in_place:
+            sync_directory(self.final.parent)
             (self.path / IN_PROGRESS).unlink()
             sync_directory(self.path)
             self._unlock()
