@@ -244,7 +244,7 @@ def rm(
     force: Annotated[bool, typer.Option("--force", help="Pinned checkpoints too.")] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Delete one checkpoint, or what a save that died has left.
+    """Delete one checkpoint, or what a save or conversion that died has left.
 
     It is renamed first, so that nobody finds half of it.
     """

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 import orbit_ckpt as ocp
 from orbit_ckpt.checkpointer.copying import copy_checkpoint
-from orbit_ckpt.cli.manage import prune, rm
+from orbit_ckpt.cli.commands import prune, rm
 from orbit_ckpt.errors import CheckpointError, UnsafePathError
 from orbit_ckpt.storage.inner_path import InnerFiles, check_name, inner_path
 from orbit_ckpt.storage.integrity import FileRecord, Manifest
