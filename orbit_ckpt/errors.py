@@ -33,9 +33,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
+from orbit_ckpt.text import visible
+
 
 class CheckpointError(Exception):
-    """Root of all errors raised by orbit_ckpt."""
+    """Root of all errors raised by orbit_ckpt.
+
+    The text of an error and its notes have escapes in place of characters that are not printable,
+    because names in a checkpoint could otherwise steer the terminal that shows them.
+    """
+
+    @override
+    def __str__(self) -> str:
+        return visible(super().__str__())
+
+    @override
+    def add_note(self, note: str, /) -> None:
+        """Add a note, see `BaseException.add_note`."""
+        super().add_note(visible(note))
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

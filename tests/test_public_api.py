@@ -97,7 +97,7 @@ PUBLIC = {
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),
-        "VersionError",
+        *("VersionError", "UnsafePathError"),
         *("ItemNotFoundError", "StepAlreadyExistsError", "StepNotFoundError"),
         *("BackgroundSaveError", "ItemError", "ProcessCountError", "MissingPackageError"),
         *("ProcessFailedError", "ProcessTimeoutError"),
@@ -112,6 +112,7 @@ BASES = {
     "FormatError": {ValueError},
     "CorruptionError": {ValueError},
     "StorageError": {OSError},
+    "UnsafePathError": {ValueError},
     "ItemError": {RuntimeError},
     "ProcessCountError": {ValueError},
     "ProcessFailedError": {RuntimeError},

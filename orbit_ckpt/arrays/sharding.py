@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt.text import visible
 
 _logger = logging.getLogger(__name__)
 
@@ -298,7 +299,7 @@ class ShardingResolver:
                 _logger.warning(
                     "Recorded sharding cannot be used here (%s); placing arrays on %s instead. "
                     "Give a target with shardings to choose.",
-                    error,
+                    visible(str(error)),
                     instead,
                 )
             return instead

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from orbit_ckpt.cli.text import visible
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.text import visible
 
 SCHEMA = 1
 """Version of the JSON that commands print; fields are added without changing it."""

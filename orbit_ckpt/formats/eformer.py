@@ -31,6 +31,7 @@ from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.foreign import ForeignStore
+from orbit_ckpt.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.tree.keypath import KeyPath, NamePath, format_path, name_path
 
@@ -156,15 +157,16 @@ class _Checkpoint:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._where = root / INDEX
-        self._index = decode_file(self._where, _Index, max_bytes=_MAX_BYTES)
+        files = InnerFiles(root)
+        self._index = decode_file(files.file(INDEX), _Index, max_bytes=_MAX_BYTES)
         if self._index.format != _FORMAT:
             raise self._bad(f"unsupported index format {self._index.format[:80]!r}")
         for prefix in self._index.prefixes:
-            if not prefix or {"/", "\\", "\0"} & set(prefix):
+            if not is_inner_name(prefix) or {"/", "\\"} & set(prefix):
                 raise self._bad(f"prefix {prefix[:80]!r} is not a name")
         structures = sorted(p.name for p in root.iterdir() if p.name.endswith(STRUCTURE_SUFFIX))
-        self._details = _read_details(root / DETAILS)
-        self._structures = {name.removesuffix(STRUCTURE_SUFFIX): root / name for name in structures}
+        self._details = _read_details(files.file(DETAILS))
+        self._structures = {n.removesuffix(STRUCTURE_SUFFIX): files.file(n) for n in structures}
         for prefix, file in self._structures.items():
             if prefix not in self._index.prefixes:
                 raise self._bad(f"it does not have {prefix!r}, of which there is {file.name}")

@@ -10,6 +10,7 @@ from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import stored_tree, whole_tree
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.store_path import StorePath, file_names, read_extent
 
 SUFFIX = ".msgpack"
@@ -67,7 +68,7 @@ def _file_at(path: Path) -> Path:
     file = path
     if path.is_dir():
         names = _candidates(path)
-        file = path / names[-1]
+        file = inner_file(path, names[-1])
         if len(names) > 1:
             raise CheckpointNotFoundError(
                 f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"

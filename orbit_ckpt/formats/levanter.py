@@ -19,6 +19,7 @@ from orbit_ckpt.formats.run_metadata import (
 from orbit_ckpt.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
+from orbit_ckpt.storage.inner_path import InnerFiles
 from orbit_ckpt.storage.layout import AGGREGATE, RUN_METADATA, STEP_METADATA, ZARR2_DOCUMENT
 
 _NOT_HERE = (AGGREGATE, STEP_METADATA)
@@ -55,9 +56,10 @@ class LevanterFormat:
         except ValueError as error:
             raise FormatError(f"{path}: {error}; give one of its parts.") from error
         order = in_tree_order(paths)
+        files = InnerFiles(path)
         records = [LeafRecord.at(paths[i], UNKNOWN_TYPE) for i in order]
         arrays = {
-            record.name: LinkedArray(Path(found[i][1]))
+            record.name: LinkedArray(files, "/".join(found[i][0]))
             for record, i in zip(records, order, strict=True)
         }
         if len(arrays) != len(records):

@@ -12,6 +12,7 @@ from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
 from orbit_ckpt.formats.zarr_tree import has_arrays
 from orbit_ckpt.metadata.codec import decode_file
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.layout import RUN_METADATA
 
 _MAX_BYTES = 1 << 20
@@ -52,7 +53,7 @@ def read_run_metadata(directory: Path) -> RunMetadata | None:
     if file.is_dir():
         return None
     try:
-        found = decode_file(file, RunMetadata, max_bytes=_MAX_BYTES)
+        found = decode_file(inner_file(directory, RUN_METADATA), RunMetadata, max_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

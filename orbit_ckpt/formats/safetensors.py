@@ -7,7 +7,7 @@ keys are the tensors' names, as the library's own functions return it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from jax.tree_util import DictKey
@@ -27,7 +27,8 @@ from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.array_sums import ArraySum
 from orbit_ckpt.storage.foreign import ForeignStore, RawArray
-from orbit_ckpt.storage.store_path import file_names, file_size, map_paths, read_extent
+from orbit_ckpt.storage.inner_path import InnerFiles, is_inner_name
+from orbit_ckpt.storage.store_path import StorePath, file_names, file_size, map_paths, read_extent
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -124,10 +125,12 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
     expected: dict[str, set[str]] = {}
     for tensor, name in places.items():
         expected.setdefault(name, set()).add(tensor)
+    inner = InnerFiles(index.parent, allow_linked_files=True)
     for name in expected:
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
-            raise FormatError(f"{index}: {name!r} is not the name of a file beside the index")
+        if "\\" in name or not is_inner_name(name):
+            raise FormatError(f"{index}: {name[:200]!r} is not the name of a file beside the index")
+        if not isinstance(index, StorePath):
+            inner.status(name)
     files = [index.parent / name for name in sorted(expected)]
     are_there = map_paths(lambda file: file.is_file(), files, root=index)
     for file, is_there in zip(files, are_there, strict=True):

@@ -23,6 +23,7 @@ from orbit_ckpt.formats.base import ForeignStep, StoredTree
 from orbit_ckpt.formats.msgpack_scan import scan_file
 from orbit_ckpt.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt.storage.path import (
     describe_directory,
@@ -92,6 +93,8 @@ class T5XFormat:
                 f"Found incomplete checkpoint at {file.parent}: the save of T5X that wrote it did "
                 "not finish. Restore an earlier one; this directory can be deleted."
             )
+        if file != resolve_local(path):
+            inner_file(file.parent, file.name)
         with open(file, "rb") as stream:
             if stream.read(len(TF_STATE)) == TF_STATE:
                 raise VersionError(

@@ -16,6 +16,7 @@ from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.formats.t5x_chunks import document_of
 from orbit_ckpt.storage.foreign import LinkedArray
+from orbit_ckpt.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Value
@@ -45,14 +46,16 @@ class Spec(Struct, frozen=True):
     """What a specification says of an array; None or UNSET where it says nothing.
 
     Attributes:
-        directory: Where its files are.
+        root: The directory of its checkpoint.
+        name: Where its files are, below that.
         shape: Its shape.
         dtype: Its dtype, as it is stored.
         chunks: Shape of its chunks.
         compressor: How these are compressed, as zarr writes it; None if they are not.
     """
 
-    directory: Path
+    root: Path
+    name: str
     shape: Shape | None
     dtype: DType | None
     chunks: Shape | None
@@ -63,6 +66,11 @@ class Spec(Struct, frozen=True):
         """Whether it says all that the array's own document does."""
         is_shaped = self.shape is not None and self.chunks is not None
         return is_shaped and self.dtype is not None and self.compressor is not UNSET
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are."""
+        return self.root / self.name
 
 
 def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
@@ -86,7 +94,8 @@ def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
     if compressor is not None and not isinstance(compressor, Mapping | UnsetType):
         raise ValueError(f"its compressor is {str(compressor)[:80]}")
     return Spec(
-        directory / _relative_path(fields),
+        directory,
+        _relative_path(fields),
         _lengths(known.get("shape"), "shape"),
         None if name is None else parse_dtype(_text(name)).newbyteorder("<"),
         _lengths(known.get("chunks"), "chunks"),
@@ -116,9 +125,10 @@ def _relative_path(fields: Mapping[str, Any]) -> str:
     parts = PurePosixPath(text).parts
     if text.startswith("/"):
         parts = parts[-1:] if len(parts) > 1 else ()
-    if not parts or ".." in parts or "\\" in text or "\0" in text:
+    name = "/".join(parts)
+    if "\\" in name or not is_inner_name(name):
         raise ValueError(f"its path {text[:200]!r} does not lead to a directory in the checkpoint")
-    return "/".join(parts)
+    return name
 
 
 def _text(value: object) -> str:
@@ -153,7 +163,8 @@ class SpecArray:
         self._spec = spec
         self._where = where
         self._is_bfloat16 = uint16 == "as_bfloat16" and spec.dtype == as_dtype("uint16")
-        self._files = LinkedArray(spec.directory)
+        self._inner = InnerFiles(spec.root)
+        self._files = LinkedArray(self._inner, spec.name)
         self._document: bytes | None = None
 
     def find(self, key: str) -> Value | None:
@@ -196,13 +207,11 @@ class SpecArray:
                 file=str(spec.directory),
             )
         try:
-            with open(spec.directory / ZARR2_DOCUMENT, "rb") as stream:
+            with open(self._inner.file(f"{spec.name}/{ZARR2_DOCUMENT}"), "rb") as stream:
                 data = stream.read(_MAX_DOCUMENT_BYTES)
         except FileNotFoundError:
             data = _document_of(spec)
         layout = parse_array(data, zarr_format=2, where=ZARR2_DOCUMENT)
-        if layout.separator not in (".", "/"):
-            raise ValueError(f"its dimension_separator is {layout.separator!r}")
         found = (layout.shape, layout.dtype)
         if spec.shape is not None and spec.dtype is not None and found != (spec.shape, spec.dtype):
             raise ValueError(

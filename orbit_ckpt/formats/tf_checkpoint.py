@@ -21,6 +21,7 @@ from orbit_ckpt.formats.t5x import TF_STATE
 from orbit_ckpt.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index
 from orbit_ckpt.formats.tf_names import translate_t5
 from orbit_ckpt.storage.foreign import RawArray
+from orbit_ckpt.storage.inner_path import InnerFiles, inner_file
 from orbit_ckpt.storage.layout import AGGREGATE, ZARR2_DOCUMENT
 from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.path import resolve_local
@@ -165,8 +166,12 @@ class TensorFlowFormat:
         Not from object stores.
         """
         index = _find_index(resolve_local(path))
+        entries = read_index(index)
+        files = InnerFiles(index.parent)
+        for file in {entry.extent.file for entry in entries.values()}:
+            files.status(Path(file).name)
         variables: Mapping[str, Any] = {
-            name: TFVariable(name, entry) for name, entry in read_index(index).items()
+            name: TFVariable(name, entry) for name, entry in entries.items()
         }
         if self._translate is not None:
             try:
@@ -202,9 +207,10 @@ def _find_index(path: Path) -> Path:
             match = _LATEST.search(stream.read(_STATE_BYTES))
         # it may be absolute, of the machine that the checkpoint is from
         name = PurePosixPath(match[1].decode(errors="replace")).name if match else ""
-        index = state.with_name(name + SUFFIX) if name else None
+        index = inner_file(state.parent, name + SUFFIX) if name else None
     elif path.is_dir():
-        index = next(iter(sorted(path.glob(f"*{SUFFIX}"))), None)
+        found = sorted(path.glob(f"*{SUFFIX}"))
+        index = inner_file(path, found[0].name) if found else None
     if index is None or not index.is_file():
         raise CheckpointNotFoundError(
             f"No checkpoint of TensorFlow at {path}: there is no {index or '*' + SUFFIX}."

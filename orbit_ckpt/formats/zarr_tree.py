@@ -13,6 +13,7 @@ from orbit_ckpt.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.storage.foreign import LinkedArray, check_shape
+from orbit_ckpt.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.value_read import read_value
@@ -39,10 +40,9 @@ class ArrayEntry(Struct, frozen=True):
         Raises:
             ValueError: It may lead out of the checkpoint.
         """
-        parts = tuple(self.path.split("/"))
-        if "\0" in self.path or {"", ".", ".."} & set(self.path.replace("\\", "/").split("/")):
-            raise ValueError(f"path {self.path!r} is no directory in the checkpoint")
-        return parts
+        if not (is_inner_name(self.path) and is_inner_name(self.path.replace("\\", "/"))):
+            raise ValueError(f"path {self.path[:200]!r} is no directory in the checkpoint")
+        return tuple(self.path.split("/"))
 
     def layout(self) -> tuple[Shape, DType]:
         """Return its shape and dtype.
@@ -62,13 +62,16 @@ class ListedArray(LinkedArray):
     """A zarr2 array that an index describes too; both must say the same.
 
     Args:
-        directory: Where it is.
+        files: The files of its checkpoint.
+        name: Its directory there.
         layout: Its shape and dtype, as the index has them.
         index: The index, for errors.
     """
 
-    def __init__(self, directory: Path, layout: tuple[Shape, DType], index: Path) -> None:
-        super().__init__(directory)
+    def __init__(
+        self, files: InnerFiles, name: str, layout: tuple[Shape, DType], index: Path
+    ) -> None:
+        super().__init__(files, name)
         self._expected = layout
         self._index = index
 
@@ -156,9 +159,10 @@ def listed_arrays(
         FormatError: An entry has a shape or dtype that is none.
     """
     arrays: dict[str, ListedArray] = {}
+    files = InnerFiles(root)
     for name, entry in entries.items():
         try:
-            arrays[name] = ListedArray(root.joinpath(*entry.parts()), entry.layout(), where)
+            arrays[name] = ListedArray(files, "/".join(entry.parts()), entry.layout(), where)
         except ValueError as error:
             raise FormatError(f"{where}: {error}. The file is damaged.") from error
     return arrays

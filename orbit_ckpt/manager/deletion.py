@@ -26,6 +26,7 @@ from orbit_ckpt.storage.object_commit import (
 )
 from orbit_ckpt.storage.path import storage_errors
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.text import visible
 
 _DELETED = f"{TEMPORARY_SUFFIX}-deleted-"
 
@@ -121,7 +122,7 @@ class StepDeleter:
                 return
             for name in sorted(os.listdir(self.root)):
                 if _DELETED in name or (everything and TEMPORARY_SUFFIX in name):
-                    _logger.info("Removing %s, which was left behind", self.root / name)
+                    _logger.info("Removing %s, left behind", visible(str(self.root / name)))
                     with contextlib.suppress(OSError):
                         _remove(self.root / name)
             remove_abandoned(self.root, self._is_step)
@@ -135,7 +136,7 @@ class StepDeleter:
             unmarked = everything and not is_foreign and f"{name}/{COMMIT_MARKER}" not in keys
             begun = f"{name}/{IN_PROGRESS}" in keys
             if (unmarked and not is_committed(path)) or (begun and is_half_removed(path)):
-                _logger.info("Removing %s, which was left behind", path)
+                _logger.info("Removing %s, left behind", visible(str(path)))
                 remove_checkpoint(path)
 
     def _is_step(self, name: str) -> bool:

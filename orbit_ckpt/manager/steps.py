@@ -38,6 +38,7 @@ from orbit_ckpt.storage.layout import (
 )
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, map_paths
+from orbit_ckpt.text import visible
 
 _FOREIGN_FILES = frozenset({AGGREGATE, RUN_METADATA})
 _OWN_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, MANIFEST, COMMIT_MARKER})
@@ -367,4 +368,5 @@ def _used_and_ignored(first: StepRecord, second: StepRecord) -> tuple[Path, Path
 @functools.lru_cache(maxsize=256)
 def _warn_of_duplicate(step: int, used: Path, ignored: Path) -> None:
     """Warn once, though a run is listed at every save."""
-    _logger.warning("Step %d is there twice: %s is used, %s is not", step, used, ignored)
+    places = (visible(str(used)), visible(str(ignored)))
+    _logger.warning("Step %d is there twice: %s is used, %s is not", step, *places)

@@ -36,6 +36,7 @@ from orbit_ckpt.storage.partial import remove_partial
 from orbit_ckpt.storage.path import describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.system import exchange as _rename_exchange
+from orbit_ckpt.text import visible
 
 _OURS = f"{TEMPORARY_SUFFIX}-orbit-"
 """Part of the names of temporary directories that are locked while a save goes on."""
@@ -49,6 +50,8 @@ _SIGNS = frozenset(
 
 _JSON_ITEM = "metadata"
 """This file makes a directory an item, of releases that mark nothing else."""
+
+_REMOVING = "Removing %s, left behind by a save that did not finish"
 
 _logger = logging.getLogger(__name__)
 
@@ -345,7 +348,7 @@ def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
             if lock is None:
                 continue
             if is_left(path):  # else its save ended before it was locked
-                _logger.info("Removing %s, left behind by a save that did not finish", path)
+                _logger.info(_REMOVING, visible(str(path)))
                 _remove_marked(path, ignore_errors=True)
             unlock(lock)
 
@@ -369,7 +372,7 @@ def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
         if path.name.endswith(_REPLACED) and not final.exists():
             path.rename(final)  # a save died between the two renames of `_exchange`
         else:
-            _logger.info("Removing %s, left behind by a save that did not finish", path)
+            _logger.info(_REMOVING, visible(str(path)))
             shutil.rmtree(path, ignore_errors=True)
     finally:
         unlock(lock)

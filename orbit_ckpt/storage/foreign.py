@@ -6,7 +6,6 @@ Their metadata documents are made up; their chunks are where the other program p
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +14,12 @@ from orbit_ckpt.arrays.dtypes import DType
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt.storage.identity import stamp_of
+from orbit_ckpt.storage.inner_path import InnerFiles
 from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath, map_paths
-from orbit_ckpt.storage.zarr import plain_array
+from orbit_ckpt.storage.zarr import MAX_DIMENSIONS, plain_array
 
 
 class ForeignArray(Protocol):
@@ -80,19 +80,23 @@ class LinkedArray:
     """A real zarr2 array that another program wrote on a local file system.
 
     Args:
-        directory: Where it is.
+        files: The files of its checkpoint.
+        name: Its directory there; empty if that is the checkpoint's.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, files: InnerFiles, name: str) -> None:
+        self._files = files
+        self._name = name
+        self._directory = files.root / name
 
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`."""
-        file = os.path.join(self._directory, key)
-        try:
-            return Extent(file, 0, os.stat(file).st_size)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        """See `ForeignArray`.
+
+        Raises:
+            UnsafePathError: A link leads out of the checkpoint.
+        """
+        status = self._files.status(join_key(self._name, key))
+        return None if status is None else Extent(f"{self._directory}/{key}", 0, status.st_size)
 
     def spec(self) -> Json:
         """See `ForeignArray`."""
@@ -111,13 +115,12 @@ def check_shape(shape: Shape, itemsize: int) -> None:
         ValueError: numpy has none, because of too many dimensions or, with one of them 0, too long
             ones.
     """
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"{len(shape)} dimensions, of at most {_MAX_DIMENSIONS}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions, of at most {MAX_DIMENSIONS}")
     if any(n < 0 for n in shape) or math.prod([n or 1 for n in shape]) * itemsize > _MAX_NBYTES:
         raise ValueError(f"{str(list(shape))[:80]} is no shape of an array")
 
 
-_MAX_DIMENSIONS = 64
 _MAX_NBYTES = 2**62
 
 

@@ -215,7 +215,10 @@ def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
     shape, chunks = _shape(fields["shape"]), _shape(fields["chunks"])
     compressor: Mapping[str, Any] | None = fields.get("compressor")
     dtype_name = str(fields["dtype"])
+    separator = str(fields.get("dimension_separator", "."))
     _check_grid(shape, chunks)
+    if separator not in (".", "/"):
+        raise ValueError(f"its dimension_separator is {separator[:80]!r}")
     return ZarrArray(
         zarr_format=2,
         shape=shape,
@@ -229,7 +232,7 @@ def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
             and fields.get("order", "C") == "C"
             and not dtype_name.startswith(">")
         ),
-        separator=str(fields.get("dimension_separator", ".")),
+        separator=separator,
     )
 
 
@@ -281,6 +284,8 @@ def _shape(value: object) -> Shape:
 
 
 def _check_grid(shape: Shape, chunks: Shape) -> None:
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions, of at most {MAX_DIMENSIONS}")
     if len(shape) != len(chunks) or any(n < 1 for n in chunks):
         raise ValueError(f"chunks {chunks} do not fit shape {shape}")
     if any(math.prod(filter(None, sizes)) > _MAX_ELEMENTS for sizes in (shape, chunks)):

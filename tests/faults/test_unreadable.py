@@ -18,12 +18,14 @@ import tensorstore as ts
 import orbit_ckpt as ocp
 from orbit_ckpt.arrays.slices import whole
 from orbit_ckpt.errors import CorruptionError, StorageError
+from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.storage.chunk_read import ArrayRead
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.kvstore import FileStore
 from orbit_ckpt.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, STRINGS
 from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.store_path import read_extent
 
 NOBODY = 65534
 
@@ -118,14 +120,21 @@ def test_an_index_that_is_missing_or_cut_is_damage(place: Path) -> None:
         read_index(place / "1")
 
 
-def test_a_disk_that_fails_is_told_and_an_older_step_is_restored(place: Path) -> None:
+def test_a_disk_that_fails_is_told_and_an_older_step_is_restored(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ocp.CheckpointManager(place / "run") as manager:
         for step in (1, 2):
             manager.save(step, args=ocp.args.PyTreeSave({f"leaf{i}": step for i in range(5000)}))
         manager.wait_until_finished()
         node = index_of(place / "run" / "2")
-        node.unlink()
-        node.symlink_to("/proc/self/mem")  # reading where nothing is gives EIO
+
+        def read(file: str, offset: int, nbytes: int) -> bytes:
+            if file == str(node):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), file)
+            return read_extent(file, offset, nbytes)
+
+        monkeypatch.setattr(ocdbt, "read_extent", read)
         with pytest.raises(StorageError, match="Input/output error") as error:
             ocp.load(place / "run" / "2")
         assert error.value.errno == errno.EIO

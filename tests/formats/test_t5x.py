@@ -27,6 +27,7 @@ from orbit_ckpt.errors import (
     FormatError,
     IncompleteCheckpointError,
     TreeMismatchError,
+    UnsafePathError,
     VersionError,
 )
 from orbit_ckpt.formats.outgoing import WriteRequest
@@ -359,11 +360,28 @@ def test_an_array_larger_than_its_files_can_hold_takes_no_memory(
 
 def test_files_may_be_links_as_caches_of_downloads_have_them(tmp_path: Path) -> None:
     value = np.random.default_rng(0).random((1024, 512))
-    write(WriteRequest(tmp_path / "checkpoint_1", {"w": value}))
-    files = [file for file in (tmp_path / "checkpoint_1").rglob("*") if file.is_file()]
-    for i, file in enumerate(files):
-        file.symlink_to(file.rename(tmp_path / f"blob-{i}"))
-    assert np.array_equal(ocp.load(tmp_path / "checkpoint_1")["w"], value)
+    path, blobs = tmp_path / "snapshots" / "0123abc" / "checkpoint_1", tmp_path / "blobs"
+    path.parent.mkdir(parents=True)
+    blobs.mkdir()
+    write(WriteRequest(path, {"w": value}))
+    for i, file in enumerate([file for file in path.rglob("*") if file.is_file()]):
+        file.symlink_to(file.rename(blobs / str(i)))
+    assert np.array_equal(ocp.load(path)["w"], value)
+
+
+def test_files_that_are_links_to_anything_else_are_refused(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).random((1024, 512))
+    path = tmp_path / "checkpoint_1"
+    write(WriteRequest(path, {"w": value}))
+    for name in ("checkpoint", "target.w/.zarray", "target.w/0.0", "target.w"):
+        moved = (path / name).rename(tmp_path / "moved")
+        (path / name).symlink_to(moved)
+        with pytest.raises(UnsafePathError, match="outside of the checkpoint"):
+            ocp.load(path)
+        assert not ocp.verify(path).is_intact
+        (path / name).unlink()
+        moved.rename(path / name)
+    assert np.array_equal(ocp.load(path)["w"], value)
 
 
 def test_a_missing_or_damaged_chunk_is_named(saved: Path) -> None:
