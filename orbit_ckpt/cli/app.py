@@ -25,8 +25,8 @@ from orbit_ckpt.cli.commands import (
     tree,
     verify,
 )
-from orbit_ckpt.cli.text import visible
 from orbit_ckpt.errors import CheckpointError
+from orbit_ckpt.text import visible
 
 app = typer.Typer(
     name="orbit-ckpt",

@@ -24,7 +24,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from orbit_ckpt.cli.text import visible
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.text import visible
 

@@ -132,10 +132,10 @@ class CheckpointManagerOptions:
     metrics_source: MetricsSource | None = None
 
     def __post_init__(self) -> None:
-        self._warn_of_unused()
         if self.best_mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', found {self.best_mode!r}")
         self._check_numbers()
+        self._warn_of_unused()
         if self.todelete_full_path is not None:
             raise ValueError(
                 "todelete_full_path is not supported: object stores have no rename. Leave it out; "

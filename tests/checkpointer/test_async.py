@@ -312,7 +312,7 @@ def test_the_interpreter_does_not_end_before_a_save(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_at_the_end_says_so(tmp_path: Path) -> None:
     script = (
-        "import orbit_ckpt, pathlib, numpy\n"
+        "import orbit_ckpt.storage.batch_write, pathlib, numpy\n"
         f"path = pathlib.Path({str(tmp_path)!r}, 'x')\n"
         "orbit_ckpt.storage.batch_write.DatabaseWriter = None\n"
         "orbit_ckpt.save_async(path, numpy.ones(3))\n"

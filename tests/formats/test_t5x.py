@@ -373,7 +373,7 @@ def test_files_that_are_links_to_anything_else_are_refused(tmp_path: Path) -> No
     value = np.random.default_rng(0).random((1024, 512))
     path = tmp_path / "checkpoint_1"
     write(WriteRequest(path, {"w": value}))
-    for name in ("checkpoint", "target.w/.zarray", "target.w/0.0", "target.w"):
+    for name in ("checkpoint", "w/.zarray", "w/0.0", "w"):
         moved = (path / name).rename(tmp_path / "moved")
         (path / name).symlink_to(moved)
         with pytest.raises(UnsafePathError, match="outside of the checkpoint"):
