@@ -25,6 +25,7 @@ from orbit_ckpt.metadata.files import arrays_file
 from orbit_ckpt.pytree.agree import check_agreement
 from orbit_ckpt.storage.integrity import write_manifest
 from orbit_ckpt.storage.layout import ARRAY_METADATAS, process_directory
+from orbit_ckpt.storage.manifest import Manifest
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from orbit_ckpt.storage.ocdbt_merge import merge_databases
 from orbit_ckpt.storage.value_write import DatabaseWriter
@@ -58,7 +59,7 @@ def write_databases(plan: Plan, directory: Path) -> None:
         writer = DatabaseWriter(part, data_file_bytes=None)
         offset = 0
         for key, nbytes in keys.items():
-            writer.refer({key: Extent("d/values", offset, nbytes)})
+            writer.refer({key: Extent("d/values", offset, nbytes)}, Manifest())
             offset += nbytes
         writer.close()
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from crc32c import crc32c
 
-from orbit_ckpt.checkpointer.verify import verify_files
+from orbit_ckpt.checkpointer.verify import Damage, verify_files
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt.formats.base import Format, allows_linked_files
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
 from orbit_ckpt.storage.inner_path import InnerFiles, check_name
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, is_temporary_name
+from orbit_ckpt.storage.integrity import has_lost_manifest, replacing_item
+from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
 from orbit_ckpt.storage.object_commit import ObjectDirectory
 from orbit_ckpt.storage.path import check_outside, describe_directory, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
@@ -91,7 +93,8 @@ def copy_checkpoint(
                     raise _differs(source / name, destination)
             if check:
                 _verify(directory.path, source, foreign)
-            directory.commit()
+            with replacing_item(directory.final) if overwrite else contextlib.nullcontext():
+                directory.commit()
     return nbytes
 
 
@@ -106,6 +109,8 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
         raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
     findings = verify_files(copied, foreign)
     damage = findings.damage
+    if foreign is None and has_lost_manifest(source):  # which is not copied
+        damage = [Damage(source, "it is missing", str(source / MANIFEST)), *damage]
     if damage:
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
         shown = str(damage[0]).replace(str(copied), str(source))

@@ -25,7 +25,7 @@ from orbit_ckpt.runtime.loop import run_checked
 from orbit_ckpt.runtime.meetings import pace
 from orbit_ckpt.runtime.process import NOBODY_ELSE, Operation, Process
 from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode
-from orbit_ckpt.storage.integrity import write_manifest
+from orbit_ckpt.storage.integrity import replacing_item, write_manifest
 from orbit_ckpt.storage.object_commit import ObjectDirectory
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -76,6 +76,7 @@ class SaveSession:
             TypeError: `custom_metadata` cannot be written as JSON.
         """
         self._atomic = _destination(path, overwrite, options)
+        self._overwrite = overwrite
         self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
         self._details = details
@@ -183,8 +184,15 @@ class SaveSession:
         if self._is_primary:
             self.doing("committing")
             self._operation.check(Barrier.COMMITTED)  # the others may have given up waiting
-            self._atomic.commit()
+            self._commit()
         self._broadcast(Barrier.COMMITTED)
+
+    def _commit(self) -> None:
+        replaced = (
+            replacing_item(self._atomic.final) if self._overwrite else contextlib.nullcontext()
+        )
+        with replaced:
+            self._atomic.commit()
 
     @property
     def _is_primary(self) -> bool:

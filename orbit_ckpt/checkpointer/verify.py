@@ -21,6 +21,7 @@ from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.json import JsonHandler
+from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.pytree.verification import Damage, Unchecked, Unverifiable, VerifyReport
 from orbit_ckpt.pytree.verify import Findings, verify_tree
@@ -28,19 +29,22 @@ from orbit_ckpt.pytree.verify_foreign import verify_foreign
 from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all, run_sync
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
-from orbit_ckpt.storage.inner_path import InnerFiles, check_name
-from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.inner_path import InnerFiles, check_name, sizes_below
+from orbit_ckpt.storage.integrity import CheckedDirectory, has_lost_manifest
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
     MANIFEST,
+    OCDBT_MANIFEST,
     PINNED,
     STEP_METADATA,
     is_process_directory,
     is_temporary_name,
 )
+from orbit_ckpt.storage.manifest import damaged_file
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.path import describe_directory, identity, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, is_damage, map_paths
 
 __all__ = ["Damage", "Unchecked", "Unverifiable", "VerifyReport", "verify"]
@@ -70,7 +74,11 @@ def verify(
     What other writers have left without checksums is decoded or parsed, which finds what would
     make a load fail; the report says what that is. So it is with checkpoints of other programs, of
     which all leaves are decoded. What is of a later version, or of one that is not read any more,
-    cannot be verified: the report says so, and the rest is checked.
+    cannot be verified: the report says so, and the rest is checked. That the manifest of a
+    checkpoint of `orbit_ckpt` is gone is damage.
+
+    A checkpoint that another process replaces meanwhile is checked again. Steps of a run that are
+    deleted meanwhile are left out.
 
     Args:
         path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
@@ -84,7 +92,8 @@ def verify(
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
         IncompleteCheckpointError: The save did not finish.
-        StorageError: A directory cannot be read.
+        StorageError: A directory cannot be read, or other processes replace the checkpoint again
+            and again while it is read.
         ValueError: `max_bytes` is not positive.
 
     Example:
@@ -95,22 +104,22 @@ def verify(
     """
     root = resolve_path(path)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        checkpoints, unfinished = ({root: reader}, 0) if reader is not None else _look_at(root)
-        refused: list[tuple[Path, UnsafePathError]] = []
-        sizes = [
-            _files_below(checkpoint, foreign, refused)
-            for checkpoint, foreign in checkpoints.items()
-        ]
-        total = sum(sum(found) for found in sizes)
-        findings = _new_findings(max_bytes, total, progress)
-        for checkpoint, error in refused:
-            findings.note(checkpoint, error)
+        listed, unfinished = ({root: reader}, 0) if reader else read_unchanged([root], _look_at)
+        sizes = {path: _sizes(path, foreign)[0] for path, foreign in listed.items()}
+        findings = _new_findings(max_bytes, sum(map(sum, sizes.values())), progress)
         findings.skip(root, "saves that did not finish", unfinished)
-        run_sync(_verify_all(checkpoints, findings))
+        checkpoints: list[Path] = []
+        for checkpoint, foreign in listed.items():
+            found = _verify_unchanged(checkpoint, findings, foreign, may_vanish=checkpoint != root)
+            if found is not None:
+                checkpoints.append(checkpoint)
+                findings.add_all(found)
+        deleted = len(listed) - len(checkpoints)
+        findings.skip(root, "checkpoints that were deleted while others were checked", deleted)
     return VerifyReport(
         root,
         tuple(checkpoints),
-        sum(map(len, sizes)),
+        sum(len(sizes[checkpoint]) for checkpoint in checkpoints),
         findings.leaves,
         findings.chunks,
         findings.nbytes,
@@ -127,14 +136,9 @@ def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
         directory: Where it is.
         foreign: The other program's format that it has, None for our own and Orbax's.
     """
-    refused: list[tuple[Path, UnsafePathError]] = []
-    findings = _new_findings(_MAX_BYTES, sum(_files_below(directory, foreign, refused)), None)
-    for checkpoint, error in refused:
-        findings.note(checkpoint, error)
-    if foreign is not None:
-        run_sync(verify_foreign(directory, foreign, findings))
-    else:
-        run_sync(_verify_all({directory: None}, findings))
+    sizes, _ = _sizes(directory, foreign)
+    findings = _new_findings(_MAX_BYTES, sum(sizes), None)
+    run_sync(_verify_one(directory, findings, foreign))
     return findings
 
 
@@ -150,15 +154,52 @@ def _new_findings(max_bytes: int, total: int, progress: Progress | None) -> Find
     return Findings(ByteLimiter(max_bytes), advance)
 
 
-async def _verify_all(checkpoints: Mapping[Path, Format | None], findings: Findings) -> None:
-    for checkpoint, reader in checkpoints.items():
-        if reader is not None:
-            await verify_foreign(checkpoint, reader, findings)
-        else:
-            await _verify_directory(checkpoint, findings, checkpoint)
+def _verify_unchanged(
+    checkpoint: Path, around: Findings, foreign: Format | None, *, may_vanish: bool
+) -> Findings | None:
+    """Check a checkpoint that other processes may replace; again if one does.
+
+    Args:
+        checkpoint: The checkpoint.
+        around: Whose byte budget and progress are used.
+        foreign: The other program's format that it has.
+        may_vanish: Whether it may be deleted meanwhile.
+
+    Returns:
+        What was found; None if it was deleted.
+
+    Raises:
+        CheckpointError: It cannot be read, or is replaced again and again.
+    """
+
+    async def check(path: Path) -> Findings:
+        found = Findings(around.limiter, around.progress)
+        await _verify_one(path, found, foreign)
+        return found
+
+    try:
+        return read_unchanged([checkpoint], check)
+    except CheckpointError as error:
+        if identity(checkpoint) is not None:
+            raise
+        if may_vanish:
+            return None
+        raise CheckpointNotFoundError(
+            f"{checkpoint} was deleted while it was checked. Give a checkpoint that is kept."
+        ) from error
 
 
-def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
+async def _verify_one(checkpoint: Path, findings: Findings, foreign: Format | None) -> None:
+    if not isinstance(checkpoint, StorePath):
+        for error in _sizes(checkpoint, foreign)[1]:
+            findings.note(checkpoint, error)
+    if foreign is not None:
+        await verify_foreign(checkpoint, foreign, findings)
+    else:
+        await _verify_directory(checkpoint, findings, checkpoint)
+
+
+async def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
     """Return the checkpoints at a path with the formats of other programs; and what is unfinished.
 
     Raises:
@@ -200,10 +241,11 @@ def _checkpoints(root: Path) -> tuple[Mapping[Path, None], int]:
     for child in sorted(root.iterdir(), key=_order):
         if not child.is_dir():
             continue
-        if is_temporary_name(child.name) or is_in_progress(child):
-            unfinished += 1
-        elif _is_checkpoint(child):
-            found.append(child)
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if is_temporary_name(child.name) or is_in_progress(child):
+                unfinished += 1
+            elif _is_checkpoint(child):
+                found.append(child)
     if not found:
         raise CheckpointNotFoundError(
             f"No checkpoint at {root}: {describe_directory(root)}. Give the directory that was "
@@ -242,6 +284,9 @@ async def _verify_directory(directory: Path, findings: Findings, checkpoint: Pat
         findings.note(checkpoint, error)
         findings.skip(directory, "directory, because its manifest cannot be read", 1)
         return
+    if checked.manifest is None and has_lost_manifest(directory):
+        what = "it is missing: nothing tells whether the other files are those that were saved"
+        findings.note(checkpoint, damaged_file(directory / MANIFEST, what))
     await _verify_recorded(checked, findings, checkpoint)
     _check_step(checked, findings, checkpoint)
     is_tree = holds_tree(directory)
@@ -249,6 +294,7 @@ async def _verify_directory(directory: Path, findings: Findings, checkpoint: Pat
         await verify_tree(checked, GLOBAL_TYPE_HANDLER_REGISTRY, findings, checkpoint)
     elif checked.manifest is None:
         _check_plain_item(directory, findings, checkpoint)
+    _check_process_databases(checked, findings, checkpoint)
     for child in _parts(directory, is_tree=is_tree):
         await _verify_directory(child, findings, checkpoint)
 
@@ -295,14 +341,30 @@ async def _verify_recorded(checked: CheckedDirectory, findings: Findings, checkp
         findings.count(nbytes)
 
     await run_all(verify_file(name, record.nbytes) for name, record in manifest.files.items())
-    findings.skip(checked.path, "files that the manifest does not record", _added(checked))
+    for error in await asyncio.to_thread(checked.check_database_files):
+        findings.note(checkpoint, error)
+    added = await asyncio.to_thread(checked.unrecorded)
+    others = [name for name in added if name not in _UNRECORDED]
+    findings.skip(checked.path, "files that the manifest does not record", len(others))
+    if manifest.database is None and OCDBT_MANIFEST in manifest.self_checked:
+        what = "database of an earlier release, which did not record to which save data belongs"
+        findings.skip(checked.path, what, 1)
 
 
-def _added(checked: CheckedDirectory) -> int:
-    """Return how many files next to the manifest it does not speak of."""
+def _check_process_databases(
+    checked: CheckedDirectory, findings: Findings, checkpoint: Path
+) -> None:
+    """Read the indexes of the databases that processes wrote, which their merging left behind."""
     manifest = checked.manifest
-    own = {entry.name for entry in checked.path.iterdir() if entry.is_file()} - _UNRECORDED
-    return len(own - {*manifest.files, *manifest.self_checked}) if manifest else 0
+    if manifest is None or manifest.database is None:
+        return
+    for name in manifest.files:
+        part, _, file = name.partition("/")
+        if is_process_directory(part) and file == OCDBT_MANIFEST:
+            try:
+                read_index(checked.inner(part))
+            except CheckpointError as error:
+                findings.note(checkpoint, error)
 
 
 def _check_step(checked: CheckedDirectory, findings: Findings, checkpoint: Path) -> None:
@@ -352,16 +414,5 @@ def _check_plain_item(directory: Path, findings: Findings, checkpoint: Path) -> 
         return  # a step with several items, or an item of another kind
 
 
-def _files_below(
-    path: Path, foreign: Format | None, refused: list[tuple[Path, UnsafePathError]]
-) -> list[int]:
-    """Return the sizes of a checkpoint's files; note the links that are not followed."""
-    if isinstance(path, StorePath):  # finding their sizes out takes many requests
-        return [0] * (len(path.keys_below()) or 1)
-    if path.is_file():
-        return [path.stat().st_size]
-    files = InnerFiles(path, allow_linked_files=allows_linked_files(foreign))
-    errors: list[UnsafePathError] = []
-    sizes = [size for _, size in files.walk(refused=errors)]
-    refused += [(path, error) for error in errors]
-    return sizes
+def _sizes(path: Path, foreign: Format | None) -> tuple[list[int], list[UnsafePathError]]:
+    return sizes_below(path, allow_linked_files=allows_linked_files(foreign))

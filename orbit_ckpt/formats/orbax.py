@@ -23,7 +23,7 @@ from orbit_ckpt.metadata import files
 from orbit_ckpt.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, TreeDocument
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.inner_path import inner_file
-from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.layout import (
     AGGREGATE,
@@ -161,7 +161,7 @@ def open_tree(
         CorruptionError: A file differs from its checksum.
         FormatError: A document is not understood.
     """
-    checked = checked or CheckedDirectory(directory)
+    checked = checked or open_checked(directory)
     document = files.read_tree(checked)
     details = files.read_details(checked)
     legacy: LegacyTree | None = None

@@ -34,10 +34,9 @@ from orbit_ckpt.runtime.commit import Commit, Progress
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.runtime.warn import warn_caller
-from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.atomic import write_marker
 from orbit_ckpt.storage.inner_path import inner_file
-from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import COMMIT_MARKER
+from orbit_ckpt.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 from orbit_ckpt.tree.diff import nearest_names
 from orbit_ckpt.unused import warn_set
@@ -191,8 +190,7 @@ class CompositeHandler:
             _check_saved_by_all(directory, names)
             for name in names:
                 commits[name].finalize()
-                marker = f"Checkpoint commit was successful to {directory / name}"
-                write_file(directory / name / COMMIT_MARKER, os.fsencode(marker))
+                write_marker(directory / name, directory / name)
 
         recorded = {name: typestr_of(handler) for name, handler in handlers.items()}
 
@@ -355,7 +353,7 @@ def _check_args(name: str, handler: CheckpointHandler, args: object, *, for_save
 
 
 def _recorded(path: Path) -> Mapping[str, str]:
-    recorded = read_step(CheckedDirectory(path)).item_handlers
+    recorded = read_step(open_checked(path)).item_handlers
     return recorded if isinstance(recorded, Mapping) else {}
 
 

@@ -22,7 +22,7 @@ from orbit_ckpt.metadata.codec import decode_json, encode_user_json
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
-from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
+from orbit_ckpt.storage.integrity import open_checked, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 from orbit_ckpt.unused import warn_set
 
@@ -107,7 +107,7 @@ class JsonHandler:
         """
         path = resolve_path(directory)
         file = self.file_in(path)
-        data = CheckedDirectory(path).read_bytes(file)
+        data = open_checked(path).read_bytes(file)
         if data is None:
             raise CheckpointNotFoundError(
                 f"No JSON item at {path}: there is no file {file!r} ({describe_directory(path)})."

@@ -27,8 +27,7 @@ from orbit_ckpt.runtime.loop import run_all, run_blocking, run_in_background, ru
 from orbit_ckpt.storage.atomic import sync_files
 from orbit_ckpt.storage.identity import stamp_of
 from orbit_ckpt.storage.inner_path import inner_file
-from orbit_ckpt.storage.integrity import CheckedDirectory, read_manifest, write_manifest
-from orbit_ckpt.storage.layout import MANIFEST
+from orbit_ckpt.storage.integrity import open_checked, renew_manifest
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -109,10 +108,8 @@ def _call_finalize(handler: CheckpointHandler, directory: Path) -> None:
     """Call a handler's own `finalize`; bring a manifest up to date with what it does to files."""
     before = _stamps(directory)
     handler.finalize(foreign_path(handler, directory))
-    manifest = read_manifest(directory)
-    if manifest is not None and (before is None or before != _stamps(directory)):
-        (directory / MANIFEST).unlink()
-        write_manifest(directory, self_checked=manifest.self_checked)
+    if before is None or before != _stamps(directory):
+        renew_manifest(directory)
     sync_files(directory)  # who knows whether it has
 
 
@@ -318,7 +315,7 @@ def restore_item(
     path = inner_file(directory, item) if item else directory
     is_ours = isinstance(handler, StagingHandler)
     if not is_ours or is_overridden(handler, "restore", since="stage"):
-        CheckedDirectory(directory).verify_below(f"{item}/" if item else "")
+        open_checked(directory).verify_below(f"{item}/" if item else "")
         path = foreign_path(handler, path)
     positional, named = _unpack(args)
     return cast(Callable[..., object], handler.restore)(path, *positional, **named)

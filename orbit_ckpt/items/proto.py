@@ -21,7 +21,7 @@ from orbit_ckpt.items.unused import warn_of_unused
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
-from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
+from orbit_ckpt.storage.integrity import open_checked, write_manifest
 from orbit_ckpt.storage.path import describe_directory, resolve_path
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ProtoHandler:
         """
         path = resolve_path(directory)
         kind = _message_class(path, args.item if args is not None else item)
-        data = CheckedDirectory(path).read_bytes(self._filename)
+        data = open_checked(path).read_bytes(self._filename)
         if data is None:
             raise CheckpointNotFoundError(
                 f"No protocol buffer at {path}: there is no file {self._filename!r} "

@@ -34,7 +34,7 @@ from orbit_ckpt.metadata.states import StateKind, StateRecord
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.atomic import write_file
-from orbit_ckpt.storage.integrity import CheckedDirectory, write_manifest
+from orbit_ckpt.storage.integrity import CheckedDirectory, open_checked, write_manifest
 from orbit_ckpt.storage.layout import (
     MANIFEST,
     STATE_BYTES,
@@ -209,7 +209,7 @@ class StatefulHandler:
         self, path: Path, args: StatefulRestoreArgs, methods: _Methods | None
     ) -> object:
         """Return the state of this process, made from those of all if others saved."""
-        checked = CheckedDirectory(path)
+        checked = open_checked(path)
         saved = _count_saved(checked)
         process, count = self._process()
         if saved == count:

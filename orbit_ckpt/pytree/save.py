@@ -21,9 +21,10 @@ from orbit_ckpt.runtime.limiter import ByteLimiter
 from orbit_ckpt.runtime.loop import run_all
 from orbit_ckpt.runtime.process import Process
 from orbit_ckpt.storage.batch_write import BatchWriter, WriteOptions
-from orbit_ckpt.storage.integrity import OCDBT_FILES, write_manifest
+from orbit_ckpt.storage.integrity import write_manifest
 from orbit_ckpt.storage.layout import process_directory
-from orbit_ckpt.storage.ocdbt_merge import check_files, merge_databases
+from orbit_ckpt.storage.manifest import Manifest
+from orbit_ckpt.storage.ocdbt_merge import check_files, merge_databases, write_part_record
 from orbit_ckpt.storage.path import as_epath
 from orbit_ckpt.storage.zarr import ZarrArray
 
@@ -98,8 +99,7 @@ async def stage_tree(
     handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
 
     def finalize() -> None:
-        save.join()
-        _finalize(handlers, directory, options)
+        _finalize(handlers, directory, save.join())
 
     return Commit(write, finalize, save.writer.progress.now)
 
@@ -118,6 +118,7 @@ class _TreeSave:
                 data_file_bytes=options.data_file_bytes,
                 max_bytes=options.max_bytes,
                 max_transfer_bytes=options.max_transfer_bytes,
+                chunks_have_checksums=options.use_zarr3,
             )
         )
         self._directory = directory
@@ -149,22 +150,27 @@ class _TreeSave:
         if self._options.has_parts:
             await asyncio.to_thread(self._database.mkdir)
         await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
+        if self._options.has_parts and self.writer.record is not None:
+            await asyncio.to_thread(write_part_record, self._database, self.writer.record)
         await asyncio.to_thread(self._write_documents)
 
-    def join(self) -> None:
+    def join(self) -> Manifest | None:
         """Check that what all processes have written is one tree, and make one database of it.
+
+        Returns:
+            What the manifest must say of the database; None if there is none.
 
         Raises:
             StorageError: They have not written the same arrays, or not every part once.
         """
         process = self._options.process
         if process.is_alone:
-            return
+            return self.writer.record
         check_agreement(self._directory, process.count)
         if self._options.has_parts:
-            merge_databases(self._directory, self._options.parts, self._arrays)
-        else:
-            check_files(self._directory, self._arrays)
+            return merge_databases(self._directory, self._options.parts, self._arrays)
+        check_files(self._directory, self._arrays)
+        return None
 
     def _write_documents(self) -> None:
         process = self._options.process
@@ -177,15 +183,13 @@ class _TreeSave:
             files.write_tree(self._directory, *self._documents)
 
 
-def _finalize(handlers: Sequence[object], directory: Path, options: TreeSaveOptions) -> None:
+def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | None) -> None:
     """Let handlers finish, then record checksums."""
     for handler in handlers:
         finalize = getattr(handler, "finalize", None)
         if finalize is not None:
             finalize(directory)
-    checks_itself = options.use_ocdbt and options.use_zarr3
-    checked = (*OCDBT_FILES, *(f"{part}/" for part in options.parts))
-    write_manifest(directory, self_checked=checked if checks_itself else ())
+    write_manifest(directory, known=database)
 
 
 def _make_infos(

@@ -117,6 +117,16 @@ class Findings(Struct):
         """Whether damage of a file has been taken down that is not one chunk's."""
         return (file, None) in self._places
 
+    def add_all(self, other: Findings) -> None:
+        """Take over what was found elsewhere."""
+        for found in other.damage:
+            self.add(found)
+        self.unchecked += other.unchecked
+        self.unverifiable += [one for one in other.unverifiable if one not in self.unverifiable]
+        self.leaves += other.leaves
+        self.chunks += other.chunks
+        self.nbytes += other.nbytes
+
     def skip(self, directory: Path, what: str, count: int) -> None:
         """Take down what cannot be checked, if there is any."""
         if count:

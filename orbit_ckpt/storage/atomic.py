@@ -52,6 +52,8 @@ _JSON_ITEM = "metadata"
 """This file makes a directory an item, of releases that mark nothing else."""
 
 _REMOVING = "Removing %s, left behind by a save that did not finish"
+RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
+"""What the commit marker of a directory with a manifest says, so that its loss is noticed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -153,8 +155,7 @@ class AtomicDirectory:
         """
         if self._lock is None:
             raise not_open_here(self.final)
-        marker = f"Checkpoint commit was successful to {self.final}"
-        write_file(self.path / COMMIT_MARKER, os.fsencode(marker))
+        write_marker(self.path, self.final)
         _sync_tree(self.path)
         if self._in_place:
             sync_directory(self.final.parent)
@@ -265,6 +266,17 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_marker(directory: Path, final: Path) -> None:
+    """Write the file that makes a complete directory a checkpoint or item at `final`."""
+    write_file(directory / COMMIT_MARKER, os.fsencode(marker_text(directory, final)))
+
+
+def marker_text(directory: Path, final: Path) -> str:
+    """Return what the commit marker of a directory says; see `write_marker`."""
+    note = f"\n{RECORDED_NOTE}" if (directory / MANIFEST).is_file() else ""
+    return f"Checkpoint commit was successful to {final}{note}"
 
 
 def sync_directory(path: Path) -> None:

@@ -36,20 +36,20 @@ from orbit_ckpt.storage.chunk_read import (
     ChunkReader,
     cut_in_order,
     damaged_chunk,
+    read_document,
     stored_size,
 )
 from orbit_ckpt.storage.codec import PIECE_BYTES
 from orbit_ckpt.storage.kvstore import ValueStore
 from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt.storage.ocdbt_encode import Value
 from orbit_ckpt.storage.read_threads import ReadThreads
 from orbit_ckpt.storage.store_path import is_damage, map_requests
 from orbit_ckpt.storage.tensorstore_read import TensorStoreReader
-from orbit_ckpt.storage.value_read import ValueReader, read_value
+from orbit_ckpt.storage.value_read import ValueReader
 from orbit_ckpt.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt.tree.keypath import KeyPath, format_path
 
-_MAX_DOCUMENT_BYTES = 1 << 26
 _BYTES_PER_CORE = 1 << 26
 _MOST_BYTES = 1 << 31
 """The default budget: every core decodes or casts something while the next is read."""
@@ -179,12 +179,7 @@ class BatchReader:
                 chunk=key,
                 what="the array's metadata document is missing",
             )
-        if isinstance(value, Extent) and value.length > _MAX_DOCUMENT_BYTES:
-            raise FormatError(
-                f"{format_path(path)} ({key}): a metadata document of {value.length} bytes, more "
-                f"than {_MAX_DOCUMENT_BYTES}. The checkpoint is damaged."
-            )
-        document = value if isinstance(value, bytes) else read_value(value)
+        document = value if isinstance(value, bytes) else read_document(path, key, value)
         known = self._layouts.get(document)
         if known is None:
             where = f"{format_path(path)} ({key})"

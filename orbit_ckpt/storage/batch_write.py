@@ -35,6 +35,7 @@ from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt.storage.host_copies import copy_all
 from orbit_ckpt.storage.layout import join_key
+from orbit_ckpt.storage.manifest import Manifest
 from orbit_ckpt.storage.ocdbt_encode import MAX_INLINE_BYTES
 from orbit_ckpt.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt.storage.zarr import ZarrArray
@@ -73,6 +74,7 @@ class WriteOptions(Struct, frozen=True):
         data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
         max_bytes: Most bytes held in memory for writing at once, None for the default.
         max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        chunks_have_checksums: Whether stored chunks end in their own checksum, as in zarr3.
     """
 
     directory: Path
@@ -80,13 +82,20 @@ class WriteOptions(Struct, frozen=True):
     data_file_bytes: int | None = None
     max_bytes: int | None = None
     max_transfer_bytes: int | None = None
+    chunks_have_checksums: bool = True
 
 
 class BatchWriter:
-    """Collects arrays and writes them."""
+    """Collects arrays and writes them.
+
+    Attributes:
+        progress: How much has been written.
+        record: What the manifest must say of the database, after `commit`; None without one.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self.progress = ProgressCounter()
+        self.record: Manifest | None = None
         self._options = options
         self._writes: list[ArrayWrite] = []
 
@@ -121,13 +130,18 @@ class BatchWriter:
         self._writes = []
         try:
             writer = (
-                DatabaseWriter(options.directory, data_file_bytes=options.data_file_bytes)
+                DatabaseWriter(
+                    options.directory,
+                    data_file_bytes=options.data_file_bytes,
+                    values_have_checksums=options.chunks_have_checksums,
+                )
                 if options.use_ocdbt
                 else FilesWriter(options.directory)
             )
             here = sum(bool(write.shards) for write in writes)
             self.progress.plan(here, sum(_nbytes(write) for write in writes))
             await _write(writes, writer, options, self.progress)
+            self.record = writer.record if isinstance(writer, DatabaseWriter) else None
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -264,7 +278,8 @@ def _write_parts(
             if layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES:
                 writer.put(key, b"".join(encoded))
             else:
-                writer.append(key, encoded, layout.chunk_nbytes)
+                nbytes = layout.chunk_nbytes
+                writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
 
 
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:

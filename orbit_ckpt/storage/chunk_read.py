@@ -13,10 +13,11 @@ from orbit_ckpt.arrays.dtypes import HostArray
 from orbit_ckpt.arrays.memory import aligned_empty
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
 from orbit_ckpt.arrays.transfer import byte_view
-from orbit_ckpt.errors import CorruptionError, UnsafePathError
+from orbit_ckpt.errors import CorruptionError, FormatError, UnsafePathError
 from orbit_ckpt.storage.box_read import read_box
 from orbit_ckpt.storage.codec import (
     CHECKSUM_BYTES,
+    NOT_THE_WRITTEN,
     ChunkStream,
     decode_chunk,
     decode_stream,
@@ -28,6 +29,7 @@ from orbit_ckpt.storage.value_read import (
     MAX_OBJECT_AHEAD_BYTES,
     ValueReader,
     open_value,
+    read_value,
     within_file,
 )
 from orbit_ckpt.storage.zarr import ZarrArray, most_decoded
@@ -37,6 +39,7 @@ SMALL_BYTES = 1 << 14
 """Reads below this size are left to one thread; several would mostly wait for the interpreter."""
 
 _LARGE_BYTES = 1 << 26
+_MAX_DOCUMENT_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _MIN_BLOCK_BYTES = 1 << 16
 """Parts of chunks that are read block by block."""
@@ -200,7 +203,7 @@ class ChunkReader:
         try:
             is_inline = isinstance(value, bytes)
             source = open_value(value) if is_inline else reading.stream(value)
-            stream = ChunkStream(layout, source, nbytes)
+            stream = ChunkStream(layout, source, nbytes, recorded_checksum(value))
             for block in cut_in_order(chunk, layout, max_bytes):
                 values = aligned_empty(block.shape, layout.dtype)
                 check(stream.read_into(byte_view(values)))
@@ -295,6 +298,38 @@ def stored_size(value: Value) -> int:
     return len(value) if isinstance(value, bytes) else value.length
 
 
+def read_document(path: KeyPath, key: str, value: Extent) -> bytes:
+    """Read a metadata document that is too large for the index.
+
+    Raises:
+        CorruptionError: It is not the one that was written.
+        FormatError: It is larger than one can be.
+    """
+    where = format_path(path)
+    if value.length > _MAX_DOCUMENT_BYTES:
+        raise FormatError(
+            f"{where} ({key}): a metadata document of {value.length} bytes, more than "
+            f"{_MAX_DOCUMENT_BYTES}. The checkpoint is damaged."
+        )
+    document = read_value(value)
+    if value.checksum in {None, crc32c(document)}:
+        return document
+    what = "it is not the document that was written"
+    raise CorruptionError(
+        f"{where}: {key!r} in {value.file} at byte {value.offset} is damaged: {what}. Restore an "
+        "earlier checkpoint or another copy of this one.",
+        path=where,
+        chunk=key,
+        file=value.file,
+        what=what,
+    )
+
+
+def recorded_checksum(value: Value) -> int | None:
+    """Return the checksum that a value was written with, None if nothing records it."""
+    return None if isinstance(value, bytes) else value.checksum
+
+
 def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[Region]:
     """Yield parts that follow one another in C order."""
     elements = max(max_bytes, _MIN_BLOCK_BYTES) // layout.dtype.itemsize
@@ -309,8 +344,12 @@ def _read_plain(
     expected = chunk.nbytes + stored.nbytes
     if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:
         return f"it does not have {expected} bytes"
-    if stored and crc32c(chunk) != int.from_bytes(stored, "little"):
-        return "its checksum does not match"
+    if stored:
+        checksum = int.from_bytes(stored, "little")
+        if crc32c(chunk) != checksum:
+            return "its checksum does not match"
+        if value.checksum not in (None, checksum):
+            return NOT_THE_WRITTEN
     return None
 
 
@@ -319,9 +358,10 @@ def _read_encoded(
 ) -> str | None:
     """Read a chunk and decode it; return what is wrong with it."""
     if isinstance(value, Extent) and value.length > MAX_AHEAD_BYTES and layout.compression:
-        return decode_stream(layout, reading.stream(value), value.length, chunk)
+        stream = reading.stream(value)
+        return decode_stream(layout, stream, value.length, chunk, value.checksum)
     encoded = reading.read(value)
     length = len(value) if isinstance(value, bytes) else value.length
     if encoded.nbytes != length:
         return f"it does not have {length} bytes"
-    return decode_chunk(layout, encoded, chunk)
+    return decode_chunk(layout, encoded, chunk, recorded_checksum(value))

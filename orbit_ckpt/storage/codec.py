@@ -13,7 +13,7 @@ import zstandard
 from crc32c import crc32c
 from typing_extensions import Buffer
 
-from orbit_ckpt.storage.integrity import OWN_CHECKSUM
+from orbit_ckpt.storage.manifest import OWN_CHECKSUM
 from orbit_ckpt.storage.zarr import ZarrArray
 
 PIECE_BYTES = 1 << 20
@@ -23,6 +23,9 @@ CHECKSUM_BYTES = 4
 _LEVEL, _FAST_LEVEL = 1, -1
 """Level -1 differs from 1 in that it only removes repetitions. What also gives the more frequent
 bytes shorter codes takes five times as long, and ten times to undo."""
+
+NOT_THE_WRITTEN = "its checksum is right but not that of what was written: it is of another save"
+"""What is wrong with a value that is intact, in the place of another one."""
 
 _MIN_SAVING = 1 / 8
 _SAMPLES, _SAMPLE_BYTES = 4, 1 << 13
@@ -53,14 +56,24 @@ def split(data: memoryview) -> Iterator[memoryview]:
         yield data[start : start + PIECE_BYTES]
 
 
-def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> str | None:
+def decode_chunk(
+    layout: ZarrArray, encoded: memoryview, chunk: memoryview, expected: int | None = None
+) -> str | None:
     """Decode the stored form of a chunk into a buffer of its size; return what is wrong with it.
 
     The form must be one that `ZarrArray.is_direct` says can be decoded here.
+
+    Args:
+        layout: How its array is stored.
+        encoded: The stored form.
+        chunk: Where the elements go.
+        expected: The checksum that was written, where that is known; see `Extent.checksum`.
     """
     if layout.checksum:
         if crc32c(encoded) != OWN_CHECKSUM:
             return "its checksum does not match"
+        if expected is not None and expected != _stored_checksum(encoded):
+            return NOT_THE_WRITTEN
         encoded = encoded[:-CHECKSUM_BYTES]
     if layout.compression is None:
         if encoded.nbytes != chunk.nbytes:
@@ -70,8 +83,16 @@ def decode_chunk(layout: ZarrArray, encoded: memoryview, chunk: memoryview) -> s
     return _decompress(encoded, layout, chunk)
 
 
+def _stored_checksum(encoded: memoryview) -> int:
+    return int.from_bytes(encoded[-CHECKSUM_BYTES:], "little")
+
+
 def decode_stream(
-    layout: ZarrArray, read: Callable[[int], bytes], nbytes: int, chunk: memoryview
+    layout: ZarrArray,
+    read: Callable[[int], bytes],
+    nbytes: int,
+    chunk: memoryview,
+    expected: int | None = None,
 ) -> str | None:
     """Decode the stored form of a compressed chunk while reading it; else as `decode_chunk`.
 
@@ -80,8 +101,9 @@ def decode_stream(
         read: Returns the next bytes of the stored form, at most as many as asked for.
         nbytes: Size of the stored form.
         chunk: Where the elements go; holds anything if something is wrong.
+        expected: As for `decode_chunk`.
     """
-    stream = ChunkStream(layout, read, nbytes)
+    stream = ChunkStream(layout, read, nbytes, expected)
     return stream.read_into(chunk) or stream.finish()
 
 
@@ -91,8 +113,15 @@ class ChunkStream:
     Only when all have been read is it known whether they are what was written: call `finish`.
     """
 
-    def __init__(self, layout: ZarrArray, read: Callable[[int], bytes], nbytes: int) -> None:
+    def __init__(
+        self,
+        layout: ZarrArray,
+        read: Callable[[int], bytes],
+        nbytes: int,
+        expected: int | None = None,
+    ) -> None:
         """Begin to decode a chunk of the forms of `decode_chunk`; see `decode_stream`."""
+        self._expected = expected
         self._layout = layout
         self._read = read
         self._nbytes = nbytes
@@ -127,6 +156,8 @@ class ChunkStream:
             return f"it does not have {self._nbytes} bytes"
         if stored and self._source.checksum != int.from_bytes(stored, "little"):
             return "its checksum does not match"
+        if stored and self._expected not in (None, self._source.checksum):
+            return NOT_THE_WRITTEN
         return problem
 
 

@@ -8,6 +8,7 @@ made a path by `inner_path`, and every file below a local checkpoint is looked u
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -313,6 +314,30 @@ def read_inner(directory: Path, name: str) -> bytes:
     if data is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory / name))
     return data
+
+
+def sizes_below(
+    path: Path, *, allow_linked_files: bool = False
+) -> tuple[list[int], list[UnsafePathError]]:
+    """Return the sizes of a checkpoint's files, and what is wrong with those that are refused.
+
+    Files that are deleted meanwhile are left out; the sizes of objects in a store are all 0.
+
+    Args:
+        path: The checkpoint.
+        allow_linked_files: See `InnerFiles`.
+    """
+    if isinstance(path, StorePath):  # finding their sizes out takes many requests
+        return [0] * (len(path.keys_below()) or 1), []
+    sizes: list[int] = []
+    refused: list[UnsafePathError] = []
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_file():
+            return [path.stat().st_size], []
+        files = InnerFiles(path, allow_linked_files=allow_linked_files)
+        for _, size in files.walk(refused=refused):
+            sizes.append(size)
+    return sizes, refused
 
 
 def _is_inside(root: Path, target: str, *, is_file: bool) -> bool:

@@ -1,96 +1,43 @@
-"""The manifest: size and checksum of every file that does not check itself.
+"""The manifest: what every file of a directory must be.
 
-OCDBT files and zarr3 chunks carry a crc32c of their own; JSON documents, zarr2 chunks and files of
-third parties do not. The manifest covers those, and itself. Checkpoints of other writers have
-none; their files are read as they are.
+It records size and checksum of files, and of a database the checksum of every value and of the
+index, so that data of another save is noticed whose own checksums are right. Checkpoints of other
+writers have none; their files are read as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
-from msgspec import Struct, field
+from msgspec import structs
 
-from orbit_ckpt.errors import CorruptionError, FormatError, VersionError
-from orbit_ckpt.storage.atomic import sync_directory, write_file
+from orbit_ckpt.errors import CheckpointError, CorruptionError, UnsafePathError
+from orbit_ckpt.storage.atomic import RECORDED_NOTE, sync_directory, write_file
 from orbit_ckpt.storage.identity import Stamp, stamp_from, stamp_of
-from orbit_ckpt.storage.inner_path import InnerFiles, inner_path, read_inner
+from orbit_ckpt.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
     MANIFEST,
-    OCDBT_DATA,
     OCDBT_MANIFEST,
+    STEP_METADATA,
 )
-from orbit_ckpt.storage.store_path import StorePath, map_paths
+from orbit_ckpt.storage.manifest import FileRecord, Manifest, damaged_file
+from orbit_ckpt.storage.store_path import StorePath, file_size, map_paths
 
-FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 24
 
-OCDBT_FILES = (OCDBT_MANIFEST, f"{OCDBT_DATA}/")
-"""Files that check themselves if all arrays of the database are zarr3 with checksums."""
+_NEW_MANIFEST = f"{MANIFEST}.new"
+_NOT_COVERED = (MANIFEST, _NEW_MANIFEST, COMMIT_MARKER, IN_PROGRESS)
 
-OWN_CHECKSUM = 0x48674BC7
-"""crc32c of anything that ends in its own crc32c; tells no two such files apart."""
-
-_NOT_COVERED = (MANIFEST, COMMIT_MARKER, IN_PROGRESS)
-
-
-class FileRecord(Struct, frozen=True):
-    """What a file's contents must be.
-
-    Attributes:
-        nbytes: Size.
-        crc32c: Castagnoli checksum of the contents; of files that end in their checksum, such as
-            zarr3 chunks, that one.
-    """
-
-    nbytes: int
-    crc32c: int
-
-    @classmethod
-    def of(cls, nbytes: int, checksum: int, tail: bytes) -> FileRecord:
-        """Return the record of a file.
-
-        Args:
-            nbytes: Its size.
-            checksum: crc32c of all of it.
-            tail: Its last four bytes.
-        """
-        ends_in_it = checksum == OWN_CHECKSUM
-        return cls(nbytes, int.from_bytes(tail, "little") if ends_in_it else checksum)
-
-
-class Manifest(Struct, frozen=True):
-    """Records of the files of one directory.
-
-    Attributes:
-        files: Record of every covered file, by path relative to the directory.
-        self_checked: Paths, or prefixes that end in `/`, of files that check themselves.
-        version: Version of the manifest's form.
-    """
-
-    files: Mapping[str, FileRecord] = field(default_factory=dict[str, FileRecord])
-    self_checked: Sequence[str] = ()
-    version: int = FORMAT_VERSION
-
-    def to_bytes(self) -> bytes:
-        """Return the document, which ends in the checksum of what stands before it."""
-        body = json.dumps(
-            {
-                "format_version": self.version,
-                "self_checked": list(self.self_checked),
-                "files": {path: [r.nbytes, r.crc32c] for path, r in sorted(self.files.items())},
-            },
-            separators=(",", ":"),
-        ).encode()
-        return body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n"
+_logger = logging.getLogger(__name__)
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -100,29 +47,18 @@ def read_manifest(directory: Path) -> Manifest | None:
         CorruptionError: The manifest is damaged.
         FormatError: It was written by a later version.
     """
-    file = directory / MANIFEST
+    data = _contents(directory)
+    return None if data is None else Manifest.from_bytes(data, directory / MANIFEST)
+
+
+def _contents(directory: Path) -> bytes | None:
     try:
-        data = read_inner(directory, MANIFEST)
+        return read_inner(directory, MANIFEST)
     except FileNotFoundError:
         return None
-    body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
-    if tail != f"{crc32c(body):08x}".encode():
-        raise _damaged(file, "its checksum does not match")
-    try:
-        document = json.loads(body)
-        version = int(document["format_version"])
-        if version > FORMAT_VERSION:
-            raise VersionError(
-                f"{file}: format version {version}; this version of orbit_ckpt reads up to "
-                f"{FORMAT_VERSION}. Install a newer one."
-            )
-        files = {path: FileRecord(*record) for path, record in document["files"].items()}
-        return Manifest(files, tuple(document["self_checked"]), version)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
 
 
-def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None:
+def write_manifest(directory: Path, *, known: Manifest | None = None, below: str = "") -> None:
     """Record every file below a directory that is not recorded yet.
 
     Called once by the item that owns the directory and once more for the files around it: what
@@ -131,22 +67,61 @@ def write_manifest(directory: Path, *, self_checked: Sequence[str] = ()) -> None
 
     Args:
         directory: Where the files are.
-        self_checked: Files to leave out, see `Manifest.self_checked`.
+        known: What is known of some of them without reading them, if there is no manifest yet.
+        below: What the paths of the files to record begin with.
     """
-    earlier = read_manifest(directory)
-    files = dict(earlier.files) if earlier else {}
-    skipped = tuple(self_checked) or (tuple(earlier.self_checked) if earlier else ())
-    names, prefixes = set(skipped), tuple(name for name in skipped if name.endswith("/"))
-    new = [
-        path
-        for path in _walk(directory, "")
-        if path not in files and path not in names and not path.startswith(prefixes)
-    ]
+    _record_others(directory, read_manifest(directory) or known or Manifest(), below)
+
+
+def renew_manifest(directory: Path) -> None:
+    """Record all files of a directory anew, once something has changed them on purpose.
+
+    The record of its database stays if `manifest.ocdbt` does, without which none is changed.
+
+    Args:
+        directory: Where the files are; it may have no manifest.
+    """
+    checked = CheckedDirectory(directory)
+    if checked.manifest is None:
+        return
+    known = Manifest()
+    if checked.manifest.database is not None:
+        with contextlib.suppress(CorruptionError):
+            checked.verify(OCDBT_MANIFEST)
+            known = structs.replace(checked.manifest, files={})
+    _record_others(directory, known, "")
+
+
+def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
+    files = dict(earlier.files)
+    found = [path for path in _unrecorded(directory, earlier) if path.startswith(below)]
+    new = list(filter(is_inner_name, found))  # a store may have keys that are no paths
     records = map_paths(_measure, [directory / path for path in new], root=directory)
     files.update(zip(new, records, strict=True))
-    file = directory / MANIFEST
-    file.unlink(missing_ok=True)
-    write_file(file, Manifest(files, skipped).to_bytes())
+    _replace(directory, structs.replace(earlier, files=files))
+
+
+@contextlib.contextmanager
+def replacing_item(directory: Path) -> Generator[None]:
+    """Renew what the checkpoint around an item records of it, while a block replaces the item.
+
+    Args:
+        directory: The item, or any other place: where nothing around records it, nothing is done.
+    """
+    prefix = f"{directory.name}/"
+    try:
+        around = read_manifest(directory.parent)
+    except CheckpointError:
+        around = None  # a damaged manifest stays for `verify` to report
+    if around is None or not any(path.startswith(prefix) for path in around.files):
+        yield
+        return
+    forget_files(directory.parent, prefix)  # whenever this process dies, no record is wrong
+    try:
+        yield
+    finally:
+        write_manifest(directory.parent, below=prefix)
+        sync_directory(directory.parent)
 
 
 def forget_files(directory: Path, prefix: str) -> None:
@@ -160,14 +135,20 @@ def forget_files(directory: Path, prefix: str) -> None:
     if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
         return
     kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
-    if isinstance(directory, StorePath):  # where an object is replaced in one step
-        write_file(directory / MANIFEST, Manifest(kept, manifest.self_checked).to_bytes())
-        return
-    new = directory / f"{MANIFEST}.new"
-    new.unlink(missing_ok=True)
-    write_file(new, Manifest(kept, manifest.self_checked).to_bytes())
-    new.replace(directory / MANIFEST)
+    _replace(directory, structs.replace(manifest, files=kept))
     sync_directory(directory)  # before the files go
+
+
+def _replace(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest of a directory; a reader finds the one before, or all of this one."""
+    file = directory / MANIFEST
+    if isinstance(directory, StorePath) or not file.exists():
+        write_file(file, manifest.to_bytes())
+        return
+    new = directory / _NEW_MANIFEST
+    new.unlink(missing_ok=True)
+    write_file(new, manifest.to_bytes())
+    new.replace(file)
 
 
 class CheckedDirectory:
@@ -179,8 +160,35 @@ class CheckedDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = InnerFiles(path)
-        self.manifest = read_manifest(path)
+        data = _contents(path)
+        self.manifest = None if data is None else Manifest.from_bytes(data, path / MANIFEST)
+        self._own_record = None if data is None else _record_of(data)
         self._verified: dict[str, Stamp] = {}
+
+    def check_origin(self) -> None:
+        """Check that an item is the one that was saved with the checkpoint around it.
+
+        Logs it if the manifest is gone.
+
+        Raises:
+            CorruptionError: The item is of another checkpoint.
+        """
+        if self.manifest is None and has_lost_manifest(self.path):
+            _logger.warning(
+                "%s: %s is missing: nothing but the checksums of its chunks is compared",
+                self.path,
+                MANIFEST,
+            )
+        if self._own_record is None or self.has_record(STEP_METADATA):
+            return  # a checkpoint, not an item of one
+        around = read_manifest(self.path.parent)
+        expected = around.files.get(f"{self.path.name}/{MANIFEST}") if around else None
+        if expected is not None and expected != self._own_record:
+            raise damaged_file(
+                self.path / MANIFEST,
+                f"it is not the one that {self.path.parent / MANIFEST} records; the item is of "
+                "another checkpoint, or was saved anew",
+            )
 
     def read_bytes(self, name: str) -> bytes | None:
         """Return the contents of a small file, None if there is none and none is recorded.
@@ -193,10 +201,10 @@ class CheckedDirectory:
             data = read_inner(self.path, name)
         except FileNotFoundError:
             if record is not None:
-                raise _damaged(self.path / name, "it is missing") from None
+                raise damaged_file(self.path / name, "it is missing") from None
             return None
         if record is not None:
-            _compare(self.path / name, FileRecord.of(len(data), crc32c(data), data[-4:]), record)
+            _compare(self.path / name, _record_of(data), record)
         return data
 
     def inner(self, name: str) -> Path:
@@ -236,7 +244,7 @@ class CheckedDirectory:
                 _compare(file, _measure(file), record)
                 self._verified[name] = stamp
         except FileNotFoundError:
-            raise _damaged(file, "it is missing") from None
+            raise damaged_file(file, "it is missing") from None
 
     def verify_below(self, prefix: str) -> None:
         """Compare all recorded files whose paths begin with a prefix with their records.
@@ -248,6 +256,31 @@ class CheckedDirectory:
             if name.startswith(prefix):
                 self.verify(name)
 
+    def check_database_files(self) -> list[CorruptionError]:
+        """Return what is wrong with the sizes of a database's data files.
+
+        What they hold is compared value by value, and its index node by node, as it is read.
+        """
+        errors: list[CorruptionError] = []
+        database = self.manifest.database if self.manifest else None
+        for name, nbytes in database.files.items() if database else ():
+            file = self.path / name
+            try:
+                found = file_size(self.inner(name), nbytes)
+            except FileNotFoundError:
+                errors.append(damaged_file(file, "it is missing"))
+            except UnsafePathError as error:
+                errors.append(error)
+            else:
+                if found != nbytes:
+                    what = f"it has {found} bytes, {nbytes} were written"
+                    errors.append(damaged_file(file, what))
+        return errors
+
+    def unrecorded(self) -> list[str]:
+        """Return the files that the manifest, which there is, says nothing of."""
+        return _unrecorded(self.path, self.manifest or Manifest())
+
     def _stamp(self, name: str) -> Stamp:
         if isinstance(self.path, StorePath):
             return stamp_of(inner_path(self.path, name))
@@ -258,6 +291,38 @@ class CheckedDirectory:
 
     def _record(self, name: str) -> FileRecord | None:
         return self.manifest.files.get(name) if self.manifest else None
+
+
+def has_lost_manifest(directory: Path) -> bool:
+    """Whether there is no manifest, but was one when the checkpoint was committed."""
+    try:
+        marker = read_inner(directory, COMMIT_MARKER)
+    except (FileNotFoundError, NotADirectoryError, UnsafePathError):
+        return False
+    return RECORDED_NOTE.encode() in marker and not (directory / MANIFEST).is_file()
+
+
+def open_checked(directory: Path) -> CheckedDirectory:
+    """Open a directory to restore what is in it; see `CheckedDirectory.check_origin`.
+
+    Raises:
+        CorruptionError: The manifest is damaged, or of another checkpoint.
+        FormatError: The manifest was written by a later version.
+    """
+    checked = CheckedDirectory(directory)
+    checked.check_origin()
+    return checked
+
+
+def _record_of(data: bytes) -> FileRecord:
+    return FileRecord.of(len(data), crc32c(data), data[-4:])
+
+
+def _unrecorded(directory: Path, manifest: Manifest) -> list[str]:
+    names = {*manifest.files, *manifest.self_checked}
+    prefixes = tuple(name for name in manifest.self_checked if name.endswith("/"))
+    paths = _walk(directory, "")
+    return [path for path in paths if path not in names and not path.startswith(prefixes)]
 
 
 def _walk(root: Path, prefix: str) -> Iterator[str]:
@@ -306,16 +371,8 @@ def _blocks(file: Path) -> Iterator[bytes]:
 
 def _compare(file: Path, found: FileRecord, expected: FileRecord) -> None:
     if found.nbytes != expected.nbytes:
-        raise _damaged(file, f"it has {found.nbytes} bytes, {expected.nbytes} were written")
+        raise damaged_file(file, f"it has {found.nbytes} bytes, {expected.nbytes} were written")
     if found.crc32c != expected.crc32c:
-        raise _damaged(
+        raise damaged_file(
             file, f"its checksum is {found.crc32c:08x}, {expected.crc32c:08x} was written"
         )
-
-
-def _damaged(file: Path, what: str) -> CorruptionError:
-    return CorruptionError(
-        f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
-        file=str(file),
-        what=what,
-    )

@@ -12,7 +12,7 @@ import tensorstore as ts
 from orbit_ckpt.storage import ocdbt
 from orbit_ckpt.storage.inner_path import is_inner_name
 from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import ZARR2_DOCUMENT, join_key
+from orbit_ckpt.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, join_key
 from orbit_ckpt.storage.ocdbt import Json
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath
@@ -63,7 +63,9 @@ class OcdbtStore:
         """
         self.is_remote = isinstance(directory.path, StorePath)
         self._directory = directory
-        self._index = ocdbt.read_index(directory.path)
+        record = directory.manifest.database if directory.manifest else None
+        root = directory.read_bytes(OCDBT_MANIFEST)
+        self._index = ocdbt.read_index(directory.path, record, manifest=root)
         self._nested: dict[str, OcdbtStore] = {}
         self._names: dict[str, str | None] = {}
         """Data files by what the manifest calls them, None for those of which it says nothing."""

@@ -14,11 +14,12 @@ import secrets
 
 from orbit_ckpt.errors import CheckpointExistsError, StorageError
 from orbit_ckpt.runtime.forking import reset_in_child
-from orbit_ckpt.storage.atomic import not_open_here
+from orbit_ckpt.storage.atomic import marker_text, not_open_here
 from orbit_ckpt.storage.layout import (
     ARRAY_METADATAS,
     COMMIT_MARKER,
     IN_PROGRESS,
+    MANIFEST,
     OCDBT_DATA,
     OCDBT_MANIFEST,
 )
@@ -32,7 +33,7 @@ _REMOVAL = b""
 """What stands in place of a save's token while a checkpoint is removed."""
 
 _LATE_OBJECT = re.compile(
-    rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/{OCDBT_MANIFEST}"
+    rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/({OCDBT_MANIFEST}|{MANIFEST})"
     rf"|{ARRAY_METADATAS}/process_\d+)"
 )
 """What may arrive late, once what a failed save has written was removed."""
@@ -92,7 +93,7 @@ class ObjectDirectory:
                 "one process at a time save there."
             )
         # with the token it is another one than that of any other checkpoint in this place
-        marker = f"Checkpoint commit was successful to {self.path}\n{self._token.decode()}\n"
+        marker = f"{marker_text(self.path, self.path)}\n{self._token.decode()}\n"
         self._is_open = False  # the marker may arrive whatever happens; what it stands for stays
         try:
             (self.path / COMMIT_MARKER).write_bytes(marker.encode())

@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.storage.ocdbt_encode import Extent
 from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt.storage.value_sums import ValueSums
 
 DEFAULT_OBJECT_BYTES = 1 << 26
 """Size at which an object is sent; a thread holds so much."""
@@ -84,20 +85,25 @@ class Uploads:
 class DataObject:
     """A data file of a database: values that are held in memory until they are sent."""
 
-    def __init__(self, uploads: Uploads, name: str) -> None:
+    def __init__(self, uploads: Uploads, name: str, sums: ValueSums) -> None:
         self.name = name
         self.nbytes = 0
+        self.sums = sums
         self._uploads = uploads
         self._parts: list[memoryview] = []
 
-    def append(self, parts: Iterable[Buffer]) -> Extent:
-        """Add a value of parts, which must stay as they are until they are sent."""
+    def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
+        """Add a value of parts, which must stay as they are until they are sent.
+
+        Args:
+            parts: The value's bytes.
+            ends_in_checksum: Whether the last part is the crc32c of the others.
+        """
         offset = self.nbytes
-        for part in parts:
-            view = memoryview(part)
+        for view in self.sums.views(parts, ends_in_checksum=ends_in_checksum):
             self._parts.append(view)
             self.nbytes += view.nbytes
-        return Extent(self.name, offset, self.nbytes - offset)
+        return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
 
     def close(self) -> None:
         """Begin to send it, if that has not been done."""

@@ -7,6 +7,7 @@ which gives small values at once and the place of all others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -17,6 +18,7 @@ from orbit_ckpt.errors import CorruptionError, FormatError, StorageError, Unsafe
 from orbit_ckpt.storage.buckets import shared_context, store_failure
 from orbit_ckpt.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt.storage.layout import OCDBT_MANIFEST
+from orbit_ckpt.storage.manifest import DatabaseRecord, index_checksum
 from orbit_ckpt.storage.ocdbt_decode import (
     Child,
     DecodeError,
@@ -51,15 +53,25 @@ def store_spec(directory: Path, name: str = "") -> Json:
     return {"driver": "file", "path": f"{directory / name if name else directory}/"}
 
 
-def read_index(directory: Path) -> dict[str, Value]:
+def read_index(
+    directory: Path, record: DatabaseRecord | None = None, *, manifest: bytes | None = None
+) -> dict[str, Value]:
     """Return every key of a database's newest version and its value, or where that is.
 
+    Args:
+        directory: Root of the database.
+        record: What was recorded of the database when it was written. Places of values then have
+            the checksums of these.
+        manifest: Contents of `manifest.ocdbt`, if they have been read.
+
     Raises:
-        CorruptionError: A file of the database is missing or damaged.
+        CorruptionError: A file of the database is missing or damaged, or the index is not the one
+            that was recorded.
         FormatError: The database has a form that is not known here.
         OSError: A file is there and cannot be read, for example because it may not be.
     """
-    nodes = _Nodes(directory)
+    checksums = record.checksums() if record else ()
+    nodes = _Nodes(directory, manifest, chain(checksums, repeat(None)))
     index: dict[str, Value] = {}
     try:
         for prefix, node in nodes:
@@ -83,11 +95,19 @@ def read_index(directory: Path) -> dict[str, Value]:
             f"{file}: {error}. Restore an earlier checkpoint or another copy.",
             file=file,
         ) from error
+    if record is not None and index_checksum(nodes.checksums) != record.index:
+        what = "the index is not the one that was written, but that of another save"
+        raise CorruptionError(
+            f"{directory}: {nodes.file}: {what}. Restore an earlier checkpoint or another copy.",
+            file=nodes.file,
+            what=what,
+        )
     return index
 
 
-def _root(directory: Path) -> Child | None:
-    manifest = decode_manifest(read_inner(directory, OCDBT_MANIFEST), f"{directory}/")
+def _root(directory: Path, data: bytes | None) -> Child | None:
+    data = read_inner(directory, OCDBT_MANIFEST) if data is None else data
+    manifest = decode_manifest(data, f"{directory}/")
     return manifest.root if manifest.is_single else _numbered_root(directory)
 
 
@@ -112,23 +132,34 @@ class _Nodes:
 
     Attributes:
         file: The file that is being read, for messages.
+        checksums: Those of the nodes that have been read, see `index_checksum`.
+
+    Args:
+        directory: Root of the database.
+        manifest: Contents of its `manifest.ocdbt`, if they have been read.
+        value_checksums: Those of the values in data files, in the order of keys.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, manifest: bytes | None, value_checksums: Iterator[int | None]
+    ) -> None:
         self.file = str(directory / OCDBT_MANIFEST)
+        self.checksums: list[bytes] = []
         self._directory = directory
+        self._manifest = manifest
+        self._value_checksums = value_checksums
         self._inner = None if isinstance(directory, StorePath) else InnerFiles(directory)
         self._known: set[str] = set()
 
     def __iter__(self) -> Iterator[tuple[bytes, Node]]:
-        """Read all nodes, each once.
+        """Read all nodes, each once, in the order of keys.
 
         Raises:
             UnsafePathError: A data file is outside of the database.
             DecodeError: A node is damaged, or leads to one that it is below.
             OSError: A file cannot be read.
         """
-        root = _root(self._directory)
+        root = _root(self._directory, self._manifest)
         pending = [(root, _MAX_HEIGHT)] if root else []
         seen: set[Extent] = set()
         while pending:
@@ -140,7 +171,7 @@ class _Nodes:
             if len(child.prefix) * len(node.keys) > _MAX_NODE_BYTES:
                 raise DecodeError("its keys are longer than those of a database")
             if node.height:
-                pending += [(below, node.height - 1) for below in node.children]
+                pending += [(below, node.height - 1) for below in reversed(node.children)]
             else:
                 yield child.prefix, node
 
@@ -150,7 +181,9 @@ class _Nodes:
         self._check_files([place.file])
         if place.length > _MAX_NODE_BYTES:
             raise DecodeError(f"a node of {place.length} bytes")
-        node = decode_node(read_extent(place.file, place.offset, place.length), child)
+        data = read_extent(place.file, place.offset, place.length)
+        node = decode_node(data, child, self._value_checksums)
+        self.checksums.append(data[-4:])
         self._check_files(node.files)
         return node
 

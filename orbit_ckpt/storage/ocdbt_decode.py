@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, compress, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, compress, pairwise, repeat
 
 import numpy as np
 import zstandard
@@ -108,12 +108,16 @@ def decode_manifest(data: bytes, base: str) -> Manifest:
     return Manifest(is_single=True, root=root)
 
 
-def decode_node(data: bytes, reference: Child) -> Node:
+def decode_node(
+    data: bytes, reference: Child, checksums: Iterable[int | None] = repeat(None)
+) -> Node:
     """Decode a B+tree node.
 
     Args:
         data: Its bytes.
         reference: What led to it.
+        checksums: Checksum of every value that is in a data file, in the order of their keys; one
+            is taken for each.
 
     Raises:
         DecodeError: It is damaged.
@@ -128,7 +132,7 @@ def decode_node(data: bytes, reference: Child) -> Node:
         children = _children(columns, files, count, reference.prefix)
         return Node(children, (), (), height, names)
     keys = columns.strings(columns.varints(count - 1), columns.varints(count))
-    return Node((), keys, _values(columns, names, count), height, names)
+    return Node((), keys, _values(columns, names, count, checksums), height, names)
 
 
 def _children(
@@ -141,7 +145,9 @@ def _children(
     return columns.children(prefixes, files, ids, offsets, lengths)
 
 
-def _values(columns: _Columns, files: Sequence[str], count: int) -> list[Value]:
+def _values(
+    columns: _Columns, files: Sequence[str], count: int, checksums: Iterable[int | None]
+) -> list[Value]:
     lengths = columns.varints(count)
     kinds = columns.take(count)
     if max(kinds, default=0) > 1:
@@ -149,7 +155,7 @@ def _values(columns: _Columns, files: Sequence[str], count: int) -> list[Value]:
     ids = columns.varints(sum(kinds))
     offsets = columns.varints(len(ids))
     _check_places(files, ids, offsets, lengths)
-    places = map(Extent, [files[i] for i in ids], offsets, compress(lengths, kinds))
+    places = map(Extent, [files[i] for i in ids], offsets, compress(lengths, kinds), checksums)
     ends = list(accumulate([n for n, kind in zip(lengths, kinds, strict=True) if not kind]))
     inline = columns.take(ends[-1] if ends else 0)
     values = iter([inline[start:end] for start, end in pairwise((0, *ends))])

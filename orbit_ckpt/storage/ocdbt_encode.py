@@ -36,11 +36,14 @@ class Extent(Struct, frozen=True, gc=False):
         file: Path of the data file; in a database, relative to its root.
         offset: Position of the first byte.
         length: Number of bytes.
+        checksum: The checksum that the value was written with, where that is known: the last four
+            bytes of a value that ends in its own crc32c, the crc32c of any other.
     """
 
     file: str
     offset: int
     length: int
+    checksum: int | None = None
 
 
 Value = bytes | Extent

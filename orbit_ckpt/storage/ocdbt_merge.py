@@ -6,12 +6,15 @@ Databases below its root become one; files of arrays only have to be there.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orbit_ckpt.arrays.slices import chunk_indices, whole
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage.layout import join_key
+from orbit_ckpt.storage.atomic import write_file
+from orbit_ckpt.storage.integrity import read_manifest
+from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST, join_key
+from orbit_ckpt.storage.manifest import DatabaseRecord, FileRecord, Manifest
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import StorePath
@@ -23,10 +26,11 @@ _TOLD = 10
 
 def merge_databases(
     directory: Path, parts: Sequence[str], arrays: Iterable[tuple[str, ZarrArray]]
-) -> None:
-    """Write a database that has the values of others.
+) -> Manifest:
+    """Write a database that has the values of others; return what the manifest must say of it.
 
-    Only its B+tree is new: what is not in the trees of the others stays in their data files.
+    Only its B+tree is new: what is not in the trees of the others stays in their data files. The
+    manifests of the others, which `write_part_record` has written, are removed.
 
     Args:
         directory: Its root.
@@ -37,8 +41,11 @@ def merge_databases(
         StorageError: A value is in two of the databases, or in none.
     """
     values: dict[str, Value] = {}
+    records: list[tuple[str, Manifest]] = []
     for part in parts:
-        found = read_index(directory / part)
+        record = read_manifest(directory / part) or Manifest()
+        records.append((part, record))
+        found = read_index(directory / part, record.database)
         twice = values.keys() & found.keys()
         if twice:
             raise _disagree(directory, f"also in {part}", twice)
@@ -46,13 +53,43 @@ def merge_databases(
     missing = _keys(arrays) - values.keys()
     if missing:
         raise _disagree(directory, "written by no process", missing)
-    writer = DatabaseWriter(directory, data_file_bytes=None)
+    have_checksums = all(_has_values(record) for _, record in records)
+    writer = DatabaseWriter(directory, data_file_bytes=None, values_have_checksums=have_checksums)
     try:
-        writer.refer(values)
+        writer.refer(values, _joined(records))
         writer.close()
     except BaseException:  # raised again; its files must be closed
         writer.abort()
         raise
+    for part in parts:
+        (directory / part / MANIFEST).unlink(missing_ok=True)
+    return writer.record
+
+
+def write_part_record(directory: Path, record: Manifest) -> None:
+    """Write what one process knows of its database, for the process that merges it.
+
+    Args:
+        directory: Root of the database.
+        record: The record.
+    """
+    write_file(directory / MANIFEST, record.to_bytes())
+
+
+def _has_values(record: Manifest) -> bool:
+    """Whether the values of a database are recorded one by one, not its data files as a whole."""
+    return record.database is not None and set(record.files) == {OCDBT_MANIFEST}
+
+
+def _joined(records: Iterable[tuple[str, Manifest]]) -> Manifest:
+    """Return the records of databases by paths relative to the directory that they are in."""
+    files: dict[str, FileRecord] = {}
+    sizes: dict[str, int] = {}
+    for part, record in records:
+        files.update((f"{part}/{name}", file) for name, file in record.files.items())
+        found: Mapping[str, int] = record.database.files if record.database else {}
+        sizes.update((f"{part}/{name}", nbytes) for name, nbytes in found.items())
+    return Manifest(files, database=DatabaseRecord(0, files=sizes))
 
 
 def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> None:
@@ -86,7 +123,8 @@ def _files(directory: Path) -> set[str]:
 def _below(value: Value, directory: Path) -> Value:
     if isinstance(value, bytes):
         return value
-    return Extent(value.file.removeprefix(f"{directory}/"), value.offset, value.length)
+    file = value.file.removeprefix(f"{directory}/")
+    return Extent(file, value.offset, value.length, value.checksum)
 
 
 def _keys(arrays: Iterable[tuple[str, ZarrArray]]) -> set[str]:

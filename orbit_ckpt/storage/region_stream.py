@@ -18,7 +18,7 @@ from orbit_ckpt.arrays.slices import (
 )
 from orbit_ckpt.arrays.transfer import byte_view
 from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.chunk_read import ArrayRead, damaged_chunk
+from orbit_ckpt.storage.chunk_read import ArrayRead, damaged_chunk, recorded_checksum
 from orbit_ckpt.storage.codec import PIECE_BYTES, ChunkStream
 from orbit_ckpt.storage.value_read import open_value
 from orbit_ckpt.storage.zarr import ZarrArray
@@ -88,7 +88,8 @@ class _OpenChunk:
     def __init__(self, reader: BatchReader, read: ArrayRead, index: Shape) -> None:
         key, value = reader.chunk(read, index)
         nbytes = len(value) if isinstance(value, bytes) else value.length
-        self._stream = ChunkStream(read.layout, open_value(value), nbytes)
+        expected = recorded_checksum(value)
+        self._stream = ChunkStream(read.layout, open_value(value), nbytes, expected)
         self._layout = read.layout
         self._damaged = partial(damaged_chunk, read, key, value)
         self._position = 0

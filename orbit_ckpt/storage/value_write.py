@@ -15,10 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from crc32c import crc32c
 from typing_extensions import Buffer
 
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
+from orbit_ckpt.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
 from orbit_ckpt.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
 from orbit_ckpt.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
@@ -34,6 +37,7 @@ from orbit_ckpt.storage.ocdbt_encode import (
 )
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.storage.system import create_to_write, start_writeback, write
+from orbit_ckpt.storage.value_sums import ValueSums
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
@@ -55,13 +59,16 @@ class ValueWriter(Protocol):
         """Write a small value."""
         ...
 
-    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:
+    def append(
+        self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
+    ) -> None:
         """Write a value of parts, which must stay as they are until `close`.
 
         Args:
             key: Its key.
             parts: Its bytes.
             nbytes: How many there are, about.
+            ends_in_checksum: Whether the last part is the crc32c of the others.
         """
         ...
 
@@ -75,14 +82,22 @@ class ValueWriter(Protocol):
 
 
 class DatabaseWriter:
-    """Writes a new OCDBT database as its only writer."""
+    """Writes a new OCDBT database as its only writer.
 
-    def __init__(self, directory: Path, *, data_file_bytes: int | None) -> None:
+    Attributes:
+        record: What the manifest of the directory must say of the database, once it is closed.
+    """
+
+    def __init__(
+        self, directory: Path, *, data_file_bytes: int | None, values_have_checksums: bool = True
+    ) -> None:
         """Create a database.
 
         Args:
             directory: Its root.
             data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+            values_have_checksums: Whether large values end in their own crc32c. These are then
+                recorded one by one, else data files as a whole.
 
         Raises:
             ValueError: `data_file_bytes` is negative.
@@ -92,7 +107,9 @@ class DatabaseWriter:
             raise ValueError(
                 f"OCDBT target_data_file_size must be >= 0, where 0 means no limit; got {size}"
             )
+        self.record = Manifest()
         self._root = directory
+        self._whole_files = not values_have_checksums
         self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
         self._max_file_bytes = size
         if self._uploads is not None:
@@ -100,6 +117,7 @@ class DatabaseWriter:
         self._values: dict[bytes, Value] = {}
         self._files: list[_DataFile | DataObject] = []
         self._free: list[_DataFile | DataObject] = []
+        self._parts: list[Manifest] = []
         self._lock = threading.Lock()
 
     def put(self, key: str, value: bytes) -> None:
@@ -109,23 +127,32 @@ class DatabaseWriter:
         else:
             self.append(key, [value], len(value))
 
-    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:
+    def append(
+        self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
+    ) -> None:
         """See `ValueWriter`."""
         file = self._take(nbytes)
-        self._values[key.encode()] = file.append(parts)
+        self._values[key.encode()] = file.append(parts, ends_in_checksum=ends_in_checksum)
         if self._uploads is not None and file.nbytes >= self._max_file_bytes:
             file.close()
             return
         with self._lock:
             self._free.append(file)
 
-    def refer(self, values: Mapping[str, Value]) -> None:
-        """Add values of which those in data files are below the root already."""
+    def refer(self, values: Mapping[str, Value], record: Manifest) -> None:
+        """Add values of which those in data files are below the root already.
+
+        Args:
+            values: The values.
+            record: What is recorded of those data files, by path relative to the root.
+        """
         self._values.update((key.encode(), value) for key, value in values.items())
+        self._parts.append(record)
 
     def close(self) -> None:
         """See `ValueWriter`."""
-        root = self._write_tree() if self._values else None
+        nodes: list[bytes] = []
+        root = self._write_tree(nodes) if self._values else None
         for file in self._files:
             file.close()
         if self._uploads is not None:
@@ -134,6 +161,7 @@ class DatabaseWriter:
             root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
         )
         write_file(self._root / OCDBT_MANIFEST, manifest)
+        self.record = self._record(manifest, nodes)
 
     def abort(self) -> None:
         """See `ValueWriter`."""
@@ -152,7 +180,8 @@ class DatabaseWriter:
                     return self._free.pop(i)
             if not self._files:
                 (self._root / OCDBT_DATA).mkdir(exist_ok=True)
-            file = _DataFile(self._root, f"{OCDBT_DATA}/{secrets.token_hex(16)}")
+            name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+            file = _DataFile(self._root, name, ValueSums(whole_file=self._whole_files))
             self._files.append(file)
             return file
 
@@ -160,45 +189,69 @@ class DatabaseWriter:
         """Return an object that is not sent yet; any, because it may become larger than others."""
         if self._free:
             return self._free.pop()
-        self._files.append(DataObject(uploads, f"{OCDBT_DATA}/{secrets.token_hex(16)}"))
+        name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+        self._files.append(DataObject(uploads, name, ValueSums(whole_file=self._whole_files)))
         return self._files[-1]
 
-    def _write_tree(self) -> NodeReference:
+    def _write_tree(self, checksums: list[bytes]) -> NodeReference:
+        """Write the B+tree; add the checksums of its nodes to a list."""
         file = self._take(0)
+
+        def write(node: bytes) -> Extent:
+            checksums.append(node[-4:])
+            return file.append([node[:-4], node[-4:]], ends_in_checksum=True)
+
         nodes = [
-            leaf_reference(entries, file.append([encode_leaf(entries)]))
+            leaf_reference(entries, write(encode_leaf(entries)))
             for entries in split_entries(self._values)
         ]
         while len(nodes) > 1:
             groups = [nodes[i : i + _CHILDREN] for i in range(0, len(nodes), _CHILDREN)]
-            nodes = [
-                interior_reference(group, file.append([encode_interior(group)])) for group in groups
-            ]
+            nodes = [interior_reference(group, write(encode_interior(group))) for group in groups]
         return nodes[0]
+
+    def _record(self, manifest: bytes, nodes: Sequence[bytes]) -> Manifest:
+        files = {OCDBT_MANIFEST: FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])}
+        sizes: dict[str, int] = {}
+        for part in self._parts:
+            files |= part.files
+            sizes |= part.database.files if part.database else {}
+        for file in self._files:
+            whole = file.sums.file_record(file.nbytes)
+            if whole is None:
+                sizes[file.name] = file.nbytes
+            else:
+                files[file.name] = whole
+        values = (self._values[key] for key in sorted(self._values))
+        checksums = [v.checksum for v in values if isinstance(v, Extent)]
+        is_known = not self._whole_files and None not in checksums
+        packed = np.array(checksums, "<u4").tobytes() if is_known else b""
+        database = DatabaseRecord(index_checksum(nodes), packed, sizes)
+        return Manifest(files, tuple(sorted(sizes)), database=database)
 
 
 class _DataFile:
     """A file that values are appended to; buffers are gathered until writing them pays."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, sums: ValueSums) -> None:
         self.name = name
         self.nbytes = 0
+        self.sums = sums
         self._descriptor = create_to_write(root / name)
         self._gathered: list[memoryview] = []
         self._gathered_bytes = 0
         self._written = 0
         self._on_its_way = 0
 
-    def append(self, parts: Iterable[Buffer]) -> Extent:
+    def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
         offset = self.nbytes
-        for part in parts:
-            view = memoryview(part)
+        for view in self.sums.views(parts, ends_in_checksum=ends_in_checksum):
             self._gathered.append(view)
             self._gathered_bytes += view.nbytes
             self.nbytes += view.nbytes
             if self._gathered_bytes >= _GATHER_BYTES or len(self._gathered) >= _GATHER_BUFFERS:
                 self._flush()
-        return Extent(self.name, offset, self.nbytes - offset)
+        return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
 
     def close(self) -> None:
         self._flush()
@@ -232,7 +285,14 @@ class FilesWriter:
         """See `ValueWriter`."""
         self.append(key, [value], len(value))
 
-    def append(self, key: str, parts: Iterable[Buffer], nbytes: int) -> None:  # noqa: ARG002 - the interface has it
+    def append(
+        self,
+        key: str,
+        parts: Iterable[Buffer],
+        nbytes: int,  # noqa: ARG002 - the interface has it
+        *,
+        ends_in_checksum: bool = False,  # noqa: ARG002 - the interface has it
+    ) -> None:
         """See `ValueWriter`."""
         if self._uploads is not None:
             self._uploads.begin(key, b"".join(parts))

@@ -17,6 +17,7 @@ from crc32c import crc32c
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError, StorageError
 from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt.storage.manifest import Manifest
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_decode import Child, DecodeError, decode_node
 from orbit_ckpt.storage.ocdbt_encode import (
@@ -60,7 +61,7 @@ def rewrite(path: Path, change: Callable[[Index], object]) -> None:
     change(index)
     (path / OCDBT_MANIFEST).unlink()
     writer = DatabaseWriter(path, data_file_bytes=None)
-    writer.refer(index)
+    writer.refer(index, Manifest())
     writer.close()
 
 

@@ -19,8 +19,8 @@ from orbit_ckpt.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.cli.commands import prune, rm
 from orbit_ckpt.errors import CheckpointError, UnsafePathError
 from orbit_ckpt.storage.inner_path import InnerFiles, check_name, inner_path
-from orbit_ckpt.storage.integrity import FileRecord, Manifest
 from orbit_ckpt.storage.layout import MANIFEST, TREE_METADATA
+from orbit_ckpt.storage.manifest import FileRecord, Manifest
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.store_path import parse_store_url
@@ -90,7 +90,7 @@ def redirect(checkpoint: Path, file: str) -> None:
     values["a/0"] = Extent(file, 0, len(SECRET))
     (checkpoint / "manifest.ocdbt").unlink()
     writer = DatabaseWriter(checkpoint, data_file_bytes=None)
-    writer.refer(values)
+    writer.refer(values, Manifest())
     writer.close()
 
 

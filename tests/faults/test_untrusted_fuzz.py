@@ -27,6 +27,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.errors import CheckpointError
 from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt.storage.manifest import Manifest
 from orbit_ckpt.storage.ocdbt import read_index
 from orbit_ckpt.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt.storage.value_write import DatabaseWriter
@@ -183,7 +184,7 @@ def _change_database(draw: st.DrawFn, path: Path) -> None:
         )
     (root / OCDBT_MANIFEST).unlink()
     writer = DatabaseWriter(root, data_file_bytes=None)
-    writer.refer(index)
+    writer.refer(index, Manifest())
     writer.close()
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.storage.integrity import Manifest
 from orbit_ckpt.storage.layout import MANIFEST
+from orbit_ckpt.storage.manifest import Manifest
 from tests.faults.support import (
     EFFORT,
     LAYOUTS,

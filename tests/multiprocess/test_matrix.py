@@ -19,7 +19,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.storage.integrity import CheckedDirectory
+from orbit_ckpt.storage.integrity import CheckedDirectory, read_manifest
 from orbit_ckpt.storage.kvstore import open_store
 from orbit_ckpt.storage.ocdbt import read_index
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
@@ -190,6 +190,23 @@ def test_every_byte_is_written_by_one_process(directory: Path, layout: str, coun
         found = Counter(index for keys in chunks(path, name) for index in keys)
         assert set(found.values()) == {1}, name
         assert sum(bytes_of_each(path, name)) == host(name).nbytes, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_the_data_of_every_process_is_recorded(directory: Path, layout: str, count: int) -> None:
+    path = directory / f"{layout}_{count}"
+    manifest = read_manifest(path)
+    assert manifest is not None
+    if (path / "manifest.ocdbt").exists():
+        data = {str(file.relative_to(path)) for file in path.glob("**/d/*")}
+        assert manifest.database is not None
+        assert data == {*manifest.database.files, *manifest.files} & data
+    assert not list(path.glob("ocdbt.process_*/orbit_manifest.json"))
+    report = ocp.verify(path)
+    assert report.is_intact
+    assert not report.unchecked
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from crc32c import crc32c
 from orbit_ckpt.errors import CorruptionError, FormatError
 from orbit_ckpt.storage.integrity import (
     CheckedDirectory,
-    Manifest,
     forget_files,
     read_manifest,
     write_manifest,
 )
 from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
+from orbit_ckpt.storage.manifest import Manifest
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_files_that_check_themselves_are_left_out(tmp_path: Path) -> None:
     for name in ("d/x/y", "d2/x", "manifest.ocdbt", "z"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    write_manifest(tmp_path, self_checked=("manifest.ocdbt", "d/"))
+    write_manifest(tmp_path, known=Manifest({}, ("manifest.ocdbt", "d/")))
     assert files_of(tmp_path) == {"d2/x", "z"}
     (tmp_path / "later").touch()
     write_manifest(tmp_path)

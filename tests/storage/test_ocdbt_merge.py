@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorstore as ts
+from crc32c import crc32c
 
-from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage.ocdbt_merge import merge_databases
+from orbit_ckpt.errors import CorruptionError, StorageError
+from orbit_ckpt.storage.layout import MANIFEST
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_merge import merge_databases, write_part_record
 from orbit_ckpt.storage.value_write import DatabaseWriter
 from orbit_ckpt.storage.zarr import describe_array
 
@@ -61,3 +64,29 @@ def test_chunk_that_no_process_wrote_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"w/c/1: written by no process"):
         merge_databases(tmp_path, PARTS, [("w", LAYOUT)])
     assert not (tmp_path / "manifest.ocdbt").exists()
+
+
+def test_the_record_of_a_merged_database_has_the_values_of_all_parts(tmp_path: Path) -> None:
+    for part, key in zip(PARTS, "ab", strict=True):
+        (tmp_path / part).mkdir()
+        writer = DatabaseWriter(tmp_path / part, data_file_bytes=None)
+        writer.append(key, [LARGE + key.encode()], len(LARGE) + 1)
+        writer.close()
+        write_part_record(tmp_path / part, writer.record)
+    record = merge_databases(tmp_path, PARTS, [])
+    assert record.database is not None
+    data = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("**/d/*")}
+    assert set(record.database.files) == data
+    assert record.database.checksums() == [crc32c(LARGE + key) for key in (b"a", b"b")]
+    assert not list(tmp_path.glob(f"*/{MANIFEST}"))
+    found = read_index(tmp_path, record.database)
+    assert [getattr(found[key], "checksum") for key in "ab"] == record.database.checksums()  # noqa: B009 - of an extent
+
+
+def test_an_index_that_is_not_the_recorded_one_is_an_error(tmp_path: Path) -> None:
+    write_parts(tmp_path, {"a": SMALL}, {"b": LARGE})
+    record = merge_databases(tmp_path, PARTS, []).database
+    assert record is not None
+    assert read_index(tmp_path, record)["a"] == SMALL
+    with pytest.raises(CorruptionError, match="the index is not the one that was written"):
+        read_index(tmp_path / PARTS[0], record)

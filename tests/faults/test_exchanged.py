@@ -1,0 +1,336 @@
+"""Data of one save in the place of another's is found, though its own checksums are right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt.checkpointer.copying import copy_checkpoint
+from orbit_ckpt.errors import CheckpointError, CorruptionError
+from orbit_ckpt.items.phases import stage_item
+from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt.runtime.process import Process
+from orbit_ckpt.storage.layout import MANIFEST
+from orbit_ckpt.storage.ocdbt import read_index
+from orbit_ckpt.storage.ocdbt_encode import Extent
+from tests.faults.support import LAYOUTS, Layout, files_below
+
+DATABASES = [layout for layout in LAYOUTS if layout.use_ocdbt]
+PLAIN = [layout for layout in DATABASES if not layout.use_compression]
+FILES = [layout for layout in LAYOUTS if not layout.use_ocdbt]
+of_databases = pytest.mark.parametrize("pair", DATABASES, indirect=True, ids=str)
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def tree(seed: int) -> dict[str, Any]:
+    """Return a tree that has the same layout for every seed."""
+    rng = np.random.default_rng(seed)
+    return {
+        "a": rng.integers(0, 256, 5000).astype(np.uint8),
+        "b": rng.integers(0, 256, 5000).astype(np.uint8),
+        "x": jax.numpy.asarray(rng.integers(0, 256, (50, 40)).astype(np.int32)),
+        "small": rng.standard_normal(3),
+        "step": seed,
+        "name": f"run {seed}",
+    }
+
+
+def save_items(path: Path, seed: int) -> None:
+    """Save several items in one step."""
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    checkpointer.save(
+        path,
+        args=ocp.args.Composite(
+            params=ocp.args.StandardSave(tree(seed)),
+            twin=ocp.args.PyTreeSave(tree(seed + 100)),
+            config=ocp.args.JsonSave({"seed": seed}),
+        ),
+    )
+
+
+def write_at(place: Extent, data: bytes) -> None:
+    """Change the bytes of a value."""
+    with open(place.file, "r+b") as file:
+        file.seek(place.offset)
+        file.write(data)
+
+
+def values_are_of(path: Path, seed: int) -> bool:
+    """Whether a load gives back what was saved, and nothing of another save."""
+    found = ocp.load(path)
+    return all(np.array_equal(found[name], value) for name, value in tree(seed).items())
+
+
+def assert_found(path: Path, *, load: Callable[[], object] | None = None) -> None:
+    """Assert that verify finds damage, and that a load fails."""
+    report = ocp.verify(path)
+    assert not report.is_intact, report
+    with pytest.raises(CheckpointError):
+        (load or (lambda: ocp.load(path)))()
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of one layout: one to change, one to take from."""
+    run = tmp_path_factory.mktemp("run")
+    for seed in (1, 2):
+        request.param.save(run / str(seed), tree(seed))
+    return run
+
+
+@pytest.fixture
+def steps(pair: Path, tmp_path: Path) -> tuple[Path, Path]:
+    shutil.copytree(pair, tmp_path / "run")
+    return tmp_path / "run" / "1", tmp_path / "run" / "2"
+
+
+def test_intact_steps_are_said_to_be_intact(steps: tuple[Path, Path]) -> None:
+    for step in steps:
+        report = ocp.verify(step)
+        assert report.is_intact
+        assert not report.unchecked
+        assert values_are_of(step, int(step.name))
+
+
+def test_any_one_file_of_the_other_step_is_found(steps: tuple[Path, Path]) -> None:
+    mine, other = steps
+    pristine, theirs = files_below(mine), files_below(other)
+    found = 0
+    for name in pristine.keys() & theirs.keys() - {"commit_success.txt"}:
+        if pristine[name] == theirs[name]:
+            continue
+        (mine / name).write_bytes(theirs[name])
+        assert not ocp.verify(mine).is_intact, name
+        if name != "_CHECKPOINT_METADATA":  # which a load does not need
+            with pytest.raises(CheckpointError):
+                ocp.load(mine)
+        (mine / name).write_bytes(pristine[name])
+        found += 1
+    assert found >= 2
+    assert ocp.verify(mine).is_intact
+
+
+@of_databases
+def test_the_data_of_another_step_is_found(steps: tuple[Path, Path]) -> None:
+    mine, other = steps
+    names, theirs = sorted(os.listdir(mine / "d")), sorted(os.listdir(other / "d"))
+    for name, source in zip(names, theirs, strict=False):
+        shutil.copyfile(other / "d" / source, mine / "d" / name)
+    assert_found(mine)
+
+
+@of_databases
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_the_database_of_another_step_is_found(
+    steps: tuple[Path, Path], with_manifest: bool
+) -> None:
+    mine, other = steps
+    if with_manifest:
+        shutil.copyfile(other / "manifest.ocdbt", mine / "manifest.ocdbt")
+    shutil.copytree(other / "d", mine / "d", dirs_exist_ok=True)
+    if with_manifest:
+        assert_found(mine)
+    else:  # files that nothing refers to
+        assert values_are_of(mine, 1)
+        assert any("does not record" in one.what for one in ocp.verify(mine).unchecked)
+
+
+@of_databases
+def test_values_of_another_step_in_a_data_file_are_found(steps: tuple[Path, Path]) -> None:
+    mine, other = steps
+    theirs = read_index(other)
+    exchanged = 0
+    for key, place in read_index(mine).items():
+        source = theirs[key]
+        if not isinstance(place, Extent) or not isinstance(source, Extent):
+            continue
+        if place.length != source.length:
+            continue
+        data = Path(source.file).read_bytes()[source.offset : source.offset + source.length]
+        write_at(place, data)
+        exchanged += 1
+    assert exchanged
+    assert_found(mine)
+
+
+@pytest.mark.parametrize("pair", PLAIN, indirect=True, ids=str)
+def test_exchanged_values_of_a_step_are_found(steps: tuple[Path, Path]) -> None:
+    mine, _ = steps
+    index = read_index(mine)
+    a, b = (index.get(f"{name}/c/0") or index[f"{name}/0"] for name in "ab")
+    assert isinstance(a, Extent)
+    assert isinstance(b, Extent)
+    assert a.length == b.length
+    contents = [Path(place.file).read_bytes()[place.offset :][: place.length] for place in (b, a)]
+    for place, data in zip((a, b), contents, strict=True):
+        write_at(place, data)
+    assert_found(mine)
+
+
+@pytest.mark.parametrize("pair", FILES, indirect=True, ids=str)
+def test_exchanged_directories_of_arrays_are_found(steps: tuple[Path, Path]) -> None:
+    mine, _ = steps
+    os.rename(mine / "a", mine / "moved")
+    os.rename(mine / "b", mine / "a")
+    os.rename(mine / "moved", mine / "b")
+    assert_found(mine)
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> tuple[Path, Path]:
+    for seed in (1, 2):
+        save_items(tmp_path / str(seed), seed)
+    return tmp_path / "1", tmp_path / "2"
+
+
+@pytest.mark.parametrize("item", ["params", "config"])
+def test_an_item_of_another_step_is_found(items: tuple[Path, Path], item: str) -> None:
+    mine, other = items
+    shutil.rmtree(mine / item)
+    shutil.copytree(other / item, mine / item)
+    restore = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore
+    assert_found(mine, load=lambda: restore(mine))
+    if item == "params":
+        assert_found(mine)
+        with pytest.raises(CheckpointError):
+            ocp.load(mine / item)
+
+
+def test_exchanged_items_of_one_step_are_found(items: tuple[Path, Path]) -> None:
+    mine, _ = items
+    os.rename(mine / "params", mine / "moved")
+    os.rename(mine / "twin", mine / "params")
+    os.rename(mine / "moved", mine / "twin")
+    assert_found(mine)
+
+
+def test_an_item_that_is_saved_anew_is_part_of_its_step(items: tuple[Path, Path]) -> None:
+    mine, _ = items
+    ocp.save(mine / "params", tree(3), overwrite=True)
+    assert values_are_of(mine / "params", 3)
+    assert ocp.verify(mine).is_intact
+
+
+def save_as_two_processes(path: Path, seed: int) -> None:
+    """Save as two processes do; the second has nothing to write."""
+
+    async def run(process: Process) -> Commit:
+        handler = ocp.PyTreeHandler(process=process)
+        arrays = {name: value for name, value in tree(seed).items() if name != "x"}
+        args = {"args": ocp.args.PyTreeSave(arrays)}
+        commit = await stage_item(handler, path, args, copy=False)
+        await commit.run()
+        return commit
+
+    path.mkdir()
+    asyncio.run(run(Process(1, 2)))
+    asyncio.run(run(Process(0, 2))).finalize()
+
+
+def test_data_of_another_save_by_several_processes_is_found(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_as_two_processes(tmp_path / str(seed), seed)
+    mine, other = tmp_path / "1", tmp_path / "2"
+    assert ocp.verify(mine).is_intact
+    assert not ocp.verify(mine).unchecked
+    data, theirs = (next((step / "ocdbt.process_0" / "d").iterdir()) for step in (mine, other))
+    shutil.copyfile(theirs, data)
+    assert_found(mine)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(use_ocdbt=False)], ids=str)
+def test_a_lost_manifest_is_logged_and_not_said_to_be_intact(
+    tmp_path: Path, layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout.save(tmp_path / "1", tree(1))
+    (tmp_path / "1" / MANIFEST).unlink()
+    assert values_are_of(tmp_path / "1", 1)
+    assert [r.levelname for r in caplog.records if MANIFEST in r.getMessage()] == ["WARNING"]
+    report = ocp.verify(tmp_path / "1")
+    assert not report
+    assert [one.file for one in report.damage] == [str(tmp_path / "1" / MANIFEST)]
+    assert "is missing" in report.damage[0].what
+
+
+@pytest.mark.parametrize("item", ["params", "config"])
+def test_the_lost_manifest_of_an_item_is_found(items: tuple[Path, Path], item: str) -> None:
+    (items[0] / item / MANIFEST).unlink()
+    report = ocp.verify(items[0])
+    assert [one.file for one in report.damage] == [str(items[0] / item / MANIFEST)]
+
+
+def test_a_checkpoint_that_never_had_a_manifest_is_checked_as_far_as_possible(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Layout().save(tmp_path / "1", tree(1))
+    (tmp_path / "1" / MANIFEST).unlink()
+    (tmp_path / "1" / "commit_success.txt").write_bytes(b"")
+    report = ocp.verify(tmp_path / "1")
+    assert report.is_intact
+    assert report.unchecked
+    assert values_are_of(tmp_path / "1", 1)
+    assert not [r for r in caplog.records if MANIFEST in r.getMessage()]
+
+
+def test_manifests_of_earlier_releases_are_read_and_said_to_cover_less(tmp_path: Path) -> None:
+    with tarfile.open(GOLDEN / "manifest-without-database.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    run = tmp_path / "manifest-without-database"
+    report = ocp.verify(run)
+    assert report.is_intact
+    limited = {one.directory for one in report.unchecked if "earlier release" in one.what}
+    assert limited == {run / "tree", run / "items" / "params"}
+    for step in sorted(run.iterdir()):
+        found = ocp.load(step)
+        assert found["step"] == 7
+        assert np.array_equal(found["b"], np.arange(400))
+
+
+def test_a_copy_is_as_well_recorded_as_its_source(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_items(tmp_path / str(seed), seed)
+    copy_checkpoint(tmp_path / "1", tmp_path / "copy")
+    assert ocp.verify(tmp_path / "copy").is_intact
+    shutil.rmtree(tmp_path / "copy" / "params")
+    shutil.copytree(tmp_path / "2" / "params", tmp_path / "copy" / "params")
+    assert_found(tmp_path / "copy")
+
+
+def test_a_checkpoint_whose_manifest_is_lost_is_copied_only_if_nothing_is_checked(
+    tmp_path: Path,
+) -> None:
+    Layout().save(tmp_path / "1", tree(1))
+    (tmp_path / "1" / MANIFEST).unlink()
+    with pytest.raises(CorruptionError, match=rf"{MANIFEST}: it is missing.*--no-verify"):
+        copy_checkpoint(tmp_path / "1", tmp_path / "copy")
+    copy_checkpoint(tmp_path / "1", tmp_path / "copy", check=False)
+    assert values_are_of(tmp_path / "copy", 1)
+
+
+def test_an_item_that_a_copy_replaces_is_part_of_its_step(items: tuple[Path, Path]) -> None:
+    mine, other = items
+    copy_checkpoint(other / "params", mine / "params", overwrite=True)
+    assert values_are_of(mine / "params", 2)
+    assert ocp.verify(mine).is_intact
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_values_about_as_large_as_fit_into_the_index_are_intact(
+    tmp_path: Path, layout: Layout
+) -> None:
+    leaves = {str(n): np.arange(n, dtype=np.uint8) for n in range(1016, 1034)}
+    layout.save(tmp_path / "1", leaves)
+    report = ocp.verify(tmp_path / "1")
+    assert report.is_intact, report
+    found = ocp.load(tmp_path / "1")
+    assert all(np.array_equal(found[name], value) for name, value in leaves.items())
