@@ -167,6 +167,8 @@ def _decode_database(fields: Mapping[str, object] | None) -> DatabaseRecord | No
     if fields is None:
         return None
     values = b64decode(str(fields["values"]), validate=True)
+    if len(values) % 4:
+        raise ValueError(f"{len(values)} bytes of checksums of four bytes each")
     return DatabaseRecord(
         msgspec.convert(fields["index"], _Checksum),
         values,

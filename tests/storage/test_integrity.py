@@ -16,6 +16,7 @@ from orbit_ckpt.storage.integrity import (
     CheckedDirectory,
     forget_files,
     read_manifest,
+    replacing_item,
     write_manifest,
 )
 from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
@@ -193,3 +194,40 @@ def test_large_files_are_checked_in_blocks(tmp_path: Path) -> None:
         file.write(bytes([data[-2] ^ 1]))
     with pytest.raises(CorruptionError, match="large is damaged"):
         CheckedDirectory(tmp_path).verify("large")
+
+
+@pytest.mark.parametrize(
+    "database",
+    [
+        [],
+        "x",
+        {"index": 1},
+        {"index": "1", "values": "", "files": {}},
+        {"index": 1, "values": "A", "files": {}},
+        {"index": 1, "values": "AAA=", "files": {}},
+        {"index": 1, "values": "", "files": {"d/x": "1"}},
+        {"index": 1, "values": "", "files": ["d/x"]},
+    ],
+)
+def test_a_record_of_a_database_that_is_none_is_a_format_error(
+    tmp_path: Path, database: object
+) -> None:
+    body = json.dumps(
+        {"format_version": 1, "self_checked": [], "files": {}, "database": database}
+    ).encode()
+    (tmp_path / MANIFEST).write_bytes(body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n")
+    with pytest.raises(FormatError, match=MANIFEST):
+        read_manifest(tmp_path)
+
+
+def test_renewing_the_record_of_an_item_keeps_all_others(covered: Path) -> None:
+    (covered / "item").mkdir()
+    (covered / "item" / "x").write_bytes(b"x")
+    (covered / MANIFEST).unlink()
+    write_manifest(covered)
+    (covered / "PINNED").touch()
+    with replacing_item(covered / "item"):
+        assert files_of(covered) == {"a", "empty", "d/chunk"}
+        (covered / "item" / "x").write_bytes(b"yy")
+    assert files_of(covered) == {"a", "empty", "d/chunk", "item/x"}
+    CheckedDirectory(covered).verify("item/x")
