@@ -52,8 +52,6 @@ _JSON_ITEM = "metadata"
 """This file makes a directory an item, of releases that mark nothing else."""
 
 _REMOVING = "Removing %s, left behind by a save that did not finish"
-RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
-"""What the commit marker of a directory with a manifest says, so that its loss is noticed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -266,6 +264,10 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
+"""What the commit marker of a directory with a manifest says, so that its loss is noticed."""
 
 
 def write_marker(directory: Path, final: Path) -> None:

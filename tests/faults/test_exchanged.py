@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,82 @@ def test_an_item_that_is_saved_anew_is_part_of_its_step(items: tuple[Path, Path]
     ocp.save(mine / "params", tree(3), overwrite=True)
     assert values_are_of(mine / "params", 3)
     assert ocp.verify(mine).is_intact
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of a manager with one tree per step."""
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        for seed in (1, 2):
+            manager.save(seed, args=ocp.args.StandardSave(tree(seed)))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("part", ["default", "default/d", "default/manifest.ocdbt"])
+def test_the_tree_of_another_step_of_a_run_is_found(run: Path, part: str) -> None:
+    mine, other = run / "1" / part, run / "2" / part
+    if part.endswith("/d"):  # with the names that the index refers to
+        for file, source in zip(sorted(mine.iterdir()), sorted(other.iterdir()), strict=True):
+            shutil.copyfile(source, file)
+    elif mine.is_file():
+        shutil.copyfile(other, mine)
+        shutil.copytree(other.parent / "d", mine.parent / "d", dirs_exist_ok=True)
+    else:
+        shutil.rmtree(mine)
+        shutil.copytree(other, mine)
+    with ocp.CheckpointManager(run) as manager:
+        assert_found(run / "1", load=lambda: manager.restore(1))
+        assert np.array_equal(manager.restore(2)["b"], tree(2)["b"])
+    assert_found(run / "1")
+
+
+def test_a_whole_step_under_the_name_of_another_is_that_step(run: Path) -> None:
+    shutil.rmtree(run / "1")
+    shutil.copytree(run / "2", run / "1")
+    assert ocp.verify(run / "1").is_intact
+    assert values_are_of(run / "1", 2)
+
+
+def test_the_tree_of_another_step_in_the_layout_of_orbax_v1_is_found(tmp_path: Path) -> None:
+    handler = ocp.CompositeCheckpointHandler()
+    for seed in (1, 2):
+        args = ocp.args.Composite(pytree=ocp.args.StandardSave(tree(seed)))
+        ocp.Checkpointer(handler).save(tmp_path / str(seed), args=args)
+    assert values_are_of(tmp_path / "1", 1)
+    data, theirs = (next((tmp_path / step / "pytree" / "d").iterdir()) for step in "12")
+    shutil.copyfile(theirs, data)
+    assert_found(tmp_path / "1")
+
+
+class Note(ocp.CheckpointHandler):
+    """Writes a file in its own way."""
+
+    def save(self, directory: Any, args: NoteArgs) -> None:  # type: ignore[override]
+        (directory / "note.txt").write_text(args.text)
+
+    def restore(self, directory: Any, args: object = None) -> str:  # type: ignore[override]
+        del args  # there is nothing to choose
+        return (directory / "note.txt").read_text()
+
+
+@ocp.args.register_with_handler(Note, for_save=True, for_restore=True)
+@dataclass
+class NoteArgs(ocp.args.CheckpointArgs):
+    text: str = ""
+
+
+@pytest.mark.parametrize("name", ["note", "default"])
+def test_an_item_of_another_step_is_found_whose_handler_knows_no_checksums(
+    tmp_path: Path, name: str
+) -> None:
+    with ocp.CheckpointManager(tmp_path, item_handlers={name: Note()}) as manager:
+        for seed in (1, 2):
+            items = ocp.args.Composite(**{name: NoteArgs(f"of {seed}")})
+            manager.save(seed, args=items)
+        manager.wait_until_finished()
+        assert manager.restore(1)[name] == "of 1"
+        shutil.copyfile(tmp_path / "2" / name / "note.txt", tmp_path / "1" / name / "note.txt")
+        assert_found(tmp_path / "1", load=lambda: manager.restore(1))
 
 
 def save_as_two_processes(path: Path, seed: int) -> None:

@@ -266,6 +266,15 @@ def test_json_items_of_orbax_v1_are_restored(v1_checkpoint: Path) -> None:
     assert ocp.load(v1_checkpoint)["a"].tolist() == [0, 1, 2]
 
 
+def test_what_orbax_v1_wrote_lacks_no_manifest(
+    v1_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = ocp.verify(v1_checkpoint)
+    assert report.is_intact, report
+    ocp.load(v1_checkpoint)
+    assert not [r for r in caplog.records if "orbit_manifest" in r.getMessage()]
+
+
 def test_metrics_and_json_items_of_an_orbax_v1_run_are_restored(tmp_path: Path) -> None:
     registry = orbax_v1.handlers.local_registry()
     registry.add(orbax_v1.handlers.JsonHandler, checkpointable_name="config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,6 +278,18 @@ def test_an_override_of_finalize_is_called_and_what_it_writes_is_checked(
     assert not report.unchecked
     file.write_text("something else")
     assert not ocp.verify(tmp_path / "x").is_intact
+
+
+def test_data_of_another_save_is_found_although_finalize_adds_a_file(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        item = {"w": np.random.default_rng(seed).integers(0, 256, 5000).astype(np.uint8)}
+        args = ocp.args.PyTreeSave(item)
+        ocp.Checkpointer(Finished()).save(tmp_path / str(seed), args=args)
+    mine, other = (next((tmp_path / str(seed)).rglob("d/*")) for seed in (1, 2))
+    shutil.copyfile(other, mine)
+    assert not ocp.verify(tmp_path / "1").is_intact
+    with pytest.raises(CorruptionError):
+        ocp.load(tmp_path / "1")
 
 
 class Reversed(ocp.PyTreeHandler):

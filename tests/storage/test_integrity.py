@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from orbit_ckpt.errors import CorruptionError, FormatError
+from orbit_ckpt.errors import CorruptionError, FormatError, UnsafePathError
 from orbit_ckpt.storage.integrity import (
     CheckedDirectory,
     forget_files,
     read_manifest,
+    renew_manifest,
     replacing_item,
     write_manifest,
 )
-from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
-from orbit_ckpt.storage.manifest import Manifest
+from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt.storage.manifest import DatabaseRecord, FileRecord, Manifest
 
 
 @pytest.fixture
@@ -231,3 +232,79 @@ def test_renewing_the_record_of_an_item_keeps_all_others(covered: Path) -> None:
         (covered / "item" / "x").write_bytes(b"yy")
     assert files_of(covered) == {"a", "empty", "d/chunk", "item/x"}
     CheckedDirectory(covered).verify("item/x")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a\0b", "d/" + "x" * 300]
+)
+@pytest.mark.parametrize("field", ["files", "database"])
+def test_a_manifest_cannot_name_a_file_outside_of_its_directory(
+    tmp_path: Path, field: str, name: str
+) -> None:
+    files = {name: FileRecord(1, 1)} if field == "files" else {}
+    sizes = {name: 1} if field == "database" else {}
+    document = Manifest(files, database=DatabaseRecord(0, files=sizes)).to_bytes()
+    (tmp_path / MANIFEST).write_bytes(document)
+    with pytest.raises(UnsafePathError, match=MANIFEST):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("record", [[1], [1, "2"], [-1, 2], [1, 2**32], "12", [1.5, 2]])
+def test_a_record_that_no_file_can_have_is_a_format_error(tmp_path: Path, record: object) -> None:
+    body = json.dumps({"format_version": 1, "self_checked": [], "files": {"a": record}}).encode()
+    (tmp_path / MANIFEST).write_bytes(body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n")
+    with pytest.raises(FormatError, match=MANIFEST):
+        read_manifest(tmp_path)
+
+
+@pytest.fixture
+def with_database(tmp_path: Path) -> Path:
+    """A directory whose manifest records a database."""
+    (tmp_path / "d").mkdir()
+    for name in (OCDBT_MANIFEST, "d/x", "a"):
+        (tmp_path / name).write_bytes(name.encode())
+    files = {OCDBT_MANIFEST: FileRecord.of(14, crc32c(b"manifest.ocdbt"), b"cdbt")}
+    database = DatabaseRecord(7, b"1234", {"d/x": 3})
+    write_manifest(tmp_path, known=Manifest(files, ("d/x",), database=database))
+    return tmp_path
+
+
+def test_records_made_anew_keep_that_of_an_unchanged_database(with_database: Path) -> None:
+    before = read_manifest(with_database)
+    (with_database / "a").write_bytes(b"changed")
+    (with_database / "more").write_bytes(b"more")
+    renew_manifest(with_database)
+    after = read_manifest(with_database)
+    assert before is not None
+    assert after is not None
+    assert after.database == before.database
+    assert set(after.files) == {OCDBT_MANIFEST, "a", "more"}
+    CheckedDirectory(with_database).verify_below("")
+
+
+def test_records_made_anew_are_of_all_files_if_the_database_has_changed(
+    with_database: Path,
+) -> None:
+    (with_database / OCDBT_MANIFEST).write_bytes(b"another one")
+    renew_manifest(with_database)
+    after = read_manifest(with_database)
+    assert after is not None
+    assert after.database is None
+    assert set(after.files) == {OCDBT_MANIFEST, "a", "d/x"}
+
+
+def test_a_directory_without_records_gets_none_anew(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    renew_manifest(tmp_path)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_data_file_that_is_a_link_out_of_the_directory_is_not_looked_at(
+    with_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret = tmp_path_factory.mktemp("outside") / "secret"
+    secret.write_bytes(b"123")
+    (with_database / "d" / "x").unlink()
+    (with_database / "d" / "x").symlink_to(secret)
+    (error,) = CheckedDirectory(with_database).check_database_files()
+    assert isinstance(error, UnsafePathError)
