@@ -96,7 +96,7 @@ class CorruptionError(CheckpointError, ValueError):
     """Stored bytes are missing or are not the bytes that were saved.
 
     Attributes:
-        path: Key path of the damaged leaf as text, None if the damage is not in one leaf.
+        path: Name of the damaged leaf, None if the damage is not in one leaf.
         chunk: Storage key of the damaged chunk, None if unknown.
         file: The file that holds the damaged bytes, None if unknown.
         what: What is wrong with them, None if only the message says it.
@@ -204,7 +204,7 @@ class LeafError(CheckpointError, ValueError):
     """Some leaves are at fault.
 
     Attributes:
-        paths: Key paths of all of them, as text.
+        paths: Names of all of them, `params/layer_0/kernel`.
     """
 
     def __init__(self, message: str, *, paths: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
     flat: FlatTree = flatten(tree)
     arrays: dict[str, OutgoingArray] = {}
     refused: list[str] = []
-    same: list[str] = []
+    same: set[str] = set()
     for names, value in zip(flat.names, flat.values, strict=True):
         if is_empty_node(value):
             continue
@@ -80,7 +80,7 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
         if array is None or array.dtype not in _NAMES:
             refused.append(f"{format_path(names)} ({kind_of(value)})")
         elif name in arrays or name == METADATA:
-            same.append(name)
+            same.add(name)
         else:
             arrays[name] = array
     if refused:
@@ -90,9 +90,11 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
             paths=refused,
         )
     if same:
+        leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
         raise NameCollisionError(
-            f"Several leaves would be called {', '.join(same[:20])}. Rename them by a rule.",
-            paths=same,
+            f"{len(leaves)} leaves ({', '.join(leaves[:20])}) would be called "
+            f"{', '.join(sorted(same)[:20])}. Rename them by a rule.",
+            paths=leaves,
         )
     return arrays
 

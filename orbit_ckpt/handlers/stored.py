@@ -74,7 +74,9 @@ def add_array(
     if plan.detail is not None:
         batch.details[info.name] = plan.detail
     document = plan.document if batch.process.is_primary else None
-    batch.writer.add(ArrayWrite(info.name, plan.layout, document, shards, plan.native))
+    batch.writer.add(
+        ArrayWrite(info.name, plan.layout, document, shards, plan.native, info.location)
+    )
     return plan.layout
 
 

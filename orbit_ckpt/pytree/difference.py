@@ -29,7 +29,7 @@ class LeafChange:
     """One respect in which a leaf, or a container, differs.
 
     Attributes:
-        path: Key path, `params.dense.kernel`.
+        path: Name of the leaf, `params/dense/kernel`.
         what: What differs.
         a: What it is in the first checkpoint: a shape, a dtype, a sharding, a value (of an array
             the element at `values.index`), else a text.
@@ -61,7 +61,7 @@ class UnmatchedLeaf:
     """A leaf, or an empty container, that only one of the checkpoints has.
 
     Attributes:
-        path: Key path, `params.dense.kernel`.
+        path: Name of the leaf, `params/dense/kernel`.
         leaf: What it is, `float32[4, 8]`.
         renamed: Path of the leaf of the other checkpoint that it likely is: one that only the
             other has, of the same kind, shape and dtype, and of a similar name.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jax.core import Tracer
+from jax.tree_util import keystr
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype, storable
@@ -248,7 +249,7 @@ def _check_names(
     collisions = find_name_collisions(names)
     if collisions:
         pairs = [(flat.paths[a], flat.paths[b]) for a, b in collisions]
-        lines = "\n".join(f"  {a} and {b}" for a, b in pairs[:20])
+        lines = "\n".join(f"  {keystr(a)} and {keystr(b)}" for a, b in pairs[:20])
         raise NameCollisionError(
             f"{len(pairs)} pairs of leaves would share a storage name, because key names are "
             f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",

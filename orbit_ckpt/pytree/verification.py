@@ -17,7 +17,7 @@ class Damage:
         checkpoint: The checkpoint.
         what: What is wrong.
         file: The file that is damaged or missing, None if it is not known which.
-        leaf: Key path of the leaf that cannot be restored, None if it is not one leaf.
+        leaf: Name of the leaf that cannot be restored, None if it is not one leaf.
         chunk: Storage key of the damaged chunk, None if it is not one chunk.
     """
 

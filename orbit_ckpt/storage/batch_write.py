@@ -39,6 +39,7 @@ from orbit_ckpt.storage.manifest import Manifest
 from orbit_ckpt.storage.ocdbt_encode import MAX_INLINE_BYTES
 from orbit_ckpt.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt.storage.zarr import ZarrArray
+from orbit_ckpt.tree.keypath import KeyPath, format_path
 
 _MAX_BYTES = 1 << 31
 """Most bytes held at once if the caller sets no limit."""
@@ -56,6 +57,7 @@ class ArrayWrite(NamedTuple):
         document: Its metadata document, None if another process writes it.
         shards: The parts this process writes; each consists of whole chunks.
         dtype: Logical dtype that the shards are cast to before they are stored.
+        path: The leaf, for messages.
     """
 
     name: str
@@ -63,6 +65,7 @@ class ArrayWrite(NamedTuple):
     document: bytes | None
     shards: Sequence[Shard]
     dtype: DType
+    path: KeyPath
 
 
 class WriteOptions(Struct, frozen=True):
@@ -331,7 +334,8 @@ def _cast(values: HostArray, write: ArrayWrite) -> HostArray:
     try:
         return cast_array(values, write.dtype)
     except ValueError as error:
+        leaf = format_path(write.path)
         raise UnsupportedLeafError(
-            f"{write.name}: cannot be saved: {error}. Ask for a wider dtype, or for none.",
-            paths=[write.name],
+            f"{leaf}: cannot be saved: {error}. Ask for a wider dtype, or for none.",
+            paths=[leaf],
         ) from error

@@ -41,7 +41,7 @@ class TreeDifference(Struct, frozen=True):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Key paths of all leaves that differ."""
+        """Names of all leaves that differ."""
         return tuple(map(format_path, (*self.missing, *self.unexpected, *self.changed)))
 
     def describe(self) -> str:

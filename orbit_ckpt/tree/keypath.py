@@ -78,10 +78,13 @@ def storage_name(names: NamePath) -> str:
 
 
 def format_path(path: KeyPath | NamePath) -> str:
-    """Return a key path as text for messages, `<root>` for a bare leaf."""
+    """Return the name of a leaf as users read and write it: its keys joined by slashes.
+
+    `<root>` for a bare leaf.
+    """
     if not path:
         return "<root>"
-    return ".".join(key if isinstance(key, str) else key_name(key) for key in path)
+    return "/".join(key if isinstance(key, str) else key_name(key) for key in path)
 
 
 def key_kind(key: object) -> KeyKind | None:

@@ -122,6 +122,23 @@ def test_show_prints_statistics_and_corners(cli: Run, run_directory: Path) -> No
     assert "float32[16, 8]" in text
 
 
+@pytest.mark.parametrize("leaf", ["params/dense/kernel", "params.dense.kernel"])
+@pytest.mark.parametrize("command", ["show", "stats", "tree", "convert"])
+def test_commands_take_names_with_slashes_and_those_that_older_messages_have(
+    cli: Run, run_directory: Path, command: str, leaf: str
+) -> None:
+    step = run_directory / "20"
+    match command:
+        case "show":
+            assert cli("show", step, leaf, "--json").json["leaf"]["name"] == "params/dense/kernel"
+        case "convert":
+            cli("convert", step, "out", "--to", "orbit", "--only", leaf)
+            assert "params/dense/kernel" in cli("tree", "out").out
+        case _:
+            (found,) = cli(command, step, "--filter", leaf, "--json").json["leaves"]
+            assert found["name"] == "params/dense/kernel"
+
+
 @pytest.mark.parametrize("leaf", sorted(["key", "name", "step", "blob", "when", "complex", "odd"]))
 def test_show_knows_every_kind_of_leaf(cli: Run, run_directory: Path, leaf: str) -> None:
     text = cli("show", run_directory / "20", leaf).out
@@ -181,7 +198,7 @@ def test_diff_exits_with_1_if_checkpoints_differ(cli: Run, run_directory: Path) 
     assert cli("diff", a, b, "--json").json["same"] is True  # names, shapes and dtypes
     found = cli("diff", a, b, "--values", "--json", status=1).json
     assert {change["path"] for change in found["changed"]} == {
-        *("params.dense.kernel", "opt_state.0", "step"),
+        *("params/dense/kernel", "opt_state/0", "step"),
     }
     assert "changed from a to b: 3" in cli("diff", a, b, "--values", status=1).out
     cli("diff", a, a, "--values")
@@ -193,7 +210,8 @@ def test_verify_names_damage_and_exits_with_1(cli: Run, own_run: Path) -> None:
     damage(own_run / "20")
     report = cli("verify", own_run, "--json", status=1).json
     (one,) = report["damage"]
-    assert (one["leaf"], one["chunk"]) == ("opt_state.0", "opt_state.0/c/0/0")
+    assert (one["leaf"], one["chunk"]) == ("opt_state/0", "opt_state.0/c/0/0")
+    assert "is damaged" in cli("stats", own_run / "20", "--filter", one["leaf"], status=2).err
     assert Path(one["checkpoint"]) == own_run / "20"
     text = cli("verify", own_run / "20", status=1).out
     assert "opt_state.0/c/0/0" in text
@@ -223,7 +241,7 @@ def test_a_later_version_cannot_be_verified_which_is_no_finding(
 
 def test_damage_is_an_error_where_values_are_needed(cli: Run, own_run: Path) -> None:
     damage(own_run / "20")
-    assert "opt_state.0" in cli("stats", own_run / "20", status=2).err
+    assert "opt_state/0" in cli("stats", own_run / "20", status=2).err
     cli("tree", own_run / "20")
 
 

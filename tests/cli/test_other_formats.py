@@ -120,7 +120,7 @@ def test_verify_finds_chunks_that_are_missing(cli: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(SAMPLES / "t5x" / "v3_save_f32", tmp_path / "run"))
     (root / "checkpoint_42" / "target.bias" / "0.0").unlink()
     (damage,) = cli("verify", root, "--json", status=1).json["damage"]
-    assert damage["leaf"] == "target.bias"
+    assert damage["leaf"] == "target/bias"
     assert damage["checkpoint"] == str(root / "checkpoint_42")
 
 

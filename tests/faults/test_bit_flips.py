@@ -164,8 +164,8 @@ def test_a_damaged_chunk_is_named_with_its_leaf_and_file(layout: Layout, tmp_pat
     assert file in str(caught.value)
     if layout.use_ocdbt and not layout.use_zarr3:
         return  # the file as a whole is compared, and several leaves have chunks in it
-    assert (caught.value.path, caught.value.chunk) == ("block.w", key)
-    assert str(caught.value).startswith("block.w: ")
+    assert (caught.value.path, caught.value.chunk) == ("block/w", key)
+    assert str(caught.value).startswith("block/w: ")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -180,7 +180,7 @@ def test_a_missing_chunk_is_named_with_its_leaf(layout: Layout, tmp_path: Path) 
         ocp.load(path)
     assert Path(place.file).name in str(caught.value)
     if not layout.use_ocdbt:
-        assert (caught.value.path, caught.value.chunk) == ("block.w", key)
+        assert (caught.value.path, caught.value.chunk) == ("block/w", key)
 
 
 def test_all_damaged_leaves_are_reported_as_one_checkpoint_error(tmp_path: Path) -> None:

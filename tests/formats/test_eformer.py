@@ -198,7 +198,7 @@ def test_pickles_are_never_run(tmp_path: Path) -> None:
     tree = ocp.load(run)
     assert tree["tx"]["name"].data == payload
     assert tree["tx"]["step"] == 11
-    with pytest.raises(UnsupportedLeafError, match=r"tx\.name.*PickledValue"):
+    with pytest.raises(UnsupportedLeafError, match=r"tx/name.*PickledValue"):
         ocp.save(tmp_path / "copy", tree)
     ocp.load(run, skip="tx/name")
     assert not trap.exists()
@@ -335,7 +335,7 @@ def test_an_index_of_the_first_version_and_trees_with_and_without_prefix(tmp_pat
     assert ocp.load(tmp_path / "p" / "q")["w"].tolist() == value.tolist()
     index["prefixes"] = {"a": [{"path": "a/b", **write_array(tmp_path / "a" / "b2", value)}]}
     write_json(tmp_path / "tensorstore_index.json", index)
-    with pytest.raises(FormatError, match=r"two leaves are stored as a\.b"):
+    with pytest.raises(FormatError, match=r"two leaves are stored as a/b"):
         ocp.load(tmp_path)
 
 

@@ -131,10 +131,10 @@ def test_a_string_that_the_file_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "x" / MANIFEST).unlink()
     (tmp_path / "x" / "_strings.json").write_text('{"c": "more"}')
     with pytest.raises(
-        CorruptionError, match=r"a\.b: no string 'a\.b' in .*_strings\.json"
+        CorruptionError, match=r"a/b: no string 'a\.b' in .*_strings\.json"
     ) as caught:
         ocp.load(tmp_path / "x")
-    assert caught.value.path == "a.b"
+    assert caught.value.path == "a/b"
     assert caught.value.file == str(tmp_path / "x" / "_strings.json")
 
 

@@ -113,14 +113,14 @@ def test_leaves_of_one_tree_only_are_listed_with_the_name_they_likely_have(diff:
         {"Dense": {"kernel": w, "bias": b}, "new": "x", "more": {}},
     )
     assert [(leaf.path, leaf.leaf, leaf.renamed) for leaf in found.only_in_a] == [
-        ("dense.bias", "float32[8]", "Dense.bias"),
-        ("dense.kernel", "float32[4, 8]", "Dense.kernel"),
+        ("dense/bias", "float32[8]", "Dense/bias"),
+        ("dense/kernel", "float32[4, 8]", "Dense/kernel"),
         ("none", "None", None),
         ("old", "scalar int64", None),
     ]
     assert [(leaf.path, leaf.leaf, leaf.renamed) for leaf in found.only_in_b] == [
-        ("Dense.bias", "float32[8]", "dense.bias"),
-        ("Dense.kernel", "float32[4, 8]", "dense.kernel"),
+        ("Dense/bias", "float32[8]", "dense/bias"),
+        ("Dense/kernel", "float32[4, 8]", "dense/kernel"),
         ("more", "empty dict", None),
         ("new", "str", None),
     ]
@@ -172,7 +172,7 @@ def test_a_changed_leaf_is_told(diff: Diff, name: str, values: bool) -> None:
     a, b, what, detail = CHANGES[name]
     found = diff({"z": {"w": a}, "other": 1}, {"z": {"w": b}, "other": 1}, values=values)
     changed = [change for change in found.changed if change.what != "values"]
-    assert rows(changed) == [("z.w", what, detail)]
+    assert rows(changed) == [("z/w", what, detail)]
     assert not found.only_in_a
     assert not found.only_in_b
 
@@ -223,9 +223,9 @@ def test_listing(diff: Diff, tmp_path: Path) -> None:
         f"b: {tmp_path}/b",
         "4 leaves in both, 2 of them the same",
         "only in a: 1",
-        "  dense.kernel  float64[3]  likely dense.kernels in b",
+        "  dense/kernel  float64[3]  likely dense/kernels in b",
         "only in b: 1",
-        "  dense.kernels  float64[3]  likely dense.kernel in a",
+        "  dense/kernels  float64[3]  likely dense/kernel in a",
         "changed from a to b: 3",
         "  s     container  tuple -> list",
         "  step  values     1 -> 20",
@@ -338,7 +338,7 @@ def test_checkpoints_of_released_versions_of_orbax_are_compared(
         found = ocp.diff(path, tmp_path / "again", values=True)
         # Orbax's scalars come back as Python's, and namedtuples of unknown classes under new names
         names = {change.path for change in found.changed if change.what != "container"}
-        expected = {"empty_namedtuple", "optimizer.1"}
+        expected = {"empty_namedtuple", "optimizer/1"}
         assert all(path in expected or "npscalar" in path for path in names), (name, str(found))
         assert not found.only_in_a
         assert not found.only_in_b

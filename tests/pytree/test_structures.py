@@ -19,7 +19,7 @@ import pytest
 from flax import nnx
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
-from jax.tree_util import DictKey, GetAttrKey
+from jax.tree_util import DictKey, GetAttrKey, keystr
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
@@ -294,7 +294,7 @@ def test_names_that_collide_are_refused_and_both_paths_are_named(
     )
     with pytest.raises(NameCollisionError, match="would share a storage name") as caught:
         ocp.save(tmp_path / "c", tree)
-    assert f"{first} and {second}" in str(caught.value)
+    assert f"{keystr(first)} and {keystr(second)}" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -81,8 +81,8 @@ def test_one_error_lists_every_difference_with_the_nearest_names(saved: Path) ->
     with pytest.raises(TreeMismatchError, match="tree structures do not match") as caught:
         ocp.load(saved, like=target)
     message = str(caught.value)
-    assert "dense.kernels (nearest: dense.kernel)" in message
-    assert caught.value.paths == ("dense.kernels", "step.count", "dense.kernel", "step")
+    assert "dense/kernels (nearest: dense/kernel)" in message
+    assert caught.value.paths == ("dense/kernels", "step/count", "dense/kernel", "step")
     assert "partial_restore" in message
 
 
@@ -93,10 +93,10 @@ def test_one_error_lists_what_is_missing_unexpected_and_different(saved: Path) -
     }
     with pytest.raises(TreeMismatchError) as caught:
         ocp.load(saved, like=target)
-    assert caught.value.paths == ("dense.kernels", "dense.kernel", "dense.bias", "name")
+    assert caught.value.paths == ("dense/kernels", "dense/kernel", "dense/bias", "name")
     message = str(caught.value)
-    assert "dense.kernels (nearest: dense.kernel)" in message
-    assert "dense.bias: shape (9,) wanted, (8,) stored" in message
+    assert "dense/kernels (nearest: dense/kernel)" in message
+    assert "dense/bias: shape (9,) wanted, (8,) stored" in message
     assert "name: the target has a int, a string is stored" in message
 
 
@@ -110,8 +110,8 @@ def test_one_error_lists_every_leaf_of_another_shape_or_kind(saved: Path) -> Non
     with pytest.raises(TreeMismatchError, match="different:") as caught:
         ocp.load(saved, like=target)
     message = str(caught.value)
-    assert "dense.kernel: shape (8, 4) wanted, (8, 8) stored" in message
-    assert "dense.bias: dtype int32 wanted, float32 stored" in message
+    assert "dense/kernel: shape (8, 4) wanted, (8, 8) stored" in message
+    assert "dense/bias: dtype int32 wanted, float32 stored" in message
     assert "rate: dtype int64 wanted, float64 stored" in message
     assert "name: the target has a int, a string is stored" in message
     assert "raw: the target has a string, an array of shape (3,)" in message
@@ -313,7 +313,7 @@ def test_not_strict_target_pads_or_cuts(shape: Shape, saved: Path) -> None:
 @pytest.mark.parametrize("shape", [(4,), (8, 8, 1)])
 def test_shape_of_another_rank_is_never_accepted(shape: Shape, strict: bool, saved: Path) -> None:
     args = ocp.ArrayRestoreArgs(global_shape=shape, strict=strict)
-    with pytest.raises(ValueError, match=r"dense\.kernel: Requested shape: .* is not compatible"):
+    with pytest.raises(ValueError, match=r"dense/kernel: Requested shape: .* is not compatible"):
         pytree_restore(saved, restore_args={"dense": {"kernel": args}})
 
 
@@ -377,7 +377,7 @@ def test_type_that_a_leaf_cannot_have_is_refused(name: str, kind: type, saved: P
 
 def test_array_is_not_restored_as_a_scalar(saved: Path) -> None:
     args = {"dense": {"bias": ocp.RestoreArgs(restore_type=int)}}
-    with pytest.raises(TreeMismatchError, match=r"dense\.bias: a scalar was asked for"):
+    with pytest.raises(TreeMismatchError, match=r"dense/bias: a scalar was asked for"):
         pytree_restore(saved, restore_args=args)
 
 
@@ -388,7 +388,7 @@ def test_restore_args_of_a_leaf_that_is_not_there_are_refused(saved: Path) -> No
 
 def test_64_bit_dtype_is_refused_in_32_bit_mode(saved: Path) -> None:
     args = {"dense": {"kernel": ocp.ArrayRestoreArgs(dtype=np.float64)}}
-    with pytest.raises(UnsupportedLeafError, match=r"dense\.kernel: .*float64 need 64-bit mode"):
+    with pytest.raises(UnsupportedLeafError, match=r"dense/kernel: .*float64 need 64-bit mode"):
         pytree_restore(saved, restore_args=args)
 
 
@@ -406,7 +406,7 @@ def test_standard_restore_uses_the_fallback_sharding_where_none_is_recorded(save
 
 def test_standard_restore_is_strict(saved: Path) -> None:
     target = with_leaves(dense={"kernel": jnp.zeros((4, 8)), "bias": ocp.PLACEHOLDER})
-    with pytest.raises(TreeMismatchError, match=r"dense\.kernel: shape \(4, 8\) wanted"):
+    with pytest.raises(TreeMismatchError, match=r"dense/kernel: shape \(4, 8\) wanted"):
         standard_restore(saved, target)
 
 

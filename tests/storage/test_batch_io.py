@@ -64,7 +64,7 @@ class Store:
                 compress=self.compress,
             )
             shards = [Shard(whole(value.shape), value)]
-            writer.add(ArrayWrite(name, layout, document, shards, value.dtype))
+            writer.add(ArrayWrite(name, layout, document, shards, value.dtype, (name,)))
         asyncio.run(writer.commit())
 
     def write_with_tensorstore(self, name: str, value: np.ndarray, *, chunks: Shape) -> None:
@@ -357,7 +357,7 @@ def test_once_a_write_has_failed_nothing_more_is_fetched(tmp_path: Path) -> None
     for i in range(200):
         data = DeferredData(value.dtype, fetch)
         shards = [Shard(whole(value.shape), data)]
-        writer.add(ArrayWrite(str(i), layout, document, shards, value.dtype))
+        writer.add(ArrayWrite(str(i), layout, document, shards, value.dtype, (str(i),)))
     with pytest.raises(StorageError, match="gone"):
         asyncio.run(writer.commit())
     assert len(asked) == 1
@@ -381,7 +381,7 @@ def test_a_cancelled_write_is_waited_for_without_holding_up_its_loop(
     )
     writer = BatchWriter(WriteOptions(tmp_path))
     shards = [Shard(whole(value.shape), DeferredData(value.dtype, fetch))]
-    writer.add(ArrayWrite("a", layout, document, shards, value.dtype))
+    writer.add(ArrayWrite("a", layout, document, shards, value.dtype, ("a",)))
 
     async def main() -> None:
         task = asyncio.create_task(writer.commit())

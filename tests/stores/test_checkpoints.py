@@ -209,7 +209,7 @@ def test_damage_names_leaf_and_object(store: str) -> None:
     with pytest.raises(CorruptionError, match=r"params\.w: chunk") as caught:
         ocp.load(f"{store}/1")
     assert caught.value.file == f"{path}/{name}"
-    assert caught.value.path == "params.w"
+    assert caught.value.path == "params/w"
 
 
 def test_a_lost_object_names_leaf_and_object(store: str) -> None:

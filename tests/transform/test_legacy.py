@@ -752,5 +752,5 @@ def test_merge_and_intersection_of_odd_trees() -> None:
     assert utils.merge_trees(5) == 5
     with pytest.raises(ValueError, match="no trees"):
         utils.intersect_trees()
-    with pytest.raises(TreeMismatchError, match=r"lack: b\.c"):
+    with pytest.raises(TreeMismatchError, match=r"lack: b/c"):
         utils.merge_trees({"a": 1}, target={"b": {"c": 0}})

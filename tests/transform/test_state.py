@@ -106,7 +106,7 @@ def test_mistake_of_a_state_function_is_an_error(saved: Path, fn: Any, message: 
 def test_missing_data_of_a_moved_leaf_is_an_error(saved: Path) -> None:
     for file in (saved / "target.kernel").rglob("c/*/*"):
         file.unlink()
-    with pytest.raises(CorruptionError, match=r"target\.renamed: .*missing"):
+    with pytest.raises(CorruptionError, match=r"target/renamed: .*missing"):
         ocp.load(saved, transforms=[StateTransform(rename)])
 
 

@@ -30,16 +30,16 @@ def test_description_has_one_line_per_leaf_under_its_heading() -> None:
         "  missing in the checkpoint:",
         "    a",
         "  in the checkpoint only:",
-        "    b.c",
+        "    b/c",
         "  different:",
         "    d: shape (2,) wanted, (3,) stored",
     ]
-    assert difference.paths == ("a", "b.c", "d")
+    assert difference.paths == ("a", "b/c", "d")
 
 
 def test_missing_leaf_is_shown_with_the_nearest_unexpected_names() -> None:
     difference = TreeDifference([("dense", "kernel")], [("dens", "kernel"), ("other",)], {})
-    assert "dense.kernel (nearest: dens.kernel)" in difference.describe()
+    assert "dense/kernel (nearest: dens/kernel)" in difference.describe()
 
 
 def test_long_lists_are_cut_and_say_so() -> None:

@@ -57,7 +57,7 @@ def test_name_of_a_key_is_its_text(key: object, name: str) -> None:
 
 def test_storage_name_joins_key_names_with_dots() -> None:
     path = (DictKey("opt"), SequenceKey(0), GetAttrKey("mu"))
-    assert storage_name(name_path(path)) == "opt.0.mu"
+    assert storage_name(name_path(path)) == "opt/0/mu"
 
 
 def test_bare_leaf_has_an_empty_storage_name_and_is_shown_as_root() -> None:
@@ -67,7 +67,7 @@ def test_bare_leaf_has_an_empty_storage_name_and_is_shown_as_root() -> None:
 
 def test_paths_are_shown_alike_from_keys_and_from_names() -> None:
     path = (DictKey("opt"), SequenceKey(0), GetAttrKey("mu"))
-    assert format_path(path) == format_path(name_path(path)) == "opt.0.mu"
+    assert format_path(path) == format_path(name_path(path)) == "opt/0/mu"
 
 
 @pytest.mark.parametrize(
