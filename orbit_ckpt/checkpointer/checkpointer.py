@@ -18,7 +18,7 @@ from orbit_ckpt.checkpointer.options import (
     SessionOptions,
 )
 from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
-from orbit_ckpt.formats.orbax import check_complete
+from orbit_ckpt.formats.orbax_layout import check_complete
 from orbit_ckpt.items.base import (
     CheckpointHandler,
     PassedArgs,

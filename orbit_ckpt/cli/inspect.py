@@ -25,7 +25,7 @@ from orbit_ckpt.cli.runs import (
     unfinished_saves,
 )
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.formats.orbax import find_items, holds_tree
+from orbit_ckpt.formats.orbax_layout import find_items, holds_tree
 from orbit_ckpt.formats.registry import foreign_format
 from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.metadata.files import read_step

@@ -117,13 +117,14 @@ def human_number(value: object) -> str:
 
 
 def _local_bytes(directory: str) -> int:
+    total = 0
     with os.scandir(directory) as entries:
-        return sum(
-            _local_bytes(entry.path)
-            if entry.is_dir(follow_symlinks=False)
-            else entry.stat(follow_symlinks=False).st_size
-            for entry in entries
-        )
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += _local_bytes(entry.path)
+            else:
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def stored_bytes(path: Path) -> int | None:
@@ -133,7 +134,8 @@ def stored_bytes(path: Path) -> int | None:
     """
     if isinstance(path, StorePath):
         return None
-    return _local_bytes(os.fspath(path)) if path.is_dir() else path.stat().st_size
+    name = os.fspath(path)
+    return _local_bytes(name) if os.path.isdir(name) else os.stat(name).st_size
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from msgspec import Struct
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, Format
 from orbit_ckpt.formats.locate import RunStep, is_unfinished, locate_run, number_in
-from orbit_ckpt.formats.orbax import check_complete, find_items, holds_tree
+from orbit_ckpt.formats.orbax_layout import check_complete, find_items, holds_tree
 from orbit_ckpt.manager.index import StepEntry, StepIndex
 from orbit_ckpt.manager.preservation import (
     AnyPreservationPolicy,
@@ -185,11 +185,12 @@ def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
         CheckpointNotFoundError: It is neither.
         IncompleteCheckpointError: It is a save that did not finish.
     """
-    steps = [(one, one.foreign) for one in locate_run(root).steps]
+    run = locate_run(root)
+    steps = [(one, one.foreign) for one in run.steps]
     others = [_foreign_entry(one, found) for one, found in steps if found is not None]
     if len(others) == len(steps) and (others or foreign is not None):
         return others or None
-    if not others and not is_run(root):
+    if run.newest is None and not is_run(root):
         return None
     known = {entry.path for entry in others}
     index = StepIndex(root, AnyStepName()).entries().values()

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.base import ForeignStep, Format, StepRecognizer
-from orbit_ckpt.formats.orbax import holds_tree
+from orbit_ckpt.formats.orbax_layout import holds_tree
 from orbit_ckpt.formats.run_metadata import latest_marked
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt.storage.layout import (
     COMMIT_MARKER,
+    IN_PROGRESS,
     STEP_METADATA,
     TREE_METADATA,
     is_temporary_name,
@@ -104,14 +105,14 @@ def locate_run(root: Path) -> Run:
     with os.scandir(root) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
-        path = root / entry.name
-        if is_unfinished(entry.name) or (entry.is_dir() and is_in_progress(path)):
+        is_dir = entry.is_dir()
+        if is_unfinished(entry.name) or (is_dir and _is_begun(entry.path)):
             unfinished.append(entry.name)
-        elif (step := _step_at(path, is_dir=entry.is_dir())) is not None:
+        elif (step := _step_at(root / entry.name, entry, is_dir=is_dir)) is not None:
             steps.append(step)
     if len(steps) == 1 and steps[0].path.is_file():
         steps = []  # the directory of a single file is that checkpoint
-    return Run(sorted(steps, key=_order), unfinished)
+    return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
 
 
 def foreign_step(path: Path) -> RunStep | None:
@@ -192,9 +193,14 @@ def _is_checkpoint(root: Path) -> bool:
     return own or holds_tree(root) or foreign_step(root) is not None
 
 
-def _step_at(path: Path, *, is_dir: bool) -> RunStep | None:
-    if is_dir and (path / STEP_METADATA).is_file():
-        return RunStep(path, number_in(path.name))
+def _is_begun(directory: str) -> bool:
+    """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
+    return os.path.exists(os.path.join(directory, IN_PROGRESS))
+
+
+def _step_at(path: Path, entry: os.DirEntry[str], *, is_dir: bool) -> RunStep | None:
+    if is_dir and os.path.isfile(os.path.join(entry.path, STEP_METADATA)):
+        return RunStep(path, number_in(entry.name))
     found = foreign_step(path)
     if found is None and is_dir and (looks_like_checkpoint(path) or _is_old_tree(path)):
         return RunStep(path, number_in(path.name))
@@ -222,15 +228,15 @@ def _locate_in_store(root: StorePath) -> Run:
     (flax,) = built_in_formats(("flax_msgpack",))
     files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
     found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
-    steps = [RunStep(at, number_in(at.name)) for at in own]
+    steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
     steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
     if not own and len(steps) == 1:
         steps = []  # the directory of a single file is that checkpoint
     return Run(sorted(steps, key=_order), unfinished)
 
 
-def _order(step: RunStep) -> tuple[float, bool, str]:
-    return -1 if step.step is None else step.step, step.reader is None, step.path.name
+def _order(step: RunStep) -> tuple[float, bool]:
+    return -1 if step.step is None else step.step, step.reader is None
 
 
 def is_unfinished(name: str) -> bool:

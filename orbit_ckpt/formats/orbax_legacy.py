@@ -91,11 +91,6 @@ def infer_structure(directory: Path, strings: Mapping[str, object]) -> LegacyTre
     return LegacyTree(records, {}, use_zarr3)
 
 
-def holds_arrays(directory: Path) -> bool:
-    """Whether arrays are stored in a database or in directories right below."""
-    return next(_near_documents(directory), None) is not None
-
-
 def _split(name: str) -> KeyPath:
     return tuple(make_key(key, is_sequence=False) for key in name.split(".") if name)
 

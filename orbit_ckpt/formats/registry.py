@@ -8,7 +8,14 @@ from pathlib import Path
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt.formats.base import Format, StoredTree, WholeReader
 from orbit_ckpt.formats.locate import BUILT_IN, built_in_formats, locate_run, step_to_read
-from orbit_ckpt.formats.orbax import find_items, find_tree, is_tree, open_tree
+from orbit_ckpt.formats.orbax import open_tree
+from orbit_ckpt.formats.orbax_layout import (
+    check_complete,
+    find_items,
+    find_tree,
+    holds_steps,
+    is_tree,
+)
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
 from orbit_ckpt.storage.layout import STEP_METADATA
 from orbit_ckpt.storage.path import resolve_path, storage_errors
@@ -118,7 +125,7 @@ def open_checkpoint(
         if not isinstance(found, str):
             return _open(found, path, as_whole=as_whole)
         if directory is None:
-            others = "" if _holds_steps(path) else found
+            others = "" if holds_steps(path) else found
             raise CheckpointNotFoundError(f"{missing}{others}")
     return open_tree(directory, allow_unstructured=allow_unstructured)
 
@@ -139,20 +146,19 @@ def foreign_format(path: Path) -> Format | None:
         StorageError: It cannot be read.
     """
     try:
+        if not isinstance(path, StorePath):
+            check_complete(path)
+            if holds_steps(path):  # `find_tree` looks at every step
+                return None
         if is_tree(find_tree(path)):
             return None
     except CheckpointNotFoundError:
-        if _holds_steps(path):
+        if isinstance(path, StorePath) and holds_steps(path):
             return None
     if locate_run(path).is_mixed:
         return None
     found = find_format(path)
     return None if isinstance(found, str) else found
-
-
-def _holds_steps(path: Path) -> bool:
-    """Whether a directory is a run of Orbax's format."""
-    return path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path))
 
 
 def find_format(path: Path) -> Format | str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from orbit_ckpt.errors import CheckpointError, ItemNotFoundError
-from orbit_ckpt.formats.orbax import find_items
+from orbit_ckpt.formats.orbax_layout import find_items
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.formats.orbax import holds_tree
+from orbit_ckpt.formats.orbax_layout import holds_tree
 from orbit_ckpt.items.base import CheckpointHandler
 from orbit_ckpt.items.json import JsonHandler
 from orbit_ckpt.items.pytree import PyTreeHandler

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
@@ -18,16 +17,14 @@ from orbit_ckpt.items.base import (
 )
 from orbit_ckpt.items.phases import save_in_background, save_in_phases
 from orbit_ckpt.items.unused import warn_of_unused
-from orbit_ckpt.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt.metadata.codec import encode_user_json
+from orbit_ckpt.metadata.json_item import JSON_FILE, find_json_file, read_json_item
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.storage.integrity import open_checked, write_manifest
-from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.unused import warn_set
-
-_FILE = "metadata"
-_V1_FILE = "data.json"
 
 
 class JsonHandler:
@@ -89,7 +86,7 @@ class JsonHandler:
 
         async def write() -> None:
             if this_process().is_primary:
-                await asyncio.to_thread(write_file, directory / (self._filename or _FILE), text)
+                await asyncio.to_thread(write_file, directory / (self._filename or JSON_FILE), text)
 
         return Commit(write, lambda: write_manifest(directory))
 
@@ -105,21 +102,11 @@ class JsonHandler:
             CheckpointNotFoundError: There is no such file.
             FormatError: It is not JSON.
         """
-        path = resolve_path(directory)
-        file = self.file_in(path)
-        data = open_checked(path).read_bytes(file)
-        if data is None:
-            raise CheckpointNotFoundError(
-                f"No JSON item at {path}: there is no file {file!r} ({describe_directory(path)})."
-            )
-        return decode_json(data, object, str(path / file))
+        return read_json_item(open_checked(resolve_path(directory)), self._filename)
 
     def file_in(self, directory: Path) -> str:
         """Return the name of the file in an item's directory; Orbax's v1 API has its own."""
-        expected = self._filename or _FILE
-        others = [_V1_FILE] if self._filename else [directory.name, _V1_FILE]
-        found = (name for name in (expected, *others) if (directory / name).is_file())
-        return next(found, expected)
+        return find_json_file(directory, self._filename)
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Do nothing: `save` has finished its directory."""

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from orbit_ckpt.errors import CheckpointError, StepNotFoundError, StorageError
-from orbit_ckpt.formats.orbax import find_items
-from orbit_ckpt.items.json import JsonHandler
+from orbit_ckpt.formats.orbax_layout import find_items
 from orbit_ckpt.manager.step_info import StepInfo
 from orbit_ckpt.manager.steps import StepNames, StepRecord, list_steps, read_step
+from orbit_ckpt.metadata.json_item import read_json_item
 from orbit_ckpt.runtime.forking import ForkSafeLock
 from orbit_ckpt.storage.atomic import sync_directory, write_file
+from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import PINNED
 from orbit_ckpt.storage.path import storage_errors
 from orbit_ckpt.storage.store_path import StorePath, map_paths
@@ -295,4 +296,4 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     directory = path / METRICS_ITEM
     if not directory.is_dir():
         return None
-    return cast(Mapping[str, object], JsonHandler(METRICS_ITEM).restore(directory))
+    return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))

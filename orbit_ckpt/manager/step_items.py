@@ -13,7 +13,7 @@ from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.locate import foreign_step
-from orbit_ckpt.formats.orbax import holds_tree, is_tree
+from orbit_ckpt.formats.orbax_layout import holds_tree, is_tree
 from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,

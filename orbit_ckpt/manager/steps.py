@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt.errors import FormatError, StorageError
 from orbit_ckpt.formats.locate import foreign_step
-from orbit_ckpt.metadata.schema import StepDocument
+from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.metadata.step_details import read_step_details
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
 from orbit_ckpt.storage.inner_path import read_inner
@@ -332,19 +333,23 @@ def _record(step: int, path: Path, names: Set[str]) -> StepRecord:
     )
 
 
+class _CommitTime(Struct):
+    """The one field of a step's document that listing a run needs."""
+
+    commit_timestamp_nsecs: int | None = None
+
+
 def _commit_time(path: Path, *, recorded: bool) -> datetime:
-    file = path / STEP_METADATA
     if recorded:
         try:
-            nsecs = StepDocument.decode(
-                read_inner(path, STEP_METADATA), str(file)
-            ).commit_timestamp_nsecs
+            data = read_inner(path, STEP_METADATA)
+            nsecs = decode_json(data, _CommitTime, str(path)).commit_timestamp_nsecs
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
         except StorageError:
             raise  # a store fails to say what it has
         except (OSError, FormatError, OverflowError) as error:
-            _logger.debug("%s: no commit time, %s", file, error)
+            _logger.debug("%s: no commit time, %s", path, error)
     if isinstance(path, StorePath):
         return _EPOCH
     return _EPOCH + timedelta(microseconds=path.stat().st_mtime_ns // 1000)

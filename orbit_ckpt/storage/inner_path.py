@@ -154,7 +154,8 @@ class InnerFiles:
         if self.status(name) is None:
             return None
         try:
-            return (self.root / name).read_bytes()
+            with open(self._prefix + name, "rb", buffering=0) as file:
+                return file.readall()
         except FileNotFoundError:
             return None
 
