@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import jax
 from numpy.typing import DTypeLike
 
+from orbit_ckpt.arrays.dtypes import as_flag
 from orbit_ckpt.arrays.sharding import as_sharding
 from orbit_ckpt.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt.checkpointer.durations import reported_restore
 from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.checkpointer.saving import SaveHandle, SaveRequest, begin_save, decline_save
-from orbit_ckpt.checkpointer.wrong_names import suggest_target
+from orbit_ckpt.checkpointer.wrong_names import suggest, suggest_target
+from orbit_ckpt.checkpointer.wrong_values import (
+    check_flags,
+    check_patterns,
+    check_rules,
+    check_state_functions,
+    check_tree,
+)
 from orbit_ckpt.formats.base import Format
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
@@ -22,6 +30,7 @@ from orbit_ckpt.metadata.values import TreeMetadata
 from orbit_ckpt.pytree.arguments import cast_on_save, casts_by_patterns
 from orbit_ckpt.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt.pytree.target import Casting
+from orbit_ckpt.runtime.checks import check_callable, show
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern
 from orbit_ckpt.transform.rules import Rule
@@ -32,7 +41,10 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 
+_suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
 
+
+@_suggest_names
 def save(
     path: PathLike,
     tree: object,
@@ -72,9 +84,15 @@ def save(
         1
     """
     args = _save_args(path, tree, custom_metadata, cast, transforms)
-    Checkpointer(_handler()).save(path, args=args, force=overwrite, custom_metadata=custom_metadata)
+    Checkpointer(_handler()).save(
+        path,
+        args=args,
+        force=as_flag("overwrite", overwrite),
+        custom_metadata=custom_metadata,
+    )
 
 
+@_suggest_names
 def save_async(
     path: PathLike,
     tree: object,
@@ -110,7 +128,7 @@ def save_async(
     request = SaveRequest(
         resolve_path(path),
         {"args": _save_args(path, tree, custom_metadata, cast, transforms)},
-        overwrite=overwrite,
+        overwrite=as_flag("overwrite", overwrite),
         custom_metadata=custom_metadata,
     )
     return begin_save(_handler(), request, SessionOptions())
@@ -124,6 +142,8 @@ def _save_args(
     transforms: Sequence[StateFunction],
 ) -> PyTreeSaveArgs:
     try:
+        check_tree("tree", tree, instead="the tree itself, as in save(path, {'w': array})")
+        check_state_functions(transforms)
         if transforms:
             tree = transform_state(tree, transforms)
         casts = None if cast is None else casts_by_patterns(cast)
@@ -209,6 +229,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
     """
+    place = resolve_path(path)
     request = _request(
         like,
         only=only,
@@ -225,9 +246,9 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         reader=reader,
     )
     handler = _handler(memory_limit)
-    run = handler.run_and_explain if report else handler.run_request
+    run = handler.run_and_explain if as_flag("report", report) else handler.run_request
     with reported_restore(path):
-        return run(path, request)
+        return run(place, request)
 
 
 @suggest_target("like")
@@ -267,6 +288,7 @@ def plan(  # noqa: PLR0913 - those of `load`
         2 of 2 leaves from the checkpoint; 0 of its leaves not read
         64 B to read; about 56 B of host memory
     """
+    place = resolve_path(path)
     request = _request(
         like,
         only=only,
@@ -280,7 +302,7 @@ def plan(  # noqa: PLR0913 - those of `load`
         sharding=sharding,
         reader=reader,
     )
-    return _handler(memory_limit).explain_request(path, request)
+    return _handler(memory_limit).explain_request(place, request)
 
 
 def _request(
@@ -294,12 +316,20 @@ def _request(
     """Return what the arguments of `load` ask for.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: An option has a value that it cannot have.
     """
+    check_tree("like", like, instead="a tree of arrays or jax.ShapeDtypeStruct like the result")
+    check_tree("fallback", fallback, instead="a tree with the leaves that may be missing")
+    check_patterns({name: others[name] for name in ("only", "skip")})
+    check_rules(others["rules"])
+    others |= check_flags({name: others[name] for name in ("strict", "lazy") if name in others})
+    check_callable("map_leaf", others.get("map_leaf"), "Give one that takes a leaf and its name.")
     for name, values in _CHOICES.items():
         value = others[name]
-        if isinstance(value, str) and value not in values:
-            raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}.")
+        if value not in values:
+            choices = ", ".join(map(repr, values))
+            raise ValueError(f"{name} is {show(value)}; give one of {choices}.")
     policy = _POLICIES.get(cast) if isinstance(cast, str) else None
     return RestoreRequest(
         target=like.tree if isinstance(like, TreeMetadata) else like,

@@ -17,6 +17,7 @@ from orbit_ckpt.formats.orbax_layout import (
     is_tree,
 )
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
+from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.storage.layout import STEP_METADATA
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
@@ -131,9 +132,24 @@ def open_checkpoint(
 
 
 def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
+    check_reader(known)
     return (
         known.open_whole(path) if as_whole and isinstance(known, WholeReader) else known.open(path)
     )
+
+
+def check_reader(reader: object) -> None:
+    """Check what a caller gives as the format to read as; None passes.
+
+    Raises:
+        TypeError: It is no format, such as the name or the class of one.
+    """
+    if isinstance(reader, type) or not isinstance(reader, Format | None):
+        raise TypeError(
+            f"reader must be a format to read as, found {show(reader)}. Give "
+            "orbit_ckpt.t5x.T5XFormat() or orbit_ckpt.t5x.TensorFlowFormat(); all others are "
+            "recognized without it."
+        )
 
 
 def foreign_format(path: Path) -> Format | None:

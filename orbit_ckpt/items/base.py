@@ -15,6 +15,7 @@ from orbit_ckpt.items.foreign import (
     is_foreign_args_class,
 )
 from orbit_ckpt.overrides import depth_of, is_overridden
+from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.runtime.commit import Commit
 from orbit_ckpt.storage.layout import TEMPORARY_SUFFIX
 
@@ -208,6 +209,71 @@ def is_args_class(kind: type) -> bool:
     return issubclass(kind, CheckpointArgs) or is_foreign_args_class(known)
 
 
+def args_name(args: object) -> str:
+    """Return what users call arguments, or a class of them: `args.StandardSave`, for example."""
+    kind = args if isinstance(args, type) else type(args)
+    is_ours = kind.__module__.startswith("orbit_ckpt.")
+    return f"args.{kind.__name__.removesuffix('Args')}" if is_ours else _full_name(kind)
+
+
+def check_args(name: str, args: object) -> None:
+    """Check that arguments of an item handler are such.
+
+    Args:
+        name: What messages call them.
+        args: The arguments.
+
+    Raises:
+        TypeError: They are a class of arguments.
+        ValueError: They are something else, such as the tree itself.
+    """
+    if isinstance(args, type) and is_args_class(args):
+        call = f"{args_name(args)}(...)"
+        raise TypeError(f"{name} is the class {args_name(args)}. Give an object of it: {call}.")
+    if not is_args(args):
+        raise ValueError(
+            f"{name} must be CheckpointArgs, found {show(args)}. Put it into the arguments of its "
+            "handler: args.StandardSave(tree) to save, args.StandardRestore(tree) to restore."
+        )
+
+
+def wrong_args(handler_cls: type, args: object, position: int) -> str:
+    """Return the message about arguments that are not those of a handler for save or restore."""
+    classes = registered_args(handler_cls)
+    wanted = "its own arguments" if classes is None else args_name(classes[position])
+    method = ("save", "restore")[position]
+    return (
+        f"args: {handler_cls.__qualname__} takes {wanted} to "
+        f"{method}, found {args_name(args)}. Give {wanted}(...)."
+    )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_handler(name: str, handler: object) -> None:
+    """Check that a handler of an item is one.
+
+    Args:
+        name: What messages call it.
+        handler: The handler.
+
+    Raises:
+        TypeError: It is something else, such as a class of handlers.
+    """
+    if isinstance(handler, type):
+        raise TypeError(
+            f"{name} must be an item handler, found {show(handler)}. Give an object of "
+            "it, made by calling it."
+        )
+    if not (hasattr(handler, "save") and hasattr(handler, "restore")):
+        raise TypeError(
+            f"{name} must be an item handler, with save and restore, found {show(handler)}. Give "
+            "PyTreeCheckpointHandler() or StandardCheckpointHandler(), for example."
+        )
+
+
 def handler_class_of(args: object) -> type[CheckpointHandler]:
     """Return the handler class that an args object or class belongs to, here or at Orbax.
 
@@ -216,6 +282,8 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
     """
     found = getattr(args, _HANDLER, None) or foreign_handler_class(args)
     if found is None:
+        if not isinstance(args, type):
+            check_args("args", args)
         name = args.__qualname__ if isinstance(args, type) else type(args).__qualname__
         raise ValueError(
             f"{name} belongs to no item handler; decorate it with register_with_handler."

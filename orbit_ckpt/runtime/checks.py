@@ -1,4 +1,4 @@
-"""Checks of numbers that users give as options; every error names the option."""
+"""Checks of what users give as arguments and options; every error names it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,61 @@ import math
 import operator
 from collections.abc import Collection
 from datetime import timedelta
-from numbers import Real
+from numbers import Number, Real
 from typing import Any, cast
+
+_SHOWN = 80
+
+
+def show(value: object) -> str:
+    """Return a value for a message: as it is written if that is short, else its type.
+
+    Arrays and containers may be large, and arrays on other devices are not fetched for a message.
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | bytes | Number | timedelta):
+        text = repr(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"a value of type {type(value).__name__}"
+
+
+def check_type(
+    name: str,
+    value: object,
+    kinds: type | tuple[type, ...],
+    wanted: str,
+    advice: str,
+) -> None:
+    """Check an argument that is an instance of a class; None passes.
+
+    Args:
+        name: What it is called.
+        value: Its value.
+        kinds: The class, or several.
+        wanted: What messages call an instance.
+        advice: What to do instead, a sentence.
+
+    Raises:
+        TypeError: It is something else, such as the class itself.
+    """
+    if value is not None and not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {wanted}, found {show(value)}. {advice}")
+
+
+def check_callable(name: str, value: object, advice: str) -> None:
+    """Check an argument that is called; None passes.
+
+    Args:
+        name: What it is called.
+        value: Its value.
+        advice: What to give, a sentence.
+
+    Raises:
+        TypeError: It cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, found {show(value)}. {advice}")
 
 
 def check_int(name: str, value: object, *, least: int, optional: bool = False) -> None:
@@ -24,9 +77,9 @@ def check_int(name: str, value: object, *, least: int, optional: bool = False) -
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer of at least {least}, found {value!r}.")
+        raise TypeError(f"{name} must be an integer of at least {least}, found {show(value)}.")
     if number < least:
-        raise ValueError(f"{name} must be at least {least}, found {value!r}.")
+        raise ValueError(f"{name} must be at least {least}, found {show(value)}.")
 
 
 def check_number(name: str, value: object, *, can_be_zero: bool) -> None:
@@ -38,12 +91,12 @@ def check_number(name: str, value: object, *, can_be_zero: bool) -> None:
     """
     wanted = "0 or a positive number" if can_be_zero else "a positive number"
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {wanted}, found {value!r}.")
+        raise TypeError(f"{name} must be {wanted}, found {show(value)}.")
     number = float(value)
     is_sound = math.isfinite(number) and (number > 0 or (can_be_zero and number == 0))
     if not is_sound:
         adjective = "finite and not negative" if can_be_zero else "positive and finite"
-        raise ValueError(f"{name} must be {adjective}, found {value!r}.")
+        raise ValueError(f"{name} must be {adjective}, found {show(value)}.")
 
 
 def check_duration(name: str, value: Any) -> None:
@@ -55,10 +108,11 @@ def check_duration(name: str, value: Any) -> None:
     """
     if not isinstance(value, timedelta):
         raise TypeError(
-            f"{name} must be a datetime.timedelta, found {value!r}; give timedelta(seconds=...)."
+            f"{name} must be a datetime.timedelta, found {show(value)}; give "
+            "timedelta(seconds=...)."
         )
     if value < timedelta():
-        raise ValueError(f"{name} must not be negative, found {value!r}.")
+        raise ValueError(f"{name} must not be negative, found {show(value)}.")
 
 
 def check_steps(name: str, value: object) -> None:
@@ -69,6 +123,6 @@ def check_steps(name: str, value: object) -> None:
         ValueError: A step is negative.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
-        raise TypeError(f"{name} must be a list of steps, found {value!r}.")
+        raise TypeError(f"{name} must be a list of steps, found {show(value)}.")
     for step in cast(Collection[object], value):
         check_int(f"{name}: every step", step, least=0)
