@@ -44,6 +44,20 @@ def storable(dtype: DType) -> bool:
     return dtype.kind in "mM" or dtype.name in _NATIVE or dtype.name in _FOREIGN
 
 
+def why_not_storable(dtype: DType) -> str | None:
+    """Return why arrays of a dtype cannot be written and what to do, None if they can."""
+    if storable(dtype):
+        return None
+    advice = {
+        "O": "convert it to numbers, or save its elements as leaves of their own",
+        "U": "save a list of str instead",
+        "S": "save a list of bytes instead",
+        "T": "save a list of str instead",
+        "V": "save its fields as leaves of their own",
+    }.get(dtype.kind, "cast it to a dtype that JAX has, such as float64")
+    return f"dtype {dtype} cannot be stored; {advice}"
+
+
 @functools.cache
 def stored_dtype(dtype: DType) -> DType:
     """Return the little-endian dtype under which arrays of a logical dtype are stored.

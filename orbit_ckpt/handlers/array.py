@@ -10,7 +10,7 @@ from typing import cast
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from orbit_ckpt.arrays.dtypes import is_prng_dtype, storable
+from orbit_ckpt.arrays.dtypes import is_prng_dtype, why_not_storable
 from orbit_ckpt.arrays.replicas import ReplicaOptions, Turns, written_shards
 from orbit_ckpt.arrays.sharding import describe_sharding
 from orbit_ckpt.arrays.transfer import DeferredData, TakenArray, shards_of
@@ -85,7 +85,7 @@ class ArrayHandler:
         """See `ValueChecker`."""
         array = cast(jax.Array, value)
         if array.is_deleted():
-            return "the array has been deleted or donated"
+            return "the array has been deleted or donated; save it before that, or a copy of it"
         single = isinstance(array.sharding, SingleDeviceSharding)
         if not single and not array.is_fully_addressable and this_process().is_alone:
             return (
@@ -94,7 +94,7 @@ class ArrayHandler:
             )
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)
-        return None if storable(array.dtype) else f"dtype {array.dtype} cannot be stored"
+        return why_not_storable(array.dtype)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         """See `TypeHandler`."""

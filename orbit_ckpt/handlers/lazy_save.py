@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, storable
+from orbit_ckpt.arrays.dtypes import HostArray, as_dtype, why_not_storable
 from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt.arrays.transfer import DeferredData, Shard, TakenArray
 from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
@@ -45,7 +45,7 @@ class LazyHandler:
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
         leaf = _leaf_of(value)
-        return None if storable(leaf.dtype) else f"dtype {leaf.dtype} cannot be stored"
+        return why_not_storable(leaf.dtype)
 
     def take(self, values: Sequence[object]) -> Sequence[object]:
         """See `ValueTaker`; nobody can change a lazy array."""

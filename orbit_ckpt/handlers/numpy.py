@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import HostArray, storable
+from orbit_ckpt.arrays.dtypes import HostArray, why_not_storable
 from orbit_ckpt.arrays.transfer import TakenArray, shards_of
 from orbit_ckpt.handlers.base import (
     ArrayRestoreArgs,
@@ -59,7 +59,7 @@ class NumpyHandler:
         if isinstance(value, np.ma.MaskedArray):
             return "its mask would be lost; save .data and .mask as two leaves"
         dtype = cast(HostArray, np.asarray(value)).dtype
-        return None if storable(dtype) else f"dtype {dtype} cannot be stored"
+        return why_not_storable(dtype)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         """See `TypeHandler`."""

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from orbit_ckpt.arrays.dtypes import python_scalar, storable
+from orbit_ckpt.arrays.dtypes import python_scalar, why_not_storable
 from orbit_ckpt.arrays.transfer import shards_of
 from orbit_ckpt.errors import TreeMismatchError
 from orbit_ckpt.handlers.base import (
@@ -54,7 +54,7 @@ class ScalarHandler:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return "the integer does not fit into 64 bits; save it as a str"
         dtype = np.asarray(value).dtype
-        return None if storable(dtype) else f"dtype {dtype} cannot be stored"
+        return why_not_storable(dtype)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
         """See `TypeHandler`."""

@@ -159,7 +159,9 @@ def _keep(
 def mismatch(difference: TreeDifference) -> TreeMismatchError:
     """Return the error that lists how a target differs from a checkpoint."""
     hints = ["Change the target"]
-    if difference.missing:
+    if () in difference.missing:
+        hints.append("it is a single leaf, give a tree with the checkpoint's leaves")
+    elif difference.missing:
         hints.append(
             "for leaves that the checkpoint lacks give `fallback=` a tree that has them, or a "
             "target with values and `missing='target'`"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import jax
 from jax.core import Tracer
 from jax.tree_util import keystr
 from msgspec import Struct
@@ -16,9 +17,11 @@ from orbit_ckpt.arrays.dtypes import as_dtype, storable
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
 from orbit_ckpt.handlers.base import SaveArgs, TypeHandler
 from orbit_ckpt.handlers.capabilities import ValueChecker, capability
+from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.handlers.registry import TypeHandlerRegistry
 from orbit_ckpt.metadata.rich_types import Outline, class_name, outline_of
 from orbit_ckpt.metadata.schema import LeafDetail
+from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.storage.layout import (
     RESERVED,
     ZARR2_DOCUMENT,
@@ -185,6 +188,7 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
     """Return every leaf's handler, None for empty containers; raise for all leaves without one."""
     handlers: list[TypeHandler | None] = []
     problems: dict[str, str] = {}
+    has_unknown = False
     known: dict[type, tuple[TypeHandler | None, ValueChecker | None]] = {}
     for path, value in zip(flat.paths, flat.values, strict=True):
         if is_empty_node(value):
@@ -197,25 +201,38 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
         handler, checker = known[kind]
         handlers.append(handler)
         if value is PLACEHOLDER:
-            problems[format_path(path)] = "a PLACEHOLDER stands for no value; it can only restore"
+            problems[format_path(path)] = (
+                "a PLACEHOLDER stands for no value; save the value, or leave the leaf out"
+            )
         elif isinstance(value, Tracer):
             problems[format_path(path)] = "it is a tracer; save outside of jit, grad and vmap"
+        elif handler is None and isinstance(value, jax.ShapeDtypeStruct):
+            problems[format_path(path)] = "a ShapeDtypeStruct has no values; save the array"
         elif handler is None:
+            has_unknown = True
             problems[format_path(path)] = (
                 f"no type handler accepts {kind.__module__}.{kind.__qualname__}"
             )
         elif checker is not None and (reason := checker.check(value)):
             problems[format_path(path)] = reason
     if problems:
-        types = ", ".join(t.__name__ for t in registry.supported_types())
         lines = "\n".join(f"  {path}: {reason}" for path, reason in problems.items())
         raise UnsupportedLeafError(
             f"{len(problems)} of {len(flat.values)} leaves cannot be saved; nothing was written:\n"
-            f"{lines}\nRegistered are {types}. Convert the leaves, leave them out, or register a "
-            "handler with register_type_handler.",
+            f"{lines}{_explain_types(registry) if has_unknown else ''}",
             paths=list(problems),
         )
     return handlers
+
+
+def _explain_types(registry: TypeHandlerRegistry) -> str:
+    """Return the sentences about leaves of types that no handler is registered for."""
+    types = registry.supported_types()
+    shown = ", ".join(t.__name__ for t in types if not issubclass(t, LazyArray))
+    return (
+        f"\nRegistered are {shown}. Convert the leaves, leave them out, or register a handler with "
+        "register_type_handler."
+    )
 
 
 def _check_depth(names: Sequence[NamePath]) -> None:
@@ -324,15 +341,23 @@ def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NameP
             continue
         where = format_path(path)
         if not hasattr(value, "chunk_byte_size"):
-            raise ValueError(f"save_args: {where}: expected SaveArgs, found {value!r}")
+            raise ValueError(
+                f"save_args: {where}: expected SaveArgs, found {show(value)}. Give a tree like the "
+                "one that is saved, with SaveArgs for leaves."
+            )
         if name_path(path) not in known:
-            raise ValueError(f"save_args: {where}: the tree has no such leaf")
+            raise ValueError(
+                f"save_args: {where}: the tree has no such leaf. Give SaveArgs for leaves "
+                "of the tree, as in jax.tree.map(lambda _: SaveArgs(), tree)."
+            )
         args = copies.get(id(value))
         if args is None:
             args = replace(value) if isinstance(value, SaveArgs) else _convert_args(value)
             copies[id(value)] = args
         if args.dtype is not None and not storable(as_dtype(args.dtype)):
-            raise ValueError(f"save_args: {where}: dtype {args.dtype} cannot be stored")
+            raise ValueError(
+                f"save_args: {where}: dtype {args.dtype} cannot be stored. Give a dtype of numbers."
+            )
         aligned[name_path(path)] = args
     return aligned
 
