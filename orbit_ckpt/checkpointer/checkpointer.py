@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -22,10 +23,13 @@ from orbit_ckpt.formats.orbax_layout import check_complete
 from orbit_ckpt.items.base import (
     CheckpointHandler,
     PassedArgs,
+    args_name,
+    check_args,
+    check_handler,
     is_args,
     own_args,
-    registered_args,
     takes_args,
+    wrong_args,
 )
 from orbit_ckpt.items.phases import restore_item
 from orbit_ckpt.items.pytree import PyTreeHandler
@@ -63,6 +67,7 @@ class Checkpointer:
             checkpoint_metadata_store: Does nothing here.
             temporary_path_class: Does nothing here, see `atomicity_options`.
         """
+        check_handler("handler", handler)
         _warn_of_unused(type(self), checkpoint_metadata_store, temporary_path_class)
         self._handler = handler
         self._options = SessionOptions(
@@ -179,22 +184,27 @@ class Checkpointer:
         if found is not None:
             wanted = given.pop(found)
             if not takes_args(kind, wanted, position):
-                expected = cast(Any, registered_args(kind))[position].__name__
-                raise ValueError(
-                    f"{kind.__qualname__} takes {expected} here, found "
-                    f"{type(wanted).__module__}.{type(wanted).__name__}."
-                )
+                raise ValueError(wrong_args(kind, wanted, position))
             _check_beside(wanted, given)
             return {"args": wanted}
         args_class = own_args(kind, position)
         if args_class is None:
             return {"args": PassedArgs(args, kwargs)}
+        if "args" in kwargs:
+            check_args("args", kwargs["args"])
         has_fields = is_dataclass(args_class)
         names = [field.name for field in fields(args_class)] if has_fields else []
         if len(args) > len(names):
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
         make = cast(Any, args_class)
-        return {"args": make(**dict(zip(names, args, strict=False)), **kwargs)}
+        try:
+            bound = inspect.signature(make).bind(*args, **kwargs)
+        except TypeError as error:
+            call = f"{args_name(args_class)}(...)"
+            raise TypeError(
+                f"{kind.__qualname__}: {error}. Give {', '.join(names)}, or args={call}."
+            ) from None
+        return {"args": make(*bound.args, **bound.kwargs)}
 
 
 def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: object) -> None:

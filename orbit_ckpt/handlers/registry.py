@@ -22,6 +22,7 @@ from orbit_ckpt.handlers.numpy import NumpyHandler
 from orbit_ckpt.handlers.scalar import PYTHON_SCALARS, ScalarHandler
 from orbit_ckpt.handlers.string import StringHandler
 from orbit_ckpt.plugins import TYPE_HANDLERS, load_plugins
+from orbit_ckpt.runtime.checks import check_callable, show
 
 Predicate = Callable[[type], bool]
 
@@ -54,8 +55,10 @@ class TypeHandlerRegistry:
             ignore_warnings: There are no warnings to ignore; Orbax has some.
 
         Raises:
+            TypeError: `ty` is no class, or `handler` no type handler.
             ValueError: The type or the typestr has a handler and `override` is not set.
         """
+        _check_handler(ty, handler, func)
         if not override:
             self._check_typestr(ty, handler)
         self._explicit.add(ty, handler, func, override=override)
@@ -121,6 +124,31 @@ class TypeHandlerRegistry:
                 for ty in types:
                     layer.add(ty, handler, None, override=True)
         return self._plugins
+
+
+def _check_handler(ty: object, handler: object, func: object) -> None:
+    """Check what is registered for a type.
+
+    Raises:
+        TypeError: It is no type handler, such as a class of them; or there is no type.
+    """
+    if not isinstance(ty, type):
+        raise TypeError(
+            f"ty must be a class, found {show(ty)}. Register a handler for the class of the leaves."
+        )
+    if isinstance(handler, type):
+        raise TypeError(
+            f"handler must be a type handler, found {show(handler)}. Give an object of it, made by "
+            "calling it."
+        )
+    methods = ("typestr", "serialize", "deserialize")
+    missing = [name for name in methods if not callable(getattr(handler, name, None))]
+    if missing:
+        raise TypeError(
+            f"handler must be a type handler, found {show(handler)}, without {missing[0]}(). "
+            "Derive a class from type_handlers.TypeHandler, and give an object of it."
+        )
+    check_callable("func", func, "Give one that says of a class whether the handler takes it.")
 
 
 def prepare_type_handler(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:

@@ -16,6 +16,7 @@ from orbit_ckpt.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     CheckpointHandler,
+    check_args,
     handler_class_of,
     item_name,
     own_args,
@@ -23,6 +24,7 @@ from orbit_ckpt.items.base import (
     registered_args,
     takes_args,
     typestr_of,
+    wrong_args,
 )
 from orbit_ckpt.items.foreign import foreign_path
 from orbit_ckpt.items.infer import handler_class_in
@@ -221,7 +223,11 @@ class CompositeHandler:
         unknown: list[ValueError] = []
         for name in names:
             if not inner_file(path, name).is_dir():
-                raise ItemNotFoundError(f"No item {name!r} at {path}: {describe_directory(path)}.")
+                there = ", ".join(map(repr, find_items(path))) or "none"
+                raise ItemNotFoundError(
+                    f"No item {name!r} at {path}: {describe_directory(path)}. Ask for one of its "
+                    f"items: {there}."
+                )
             wanted = args[name] if args else None
             try:
                 handler = self._handler_for(path / name, wanted, recorded.get(name))
@@ -289,6 +295,8 @@ class CompositeHandler:
         if name in self._given:
             _check_args(name, self._given[name], args, for_save=for_save)
             return self._given[name]
+        if args is not None:
+            check_args(f"Item {name!r}", args)
         kind = handler_class_in(directory, typestr) if args is None else handler_class_of(args)
         if for_save and self._saved.get(name, kind) is not kind:
             raise ValueError(
@@ -296,6 +304,8 @@ class CompositeHandler:
                 f"{type(args).__name__}, whose handler is {kind.__name__}. Save it as before, or "
                 "under another name."
             )
+        if args is not None and not takes_args(kind, args, 0 if for_save else 1):
+            raise ValueError(f"Item {name!r}: {wrong_args(kind, args, 0 if for_save else 1)}")
         if (name, kind) not in self._made:
             self._made[name, kind] = kind()
         return self._made[name, kind]

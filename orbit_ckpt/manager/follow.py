@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, latest_step
+from orbit_ckpt.runtime.checks import check_callable, check_number
 from orbit_ckpt.storage.path import resolve_path
 
 TIMED_OUT = -1
@@ -74,6 +75,10 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
         StorageError: The run's directory cannot be read.
     """
     _check_no_snapshots(snapshot_dir, set_immutable)
+    check_number("seconds_to_sleep", seconds_to_sleep, can_be_zero=True)
+    if timeout is not None:
+        check_number("timeout", timeout, can_be_zero=True)
+    check_callable("timeout_fn", timeout_fn, "Give one that says whether to stop waiting.")
     names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
     waiting = _Waiting(
         resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.manager.council import Council
 from orbit_ckpt.manager.index import read_metrics
 from orbit_ckpt.manager.opening import open_run
-from orbit_ckpt.manager.options import CheckpointManagerOptions
+from orbit_ckpt.manager.options import CheckpointManagerOptions, own_options
 from orbit_ckpt.manager.restoring import EventLog, Restorer, StatisticsLogger
 from orbit_ckpt.manager.retention import RetentionPlan
 from orbit_ckpt.manager.root_metadata import read_root_metadata
@@ -32,6 +31,7 @@ from orbit_ckpt.manager.step_items import (
     Handlers,
     ItemRequest,
     StepItems,
+    check_metrics,
     handlers_of,
     plain_metrics,
     with_metrics,
@@ -97,11 +97,11 @@ class CheckpointManager:
 
         Raises:
             StorageError: The directory cannot be made or read.
-            ValueError: Arguments contradict each other.
+            ValueError: Arguments contradict each other, or the directory is a checkpoint.
             ProcessFailedError: Another process could not open it.
             ProcessTimeoutError: Another process has not opened it in time.
         """
-        self._options = copy.copy(options) if options else CheckpointManagerOptions()
+        self._options = own_options(options)
         self._directory = resolve_path(directory)
         self._metadata = dict(metadata or {})
         self._events = EventLog(logger, self._directory)
@@ -162,6 +162,7 @@ class CheckpointManager:
             CheckpointError: What handlers raise; nothing was left behind.
         """
         number = as_step(step)
+        check_metrics(metrics)
         verdict = self._saver.decide(number, f"save({number})", force=force)
         if not verdict.save:
             self._saver.raise_failed(has_ended=verdict.news.has_ended)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions
+from orbit_ckpt.formats.orbax import is_tree
 from orbit_ckpt.items.composite import CompositeHandler
 from orbit_ckpt.manager.council import Council
 from orbit_ckpt.manager.deletion import StepDeleter
@@ -71,6 +72,11 @@ def open_run(
         if not options.read_only:
             deleter.sweep(everything=options.cleanup_tmp_directories)
         index.reload()
+        if not index.steps() and is_tree(root):
+            raise ValueError(
+                f"directory: {root} is a checkpoint, not a run of them. Give the run's directory; "
+                "what is here is read with load(path), or with a Checkpointer."
+            )
         return shared.news()
 
     shared.follow(council.ask("CheckpointManager()", read, News))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from orbit_ckpt.checkpointer.options import (
     AsyncOptions,
@@ -35,7 +36,14 @@ from orbit_ckpt.manager.save_policies import (
     SpecificStepsPolicy,
 )
 from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step
-from orbit_ckpt.runtime.checks import check_duration, check_int, check_steps
+from orbit_ckpt.runtime.checks import (
+    check_callable,
+    check_duration,
+    check_int,
+    check_steps,
+    check_type,
+    show,
+)
 from orbit_ckpt.unused import warn_set
 
 
@@ -133,8 +141,9 @@ class CheckpointManagerOptions:
 
     def __post_init__(self) -> None:
         if self.best_mode not in ("min", "max"):
-            raise ValueError(f"best_mode must be 'min' or 'max', found {self.best_mode!r}")
+            raise ValueError(f"best_mode must be 'min' or 'max', found {show(self.best_mode)}.")
         self._check_numbers()
+        self._check_objects()
         self._warn_of_unused()
         if self.todelete_full_path is not None:
             raise ValueError(
@@ -209,6 +218,37 @@ class CheckpointManagerOptions:
         if self.save_on_steps is not None:
             check_steps("save_on_steps", self.save_on_steps)
 
+    def _check_objects(self) -> None:
+        """Check the options that are functions and objects."""
+        metric = "Give a function of the metrics, such as lambda metrics: metrics['loss']."
+        check_callable("best_fn", self.best_fn, metric)
+        advice = "Give a function of the step and the last one saved."
+        check_callable("should_save_fn", self.should_save_fn, advice)
+        kinds: dict[str, tuple[type, str]] = {
+            "async_options": (AsyncOptions, "AsyncOptions(timeout_secs=600)"),
+            "multiprocessing_options": (MultiprocessingOptions, "MultiprocessingOptions()"),
+            "file_options": (FileOptions, "FileOptions(path_permission_mode=0o750)"),
+            "atomicity_options": (AtomicityOptions, "AtomicityOptions(AtomicityMode.COMMIT_FILE)"),
+            "todelete_subdir": (str, "the name of a directory"),
+            "step_prefix": (str, "the text that names begin with"),
+        }
+        for name, (kind, example) in kinds.items():
+            wanted = f"of type {kind.__name__}"
+            check_type(name, getattr(self, name), kind, wanted, f"Give {example}.")
+        methods = {
+            "save_decision_policy": ("should_save", "FixedIntervalPolicy(100)"),
+            "preservation_policy": ("should_preserve", "LatestN(3)"),
+            "metrics_source": ("values", "TensorBoardMetrics"),
+            "step_name_format": ("build_name", "StepNameFormat('step')"),
+        }
+        for name, (method, example) in methods.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, type) or not hasattr(value, method)):
+                raise TypeError(
+                    f"{name} must be an object with {method}(), found {show(value)}. Give "
+                    f"{example}, for example."
+                )
+
     def step_names(self) -> StepNames:
         """Return how steps are named."""
         return self.step_name_format or StepNameFormat(
@@ -251,6 +291,18 @@ class CheckpointManagerOptions:
             keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
         )
         return [*rules, best]
+
+
+def own_options(options: object) -> CheckpointManagerOptions:
+    """Return a copy of what a caller gives as options; the default ones for None.
+
+    Raises:
+        TypeError: It is something else, such as a dict.
+    """
+    example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
+    kind = CheckpointManagerOptions
+    check_type("options", options, kind, "a CheckpointManagerOptions", example)
+    return kind() if options is None else copy.copy(cast(CheckpointManagerOptions, options))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,10 @@ class Restorer(Struct, frozen=True):
         index = shared.view
         steps = index.steps()
         if step is None and not steps:
-            raise StepNotFoundError(f"No steps found in {other or self.directory}.")
+            raise StepNotFoundError(
+                f"No steps found in {other or self.directory}. Check the directory and how its "
+                "steps are named, or begin without a checkpoint if latest_step() is None."
+            )
         first = steps[-1] if step is None else as_step(step)
         index.path(first)  # says which steps there are
 

@@ -18,6 +18,8 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     PassedArgs,
+    check_args,
+    check_handler,
     own_args,
     registered_args,
 )
@@ -27,10 +29,12 @@ from orbit_ckpt.items.pytree import PyTreeMetadataOptions, PyTreeRestoreArgs
 from orbit_ckpt.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt.manager.index import METRICS_ITEM
+from orbit_ckpt.manager.options import CheckpointManagerOptions
 from orbit_ckpt.metadata.codec import plain_scalar
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.metadata.schema import StepDocument
 from orbit_ckpt.metadata.values import StepMetadata
+from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -79,7 +83,8 @@ class StepItems:
             ValueError: Items are said in two ways that exclude each other.
         """
         if isinstance(item_names, str):
-            raise TypeError(f"item_names is {item_names!r}; give a list of names")
+            raise TypeError(f"item_names is {item_names!r}; give a list of names.")
+        _check_handlers(handlers)
         if registry is not None and (handlers is not None or item_names is not None):
             beside = "item_handlers" if handlers is not None else "item_names"
             raise ValueError(
@@ -245,8 +250,7 @@ class StepItems:
         return self._single is True and DEFAULT_ITEM not in self._handlers
 
     def _composite(self, args: object) -> Composite:
-        if not isinstance(args, CheckpointArgs):
-            raise ValueError(f"args must be CheckpointArgs, found {type(args).__qualname__}.")
+        check_args("args", args)
         if self._single and isinstance(args, Composite):
             raise ValueError(
                 "This manager has one item without a name; give its own arguments, not Composite."
@@ -301,6 +305,26 @@ def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
     return Composite(**args, **{METRICS_ITEM: JsonSaveArgs(metrics)})
 
 
+def _check_handlers(handlers: object) -> None:
+    """Check what a manager is given as `item_handlers`.
+
+    Raises:
+        TypeError: They are neither a handler nor handlers by item.
+    """
+    if isinstance(handlers, Mapping):
+        for name, handler in cast(Mapping[str, object], handlers).items():
+            if handler is not None:
+                check_handler(f"item_handlers[{name!r}]", handler)
+    elif handlers is not None:
+        if isinstance(handlers, list | tuple):
+            found = show(cast(object, handlers))
+            raise TypeError(
+                f"item_handlers must be a handler, or handlers by item, found {found}. "
+                "Give {'state': StandardCheckpointHandler()}, for example."
+            )
+        check_handler("item_handlers", handlers)
+
+
 def _check_items(items: object) -> None:
     if isinstance(items, CheckpointArgs):
         raise ValueError(f"Found {type(items).__qualname__} for `items`; give it by name: args=...")
@@ -312,14 +336,45 @@ def handlers_of(
     """Return the handlers of checkpointers, and whether they save in the background.
 
     Raises:
+        TypeError: One is no checkpointer.
         ValueError: There are handlers too.
     """
     if handlers is not None:
         raise ValueError("Give checkpointers or item_handlers, not both.")
+    pairs = (
+        cast(Mapping[str, object], checkpointers).items()
+        if isinstance(checkpointers, Mapping)
+        else [("", checkpointers)]
+    )
+    for name, value in pairs:
+        _check_checkpointer(f"checkpointers[{name!r}]" if name else "checkpointers", value)
     if isinstance(checkpointers, Mapping):
         is_async = all(isinstance(c, AsyncCheckpointer) for c in checkpointers.values())
         return {name: c.handler for name, c in checkpointers.items()}, is_async
     return checkpointers.handler, isinstance(checkpointers, AsyncCheckpointer)
+
+
+def _check_checkpointer(name: str, value: object) -> None:
+    if isinstance(value, Checkpointer):
+        return
+    if isinstance(value, CheckpointManagerOptions):
+        advice = "Give options by name: options=CheckpointManagerOptions(...)."
+    else:
+        advice = "Give Checkpointer(handler), or the handler itself as item_handlers=."
+    raise TypeError(f"{name} must be a Checkpointer, found {show(value)}. {advice}")
+
+
+def check_metrics(metrics: object) -> None:
+    """Check the metrics of a step; None passes.
+
+    Raises:
+        TypeError: They have no names.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict, found {show(metrics)}. Give names too: "
+            "metrics={'loss': 0.5}."
+        )
 
 
 def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:

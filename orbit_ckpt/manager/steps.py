@@ -21,6 +21,7 @@ from orbit_ckpt.errors import FormatError, StorageError
 from orbit_ckpt.formats.locate import foreign_step
 from orbit_ckpt.metadata.codec import decode_json
 from orbit_ckpt.metadata.step_details import read_step_details
+from orbit_ckpt.runtime.checks import check_int, check_type, show
 from orbit_ckpt.storage.atomic import looks_like_checkpoint
 from orbit_ckpt.storage.inner_path import read_inner
 from orbit_ckpt.storage.layout import (
@@ -68,14 +69,12 @@ class StepNameFormat:
     separator: str = "_"
 
     def __post_init__(self) -> None:
+        check_type("prefix", self.prefix, str, "a str", "Give StepNameFormat('checkpoint').")
+        check_int("fixed_length", self.fixed_length, least=0, optional=True)
         if "/" in self._start or "\0" in self._start or TEMPORARY_SUFFIX in self._start:
             raise ValueError(
                 f"Step names that begin with {self._start!r} cannot be found again; give a prefix "
                 f"without slashes and without {TEMPORARY_SUFFIX!r}."
-            )
-        if self.fixed_length is not None and self.fixed_length < 0:
-            raise ValueError(
-                f"Step names of {self.fixed_length} digits; give a fixed length of 0 or more."
             )
 
     @property
@@ -181,11 +180,11 @@ def as_step(value: object) -> int:
         step = None
     if step is None:
         raise TypeError(
-            f"A step is {value!r}, of {type(value).__name__}; give an integer, for example "
-            "int(state.step)."
+            f"The step must be an integer, found {show(value)}. Give int(state.step), for example; "
+            "the step comes first, as in save(step, tree)."
         )
     if step < 0:
-        raise ValueError(f"A step is {step}; steps are numbered from 0.")
+        raise ValueError(f"The step must be at least 0, found {step}. Number steps from 0.")
     return step
 
 

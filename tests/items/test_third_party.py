@@ -257,7 +257,7 @@ def test_orbaxs_own_arguments_bring_orbaxs_own_handlers(tmp_path: Path) -> None:
 
 def test_orbaxs_arguments_for_a_handler_of_ours_are_told_apart(tmp_path: Path) -> None:
     args: Any = orbax.args.StandardSave({"w": 1})
-    expected = r"StandardSaveArgs here, found orbax\.checkpoint\..*StandardSaveArgs"
+    expected = r"takes args\.StandardSave to save, found orbax\.checkpoint\..*StandardSaveArgs"
     with pytest.raises(ValueError, match=expected):
         ocp.Checkpointer(ocp.StandardHandler()).save(tmp_path / "x", args=args)
     checkpointer = ocp.Checkpointer(ocp.CompositeHandler(p=ocp.StandardHandler()))
@@ -270,8 +270,9 @@ def test_arguments_registered_nowhere_are_refused(tmp_path: Path) -> None:
         pass
 
     checkpointer = ocp.Checkpointer(ocp.CompositeHandler())
-    for args in (Unregistered(), 3):
-        with pytest.raises(ValueError, match="belongs to no item handler"):
+    reasons = {"belongs to no item handler": Unregistered(), "must be CheckpointArgs, found 3": 3}
+    for reason, args in reasons.items():
+        with pytest.raises(ValueError, match=reason):
             checkpointer.save(tmp_path / "x", ocp.args.Composite(a=args))
 
 

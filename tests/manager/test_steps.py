@@ -136,15 +136,15 @@ def test_integers_of_every_kind_are_steps(value: object) -> None:
     "value", [True, np.True_, jnp.array(True), 5.0, np.float32(5), "5", None, np.array([5])]
 )
 def test_other_values_are_no_steps(value: object) -> None:
-    with pytest.raises(TypeError, match=r"A step is .*; give an integer"):
+    with pytest.raises(TypeError, match=r"The step must be an integer, found .*int\("):
         as_step(value)
 
 
 @pytest.mark.parametrize("value", [-1, np.int32(-1), jnp.int32(-1)])
 def test_negative_steps_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="A step is -1; steps are numbered from 0"):
+    with pytest.raises(ValueError, match="The step must be at least 0, found -1"):
         as_step(value)
-    with pytest.raises(ValueError, match="A step is -1"):
+    with pytest.raises(ValueError, match="found -1"):
         StepNameFormat().build_name(value)
 
 
@@ -154,7 +154,7 @@ def test_negative_steps_are_refused(value: Any) -> None:
         ({"prefix": "a/b"}, "'a/b_' cannot be found again"),
         ({"prefix": "a", "separator": "/"}, "cannot be found again"),
         ({"prefix": "x.orbax-checkpoint-tmp"}, "cannot be found again"),
-        ({"fixed_length": -1}, "of -1 digits"),
+        ({"fixed_length": -1}, "fixed_length must be at least 0, found -1"),
     ],
 )
 def test_formats_whose_names_cannot_be_used_are_refused(
