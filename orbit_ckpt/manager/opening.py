@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orbit_ckpt.checkpointer.options import AtomicityOptions
-from orbit_ckpt.formats.orbax import is_tree
+from orbit_ckpt.formats.orbax_layout import is_tree
 from orbit_ckpt.items.composite import CompositeHandler
 from orbit_ckpt.manager.council import Council
 from orbit_ckpt.manager.deletion import StepDeleter

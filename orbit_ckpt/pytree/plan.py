@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 from jax.core import Tracer
-from jax.tree_util import keystr
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype, storable
@@ -42,6 +41,7 @@ from orbit_ckpt.tree.keypath import (
     find_name_collisions,
     format_path,
     key_kind,
+    key_value,
     name_path,
     storage_name,
 )
@@ -266,7 +266,7 @@ def _check_names(
     collisions = find_name_collisions(names)
     if collisions:
         pairs = [(flat.paths[a], flat.paths[b]) for a, b in collisions]
-        lines = "\n".join(f"  {keystr(a)} and {keystr(b)}" for a, b in pairs[:20])
+        lines = "\n".join(f"  {_in_brackets(a)} and {_in_brackets(b)}" for a, b in pairs[:20])
         raise NameCollisionError(
             f"{len(pairs)} pairs of leaves would share a storage name, because key names are "
             f"joined with dots; one of each would be lost:\n{lines}\nRename a key of each pair.",
@@ -286,6 +286,11 @@ def _check_names(
                 + (" or save with use_ocdbt=True." if array_files else "."),
                 paths=[format_path(path)],
             )
+
+
+def _in_brackets(path: KeyPath) -> str:
+    """Return a path as Python takes it apart, which tells `a.b` from `b` in `a`."""
+    return "".join(f"[{key_value(key)!r}]" for key in path)
 
 
 def _bad_name(name: str, *, is_directory: bool) -> str | None:
