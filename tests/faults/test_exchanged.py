@@ -277,11 +277,11 @@ class Note(ocp.CheckpointHandler):
         del args  # there is nothing to choose
         return (directory / "note.txt").read_text()
 
-    def finalize(self, directory: Any) -> None:
-        """Do nothing: the file is complete."""
+    def finalize(self, directory: Path) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing."""
 
 
 @ocp.args.register_with_handler(Note, for_save=True, for_restore=True)
