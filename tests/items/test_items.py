@@ -192,7 +192,7 @@ def test_an_item_that_cannot_be_read_leaves_the_metadata_of_the_others(
     assert [described[name] for name in ("gone", "torn", "odd")] == [None] * 3
     assert found.custom_metadata == {"tag": 1}
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == len({"gone", "torn", "odd"})
+    assert len([line for line in warned if "orbit_manifest.json is missing" not in line]) == 3
     assert all(any(repr(name) in line for line in warned) for name in ("gone", "torn", "odd"))
 
 
