@@ -37,7 +37,7 @@ from orbit_ckpt.storage.layout import (
     partial_of,
 )
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory
+from orbit_ckpt.storage.path import explain_no_checkpoint
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
 _OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
@@ -154,8 +154,9 @@ def is_run(path: Path) -> bool:
     if looks_like_checkpoint(path):
         return False
     raise CheckpointNotFoundError(
-        f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was saved "
-        "to, or the one with the steps of a run."
+        explain_no_checkpoint(
+            path, "Give the directory that was saved to, or the one with the steps of a run."
+        )
     )
 
 

@@ -23,7 +23,7 @@ from orbit_ckpt.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory
+from orbit_ckpt.storage.path import explain_no_checkpoint
 from orbit_ckpt.storage.store_path import StorePath
 
 _USUAL_ITEMS = ("default", "state", "pytree")
@@ -54,8 +54,7 @@ def check_complete(path: Path, *, needs_marker: bool = False) -> None:
         )
     if not path.is_dir():
         raise CheckpointNotFoundError(
-            f"No checkpoint at {path}: {describe_directory(path)}. Give the directory that was "
-            "saved to."
+            explain_no_checkpoint(path, "Give the directory that was saved to.")
         )
 
 
@@ -70,9 +69,7 @@ def _check_committed(path: StorePath) -> None:
             "copy that wrote it did not finish. Restore an earlier one; what is there can be "
             f"deleted. If you know it to be complete, put an empty {COMMIT_MARKER} there."
         )
-    raise CheckpointNotFoundError(
-        f"No checkpoint at {path}: {describe_directory(path)}. Give the URL that was saved to."
-    )
+    raise CheckpointNotFoundError(explain_no_checkpoint(path, "Give the URL that was saved to."))
 
 
 _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
@@ -165,7 +162,8 @@ def _no_tree_message(path: Path, checkpoints: list[str]) -> str:
             f"{', ...' if len(ordered) > 8 else ''}); give one of them, for example "
             f"{path / ordered[-1]}."
         )
-    return (
-        f"No checkpoint at {path}: {describe_directory(path)}. A checkpoint of orbit_ckpt or Orbax "
-        f"has a {TREE_METADATA} or a {OCDBT_MANIFEST}, or an item that has."
+    return explain_no_checkpoint(
+        path,
+        f"A checkpoint of orbit_ckpt or Orbax has a {TREE_METADATA} or a {OCDBT_MANIFEST}, or an "
+        "item that has.",
     )

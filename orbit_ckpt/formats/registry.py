@@ -19,6 +19,7 @@ from orbit_ckpt.formats.orbax_layout import (
 from orbit_ckpt.plugins import FORMATS, load_plugins, warn_of
 from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.storage.layout import STEP_METADATA
+from orbit_ckpt.storage.other_files import recognize
 from orbit_ckpt.storage.path import resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
@@ -180,7 +181,8 @@ def foreign_format(path: Path) -> Format | None:
 def find_format(path: Path) -> Format | str:
     """Return the other program's format of what is at a path, or what each one lacks, as text.
 
-    A plug-in that fails to tell is passed over with a warning.
+    Of what is known to be something else only plug-ins say what it lacks. A plug-in that fails to
+    tell is passed over with a warning.
 
     Raises:
         StorageError: The path cannot be read.
@@ -199,6 +201,8 @@ def find_format(path: Path) -> Format | str:
         if problem is None:
             return known
         lacks.append(_lack(known, problem))
+    if recognize(path) is not None:  # what the formats lack would only hide what it is
+        lacks = []
     for title, plugin in () if in_store else load_plugins(FORMATS, prepare_format):
         try:
             problem = plugin.sniff(path)
@@ -209,11 +213,11 @@ def find_format(path: Path) -> Format | str:
         if problem is None:
             return plugin
         lacks.append(_lack(plugin, problem))
-    if in_store:
+    if in_store and lacks:
         lacks.append(
             "\n  Others are read from a local file system only; copy the checkpoint there."
         )
-    return "\nOther formats:" + "".join(lacks)
+    return "\nOther formats:" + "".join(lacks) if lacks else ""
 
 
 def _lack(known: Format, problem: str) -> str:

@@ -24,6 +24,7 @@ MAX_HEADER_BYTES = 100_000_000
 """What the format allows; the library itself reads no longer ones."""
 
 LENGTH_BYTES = 8
+_LFS = b"version "
 METADATA = "__metadata__"
 
 DTYPES: Mapping[str, DType] = {
@@ -111,6 +112,8 @@ def read_header(file: Path) -> Header:
     """
     name = str(file)
     first = read_extent(name, 0, LENGTH_BYTES)
+    if first == _LFS:
+        raise _bad(file, "it is a pointer of Git LFS, whose file `git lfs pull` downloads")
     length = int.from_bytes(first, "little")
     start = LENGTH_BYTES + length
     # the size of an object is known cheaply once its header is

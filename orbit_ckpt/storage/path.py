@@ -12,6 +12,7 @@ from typing import cast
 
 from orbit_ckpt.errors import CheckpointError, StorageError
 from orbit_ckpt.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
+from orbit_ckpt.storage.other_files import recognize
 from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
@@ -162,15 +163,28 @@ def describe_directory(path: Path) -> str:
         if unfinished is not None:
             return f"a save of it is in progress, or did not finish ({unfinished} is beside it)"
         return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
+    other = recognize(path)
+    if other is not None:
+        return f"it is {other.what}"
     if not path.is_dir():
         if isinstance(path, StorePath):
             return "it is an object"
         return f"it is a file of {path.stat().st_size} bytes"
     names = sorted(p.name for p in path.iterdir())
-    if not names:
-        return "it is an empty directory"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"it is a directory with {', '.join(names[:8])}{more}"
+
+
+def explain_no_checkpoint(path: Path, advice: str) -> str:
+    """Return a message for a path without a checkpoint: what is there, and what to do.
+
+    Args:
+        path: The path.
+        advice: What to do unless it is a known file of others, as a sentence.
+    """
+    other = recognize(path)
+    advice = other.advice if other is not None else advice
+    return f"No checkpoint at {path}: {describe_directory(path)}. {advice}"
 
 
 def _names_near(path: Path) -> list[str]:

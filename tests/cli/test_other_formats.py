@@ -218,3 +218,11 @@ def test_plugins_lists_the_formats_that_are_built_in(cli: Run) -> None:
     assert names == {name for name, _, _ in LEAVES.values()}
     assert {one["extra"] for one in found["formats"]} == {None}
     assert "safetensors   nothing" in cli("plugins").out
+
+
+def test_commands_recognize_files_of_others(cli: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", w=np.ones(2))
+    for command in ("tree", "stats", "verify", "ls"):
+        err = cli(command, "w.npz", status=2).err
+        assert "an archive of NumPy arrays" in err
+        assert "Other formats" not in err

@@ -187,8 +187,8 @@ def test_the_format_of_own_checkpoints_and_their_parts_is_orbax(tmp_path: Path) 
 def test_what_has_no_format_is_refused_as_load_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="nothing is there"):
         ocp.detect_format(tmp_path / "nothing")
-    (tmp_path / "notes.txt").write_text("hello")
-    for path in (tmp_path, tmp_path / "notes.txt"):
+    (tmp_path / "data").write_bytes(b"\xff\0\1")
+    for path in (tmp_path, tmp_path / "data"):
         with pytest.raises(CheckpointNotFoundError, match=r"(?s)Other formats:.*safetensors: "):
             ocp.detect_format(path)
     (tmp_path / "5.orbax-checkpoint-tmp-1").mkdir()

@@ -105,8 +105,9 @@ def test_what_is_no_checkpoint_is_refused_with_what_each_format_lacks(tmp_path: 
         CheckpointNotFoundError, match=r"_METADATA[^:]*\nOther formats:(.|\n)* saf.*: no "
     ):
         ocp.load(tmp_path)
+    (tmp_path / "data").write_bytes(b"\xff\0\1")
     with pytest.raises(CheckpointNotFoundError, match="safetensors: it does not begin with"):
-        ocp.load(tmp_path / "notes.txt")
+        ocp.load(tmp_path / "data")
 
 
 def header_of(fields: object, data: bytes = b"") -> bytes:
