@@ -30,6 +30,9 @@ from orbit_ckpt.tree.flatten import is_namedtuple
 from orbit_ckpt.tree.keypath import NamePath, format_path
 
 _ARRAY, _SCALAR, _BYTES, _UNKNOWN = "array", "scalar", "bytes", "unknown"
+_SEPARATORS = (".", "/")
+"""What programs join the keys of nested trees with: ours in safetensors, Flax, T5X and PyTorch."""
+
 _NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
 
 
@@ -57,10 +60,13 @@ async def compare_checkpoints(
         CorruptionError: Stored data is missing or damaged; a note says of which checkpoint.
     """
     first, second = await run_all([_open(a, registry, readers[0]), _open(b, registry, readers[1])])
+    notes: list[LeafChange] = []
+    if (separator := _separator_between(first, second)) is not None:
+        second = _under_names_of(first, second, separator)
+        notes.append(_layout_note(first, separator))
     common = [names for names in first.leaves if names in second.leaves]
     found = await _compare_values(first, second, common, max_bytes) if values else {}
     changed = _changed_containers(first, second)
-    notes: list[LeafChange] = []
     for names in common:
         pair = first.leaves[names], second.leaves[names]
         for change in _changes(format_path(names), *pair, found.get(names)):
@@ -145,6 +151,49 @@ async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None
             record.names: _describe(source, record, metadata[record.names]) for record in records
         }
         return _Side(stored, leaves, _containers(source))
+
+
+def _is_flat(side: _Side) -> bool:
+    """Whether the tree is one dict with keys that may have been made of several."""
+    return all(len(names) == 1 for names in side.leaves) and any(
+        separator in name for (name,) in side.leaves for separator in _SEPARATORS
+    )
+
+
+def _separator_between(a: _Side, b: _Side) -> str | None:
+    """Return what joins the keys of one tree to the names of the other, which is flat.
+
+    None if both are nested, or neither is, or if joining them makes none of the other's names.
+    """
+    if (is_flat := _is_flat(a)) == _is_flat(b):
+        return None
+    flat, nested = (a, b) if is_flat else (b, a)
+    deep = [names for names in nested.leaves if len(names) > 1]
+    counts = {s: sum((s.join(names),) in flat.leaves for names in deep) for s in _SEPARATORS}
+    best = max(_SEPARATORS, key=counts.__getitem__)
+    return best if counts[best] else None
+
+
+def _under_names_of(a: _Side, b: _Side, separator: str) -> _Side:
+    """Return a tree with its leaves under another's names, where joining tells which is which."""
+
+    def by_joined_name(side: _Side) -> dict[str, NamePath | None]:
+        joined: dict[str, NamePath | None] = {}
+        for names in side.leaves:
+            name = separator.join(names)
+            joined[name] = None if name in joined else names
+        return joined
+
+    wanted, found = by_joined_name(a), by_joined_name(b)
+    renamed = {names: new for name, names in found.items() if names and (new := wanted.get(name))}
+    leaves = {renamed.get(names, names): leaf for names, leaf in b.leaves.items()}
+    return _Side(b.stored, leaves, {})
+
+
+def _layout_note(a: _Side, separator: str) -> LeafChange:
+    nested, flat = "nested", f"flat, keys joined by {separator!r}"
+    before, after = (flat, nested) if _is_flat(a) else (nested, flat)
+    return LeafChange("<root>", "layout", before, after)
 
 
 def _describe(source: StoredTree, record: LeafRecord, metadata: object) -> _Leaf:

@@ -9,13 +9,16 @@ from typing import Literal
 
 from orbit_ckpt.arrays.compare import ValueChange, format_value
 
-Aspect = Literal["container", "kind", "shape", "dtype", "values", "type", "sharding", "bits"]
-"""What differs. The last three are notes: the trees are equal all the same.
+Aspect = Literal[
+    "container", "kind", "shape", "dtype", "values", "type", "sharding", "bits", "layout"
+]
+"""What differs. The last four are notes: the trees are equal all the same.
 
 - `container`: a dict in one tree is a list, a tuple or a namedtuple in the other.
 - `kind`: an array in one tree is a scalar, a string or an empty container in the other.
 - `type`: JAX's array in one tree is numpy's in the other, Python's scalar is numpy's.
 - `bits`: equal values have different bits: -0.0 and 0.0, or two kinds of NaN.
+- `layout`: one tree is nested, the other is one dict whose keys are the nested ones joined.
 """
 
 _SHOWN = 20

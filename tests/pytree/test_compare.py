@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.serialization import msgpack_serialize
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,71 @@ def test_text_of_equal_trees_says_what_was_compared(diff: Diff, tmp_path: Path) 
     tree = {"w": np.ones(3), "step": 1}
     assert str(diff(tree, tree)) == f"{head}{same}; values not compared"
     assert str(diff(tree, tree, values=True)) == head + same
+
+
+NESTED = {
+    "params": {
+        "layers": [{"w": np.arange(6.0).reshape(2, 3)}, {"w": np.ones(2)}],
+        "v.1": np.ones(3),
+    },
+    "step": 3,
+}
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_a_checkpoint_and_its_own_safetensors_have_the_same_leaves(
+    tmp_path: Path, values: bool
+) -> None:
+    ocp.save(tmp_path / "a", NESTED)
+    ocp.convert(tmp_path / "a", tmp_path / "b.safetensors", to="safetensors")
+    found = ocp.diff(tmp_path / "a", tmp_path / "b.safetensors", values=values)
+    assert (found.is_same, found.common) == (True, 4)
+    assert [str(note) for note in found.notes] == [
+        "<root>: layout nested -> flat, keys joined by '.'"
+    ]
+    back = ocp.diff(tmp_path / "b.safetensors", tmp_path / "a", values=values)
+    assert (back.is_same, back.common) == (True, 4)
+
+
+def test_values_of_a_nested_and_a_flat_tree_are_compared_under_the_names_of_the_first(
+    diff: Diff,
+) -> None:
+    nested = {"a": {"w": np.ones(3), "b": np.ones(2)}, "step": 3}
+    flat = {"a.w": np.array([1, 2, 1.0]), "a.b": np.ones(2), "step": 3}
+    assert [(c.path, c.what) for c in diff(nested, flat, values=True).changed] == [
+        ("a/w", "values")
+    ]
+    assert [(c.path, c.what) for c in diff(flat, nested, values=True).changed] == [
+        ("a.w", "values")
+    ]
+
+
+def test_a_flat_tree_with_keys_joined_by_slashes_is_compared_with_a_nested_one(diff: Diff) -> None:
+    nested = {"a": {"w": np.ones(3), "b": np.ones(2)}}
+    found = diff(nested, {"a/w": np.ones(3), "a/b": np.ones(2), "more": 1})
+    assert (found.common, [leaf.path for leaf in found.only_in_b]) == (2, ["more"])
+
+
+def test_keys_with_dots_that_do_not_tell_which_leaf_is_meant_match_none(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "a.msgpack"
+    file.write_bytes(
+        msgpack_serialize({"a": {"b.c": np.ones(2), "d": np.ones(1)}, "a.b": {"c": np.ones(2)}})
+    )
+    ocp.save(tmp_path / "b", {"a.b.c": np.ones(2), "a.d": np.ones(1)})
+    found = ocp.diff(file, tmp_path / "b")
+    assert [leaf.path for leaf in found.only_in_a] == ["a/b.c", "a.b/c"]
+    assert [leaf.path for leaf in found.only_in_b] == ["a.b.c"]
+
+
+def test_trees_that_are_both_nested_are_compared_key_by_key(diff: Diff) -> None:
+    found = diff({"a": {"b.c": 1}, "d": {"e": 1}}, {"a": {"b": {"c": 1}}, "d": {"e": 1}})
+    assert ([x.path for x in found.only_in_a], [x.path for x in found.only_in_b]) == (
+        ["a/b.c"],
+        ["a/b/c"],
+    )
+    assert not found.notes
 
 
 def test_leaves_of_one_tree_only_are_listed_with_the_name_they_likely_have(diff: Diff) -> None:
