@@ -386,7 +386,8 @@ def explain(
         together: list[tuple[PreservationPolicy, ...]] = [()] * len(checkpoints)
         for part in policy.policies:
             found = explain(part, checkpoints, context=context)
-            together = [a + b if b else a for a, b in zip(together, found, strict=True)]
+            if any(found):
+                together = [a + b if b else a for a, b in zip(together, found, strict=True)]
         return together
     if isinstance(policy, AmongPermanent):
         permanent = [info for info in checkpoints if not info.temporary]

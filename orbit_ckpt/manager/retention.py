@@ -23,7 +23,7 @@ from orbit_ckpt.manager.preservation import (
 from orbit_ckpt.manager.step_info import StepInfo
 
 
-class StepRetention(Struct, frozen=True):
+class StepRetention(Struct, frozen=True, gc=False):
     """What happens to one step.
 
     Attributes:

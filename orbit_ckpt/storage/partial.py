@@ -46,7 +46,8 @@ def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
 
 def remove_partial(final: Path) -> None:
     """Remove what writers of a path have left whose process is gone."""
-    found = [entry.name for entry in os.scandir(final.parent) if partial_of(entry.name)]
+    names = os.listdir(final.parent)  # faster than scandir if there are tens of thousands
+    found = [name for name in names if name.startswith(f".{final.name}.")]
     for path in sorted(final.with_name(name) for name in found if partial_of(name) == final.name):
         lock = None if path.is_symlink() else try_lock(path, needs_lock=True)
         if lock is not None:
