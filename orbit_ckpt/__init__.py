@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from orbit_ckpt.checkpointer.saving import SaveHandle
     from orbit_ckpt.checkpointer.verify import VerifyReport, verify
-    from orbit_ckpt.formats.registry import detect_format
+    from orbit_ckpt.formats.detect import detect_format
     from orbit_ckpt.handlers.base import ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs
     from orbit_ckpt.handlers.lazy import LazyArray
     from orbit_ckpt.items.array import ArrayHandler as ArrayCheckpointHandler
@@ -132,7 +132,7 @@ _NAMES = {
     "checkpoint_managers": "checkpoint_managers",
     "checkpoint_utils": "checkpoint_utils",
     "convert": "checkpointer.convert:convert",
-    "detect_format": "formats.registry:detect_format",
+    "detect_format": "formats.detect:detect_format",
     "diff": "checkpointer.compare:diff",
     "errors": "errors",
     "load": "checkpointer.functions:load",

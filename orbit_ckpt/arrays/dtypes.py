@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from typing import Any, Literal, cast
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -186,7 +184,9 @@ def is_prng_dtype(dtype: object) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
     if isinstance(dtype, np.dtype):
         return False
-    return jnp.issubdtype(cast(DType, dtype), jax.dtypes.prng_key)
+    import jax  # noqa: PLC0415 - commands that need no JAX use this module
+
+    return jax.numpy.issubdtype(cast(DType, dtype), jax.dtypes.prng_key)
 
 
 def is_lossless_kind(source: DType, target: DType) -> bool:
@@ -209,9 +209,9 @@ def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
     """Return what sort of number a dtype holds; dates are none of them, and give "int"."""
     if dtype.kind == "b":
         return "bool"
-    if jnp.issubdtype(dtype, np.complexfloating) or "complex" in dtype.name:
+    if dtype.kind == "c" or "complex" in dtype.name:
         return "complex"
-    if jnp.issubdtype(dtype, np.floating) or dtype.name.startswith("float"):
+    if dtype.kind == "f" or dtype.name.startswith(("float", "bfloat")):
         return "float"
     return "int"
 
@@ -227,7 +227,7 @@ def as_flag(name: str, value: object) -> bool:
     if value is None:
         return False
     number = cast(Any, value)
-    is_scalar = isinstance(value, int | np.generic | np.ndarray | jax.Array)
+    is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
     if not is_scalar or np.shape(number) or number not in (0, 1):
         raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")
     return bool(number)

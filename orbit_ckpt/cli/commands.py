@@ -41,9 +41,9 @@ def ls(
     What a run keeps is not recorded in it: with the options of `prune`, a column tells which rule
     would keep each step.
     """
-    from orbit_ckpt.cli import inspect  # noqa: PLC0415 - see above
+    from orbit_ckpt.cli import listing  # noqa: PLC0415 - see above
 
-    inspect.ls(path, keep_last, keep_every, keep_best, metric, lowest, as_json)
+    listing.ls(path, keep_last, keep_every, keep_best, metric, lowest, as_json)
 
 
 def tree(
@@ -233,9 +233,9 @@ def cp(
     The copy is compared with what was read and verified before it appears under its name; if it
     cannot be completed nothing is left.
     """
-    from orbit_ckpt.cli import manage  # noqa: PLC0415 - see above
+    from orbit_ckpt.cli import copying  # noqa: PLC0415 - see above
 
-    manage.cp(source, destination, overwrite, check, as_json)
+    copying.cp(source, destination, overwrite, check, as_json)
 
 
 def rm(
@@ -277,6 +277,6 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
 
 def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
     """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
-    from orbit_ckpt.cli import manage  # noqa: PLC0415 - see above
+    from orbit_ckpt.cli import plugins  # noqa: PLC0415 - see above
 
-    manage.plugins(as_json)
+    plugins.plugins(as_json)

@@ -1,4 +1,4 @@
-"""What there is: steps, items, leaves."""
+"""What is in one checkpoint: items, leaves."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ from typing import cast
 
 import orbit_ckpt
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
+from orbit_ckpt.cli.listing import format_time, print_unfinished
 from orbit_ckpt.cli.options import Order
 from orbit_ckpt.cli.output import (
     echo,
     human_bytes,
-    human_number,
     print_json,
     print_table,
     stored_bytes,
 )
-from orbit_ckpt.cli.runs import (
-    UNKNOWN_TIME,
-    Keeping,
-    list_run,
-    unfinished_saves,
-)
-from orbit_ckpt.errors import CheckpointNotFoundError
 from orbit_ckpt.formats.orbax_layout import find_items, holds_tree
-from orbit_ckpt.formats.registry import foreign_format
-from orbit_ckpt.manager.index import StepEntry
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.storage.integrity import CheckedDirectory
 from orbit_ckpt.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
@@ -37,88 +28,8 @@ from orbit_ckpt.tree.keypath import NamePath
 _NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 
 
-def ls(
-    path: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: int | None,
-    metric: str | None,
-    lowest: bool,
-    as_json: bool,
-) -> None:
-    """List the steps of a run, or the items of a checkpoint."""
-    root = resolve_path(path)
-    foreign = foreign_format(root)
-    try:
-        entries = list_run(root, foreign)
-    except CheckpointNotFoundError:
-        if not root.is_dir() or not unfinished_saves(root, []):
-            raise
-        entries = []  # nothing else yet
-    unfinished = unfinished_saves(root, entries or []) if root.is_dir() else []
-    if entries is not None:
-        keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
-        _list_run(root, entries, keeping, unfinished, as_json)
-    elif foreign is not None:
-        _list_foreign(root, foreign.name, unfinished, as_json)
-    else:
-        _list_checkpoint(root, unfinished, as_json)
-
-
-def _list_run(
-    root: Path, entries: Sequence[StepEntry], keeping: Keeping, unfinished: list[str], as_json: bool
-) -> None:
-    infos = [entry.info for entry in entries]
-    kept = keeping.rules(infos) if keeping.is_given else None
-    steps = [
-        step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
-        for entry in entries
-    ]
-    if as_json:
-        print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
-        return
-    names = list(dict.fromkeys(name for info in infos for name in info.metrics or ()))
-    header = ["step", "size", "time", *names, "marks", "kept by", "name"]
-    rows: list[list[str]] = []
-    for entry, step in zip(entries, steps, strict=True):
-        info = entry.info
-        marks = [name for name in ("pinned", "temporary") if step[name]]
-        metrics = info.metrics or {}
-        rows.append(
-            [
-                str(info.step),
-                human_bytes(cast(int | None, step["bytes"])),
-                "" if info.time is UNKNOWN_TIME else format_time(info.time),
-                *(human_number(metrics.get(name)) for name in names),
-                ", ".join(marks),
-                "" if kept is None else ", ".join(kept[info.step]) or "-",
-                "" if entry.path.name == str(info.step) else entry.path.name,
-            ]
-        )
-    print_table(header, rows, right={"step", "size", *names})
-    _print_unfinished(unfinished)
-
-
-def _print_unfinished(names: Sequence[str]) -> None:
-    for name in names:
-        echo(f"unfinished: {name}", style="yellow")
-
-
-def step_fields(entry: StepEntry) -> dict[str, object]:
-    """Return what is known of a step as fields of JSON."""
-    info = entry.info
-    return {
-        "step": info.step,
-        "path": entry.path,
-        "bytes": stored_bytes(entry.path),
-        "time": None if info.time is UNKNOWN_TIME else info.time.isoformat(timespec="seconds"),
-        "metrics": info.metrics,
-        "pinned": info.pinned,
-        "temporary": info.temporary,
-    }
-
-
-def _list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:
+def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:
+    """List what a checkpoint of another program has."""
     nbytes, leaves = stored_bytes(root), len(list_leaves(str(root)))
     custom = orbit_ckpt.metadata(root).custom_metadata
     if as_json:
@@ -140,10 +51,11 @@ def _list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: boo
         known = cast(Mapping[object, object], custom)
     for key, value in known.items():
         echo(f"{key}: {value}")
-    _print_unfinished(unfinished)
+    print_unfinished(unfinished)
 
 
-def _list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> None:
+def list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> None:
+    """List the items of a checkpoint."""
     document = read_step(CheckedDirectory(root))
     handlers = document.item_handlers
     names: Sequence[str] = [""] if holds_tree(root) else find_items(root)
@@ -189,12 +101,7 @@ def _list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> No
         echo(f"saved {format_time(time)}")
     for key, value in document.custom_metadata.items():
         echo(f"{key}: {value}")
-    _print_unfinished(unfinished)
-
-
-def format_time(time: datetime) -> str:
-    """Return a time for people, in UTC."""
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    print_unfinished(unfinished)
 
 
 def tree(path: str, patterns: list[str], depth: int | None, sort: Order, as_json: bool) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import typer
-
-from orbit_ckpt.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.cli.output import (
     confirm,
     echo,
     human_bytes,
     print_json,
     print_table,
-    progress_bar,
     stored_bytes,
 )
 from orbit_ckpt.cli.runs import (
@@ -23,14 +19,11 @@ from orbit_ckpt.cli.runs import (
     holds_own_files,
     list_run,
 )
-from orbit_ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
-from orbit_ckpt.formats.locate import built_in_formats, locate_run
-from orbit_ckpt.formats.registry import foreign_format, prepare_format
-from orbit_ckpt.handlers.registry import prepare_type_handler
-from orbit_ckpt.items.registry import prepare_item_handler
+from orbit_ckpt.errors import CheckpointNotFoundError
+from orbit_ckpt.formats.detect import foreign_format
+from orbit_ckpt.formats.locate import locate_run
 from orbit_ckpt.manager.deletion import StepDeleter
 from orbit_ckpt.manager.index import StepEntry
-from orbit_ckpt.plugins import FORMATS, ITEMS, TYPE_HANDLERS, find_plugins
 from orbit_ckpt.storage.atomic import is_in_progress
 from orbit_ckpt.storage.directory_lock import try_lock, unlock
 from orbit_ckpt.storage.layout import PINNED, STEP_METADATA, is_temporary_name, partial_of
@@ -39,28 +32,7 @@ from orbit_ckpt.storage.partial import remove_path
 from orbit_ckpt.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
-_GROUPS: Mapping[str, Callable[[object], object]] = {
-    TYPE_HANDLERS: prepare_type_handler,
-    ITEMS: prepare_item_handler,
-    FORMATS: prepare_format,
-}
 _ADVICE = "Check the permissions there."
-
-
-def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: bool) -> None:
-    """Copy a checkpoint."""
-    start, end = resolve_path(source), resolve_path(destination)
-    foreign = None if isinstance(start, StorePath) else foreign_format(start)
-    if (foreign is not None or start.is_dir()) and list_run(start, foreign) is not None:
-        raise ValueError(f"{start} is a run; give one of its steps.")
-    if not overwrite and not isinstance(end, StorePath) and end.exists():
-        raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    with progress_bar("Copying") as told:
-        nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)
-    if as_json:
-        print_json("cp", source=start, destination=end, bytes=nbytes, verified=check)
-    else:
-        echo(f"{start} -> {end}: {human_bytes(nbytes)}{', verified' if check else ''}")
 
 
 def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
@@ -231,50 +203,3 @@ def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
                 deleter.remove(aside, directory)
         deleted.append(step)
     return deleted
-
-
-def plugins(as_json: bool) -> None:
-    """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
-    built_in: list[dict[str, object]] = [
-        {"name": one.name, "extra": one.extra} for one in built_in_formats()
-    ]
-    found: list[dict[str, object]] = []
-    for group, prepare in _GROUPS.items():
-        for plugin in find_plugins(group, prepare):
-            entry, package, error = plugin.entry, plugin.entry.dist, plugin.error
-            found.append(
-                {
-                    "group": group,
-                    "name": entry.name,
-                    "package": f"{package.name} {package.version}" if package else None,
-                    "object": entry.value,
-                    "error": None if error is None else f"{type(error).__name__}: {error}",
-                }
-            )
-    failed = any(plugin["error"] is not None for plugin in found)
-    if as_json:
-        print_json("plugins", formats=built_in, plugins=found)
-    else:
-        needs = [[str(one["name"]), str(one["extra"] or "nothing")] for one in built_in]
-        print_table(["format", "needs"], needs)
-        echo()
-        _print_plugins(found)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _print_plugins(found: Sequence[dict[str, object]]) -> None:
-    if not found:
-        echo("no plug-ins are installed")
-        return
-    rows = [
-        [
-            str(plugin["group"]).removeprefix("orbit_ckpt."),
-            str(plugin["name"]),
-            str(plugin["package"] or ""),
-            str(plugin["object"]),
-            "ok" if plugin["error"] is None else str(plugin["error"]),
-        ]
-        for plugin in found
-    ]
-    print_table(["kind", "name", "package", "object", "state"], rows)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import orbit_ckpt
 from orbit_ckpt.arrays.statistics import ArrayStatistics
-from orbit_ckpt.cli.inspect import step_fields
 from orbit_ckpt.cli.leaves import Leaf, list_leaves
+from orbit_ckpt.cli.listing import step_fields
 from orbit_ckpt.cli.output import (
     echo,
     human_bytes,
@@ -28,7 +28,7 @@ from orbit_ckpt.cli.output import (
 from orbit_ckpt.cli.runs import list_run
 from orbit_ckpt.cli.values import measure_all
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt.formats.registry import foreign_format
+from orbit_ckpt.formats.detect import foreign_format
 from orbit_ckpt.storage.path import resolve_local, resolve_path, storage_errors
 
 COLUMNS = (

@@ -20,9 +20,9 @@ from orbit_ckpt.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt.formats.eformer_sums import sums_of_trees
 from orbit_ckpt.formats.pickle_literal import decode_literal
 from orbit_ckpt.formats.run_metadata import marked_step, read_run_metadata, several_message
+from orbit_ckpt.formats.zarr_find import has_arrays
 from orbit_ckpt.formats.zarr_tree import (
     ArrayEntry,
-    has_arrays,
     in_tree_order,
     key_paths,
     listed_arrays,

@@ -16,7 +16,8 @@ from orbit_ckpt.formats.run_metadata import (
     marked_step,
     read_run_metadata,
 )
-from orbit_ckpt.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
+from orbit_ckpt.formats.zarr_find import find_arrays, has_arrays
+from orbit_ckpt.formats.zarr_tree import in_tree_order, key_paths
 from orbit_ckpt.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt.storage.foreign import ForeignStore, LinkedArray
 from orbit_ckpt.storage.inner_path import InnerFiles

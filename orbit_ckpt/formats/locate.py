@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -18,8 +18,10 @@ from orbit_ckpt.formats.orbax_layout import holds_tree
 from orbit_ckpt.formats.run_metadata import latest_marked
 from orbit_ckpt.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt.storage.layout import (
+    AGGREGATE,
     COMMIT_MARKER,
     IN_PROGRESS,
+    RUN_METADATA,
     STEP_METADATA,
     TREE_METADATA,
     is_temporary_name,
@@ -28,12 +30,23 @@ from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.path import resolve_local, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, map_paths
 
-BUILT_IN = ("eformer", "safetensors", "t5x", "tf_checkpoint", "flax_msgpack", "levanter")
-"""Modules of this package with a `FORMAT`, those with the surest signs first."""
+BUILT_IN = {
+    "eformer": "eFormer",
+    "safetensors": "safetensors",
+    "t5x": "T5X",
+    "tf_checkpoint": "TensorFlow",
+    "flax_msgpack": "flax msgpack",
+    "levanter": "Levanter",
+}
+"""Modules of this package with a `FORMAT`, and its name; those with the surest signs first."""
 
 _WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
 _MARKED = ("eFormer", "Levanter")
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
+_FOREIGN_FILES = (RUN_METADATA, AGGREGATE)
+_FLAX_PREFIX = "checkpoint_"
+"""What every step of another program is, or has; these are told without the formats."""
+
 _FOREIGN_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+|checkpoint_tmp|checkpoint_[\d.]+tmp")
 """What T5X and Flax call a save in progress."""
 
@@ -117,6 +130,8 @@ def locate_run(root: Path) -> Run:
 
 def foreign_step(path: Path) -> RunStep | None:
     """Return the checkpoint that another program finished at a path, None if there is none."""
+    if not isinstance(path, StorePath) and not _has_foreign_sign(path):
+        return None
     for known in built_in_formats(_WITH_RUNS):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None
         if found is not None:
@@ -124,6 +139,13 @@ def foreign_step(path: Path) -> RunStep | None:
             step = number_in(path.name) if found.step < 0 else found.step
             return RunStep(path, step, known, found)
     return None
+
+
+def _has_foreign_sign(path: Path) -> bool:
+    """Whether a path may be a step of another program; most are not, and no format is imported."""
+    if os.path.isdir(path):
+        return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
+    return path.name.startswith(_FLAX_PREFIX)
 
 
 def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
@@ -181,7 +203,7 @@ def step_to_read(root: Path) -> Path | None:
     )
 
 
-def built_in_formats(names: Sequence[str] = BUILT_IN) -> Iterator[Format]:
+def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
     """Yield the formats of other programs that this package reads."""
     for name in names:
         module = importlib.import_module(f"orbit_ckpt.formats.{name}")

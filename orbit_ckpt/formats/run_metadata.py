@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orbit_ckpt.errors import FormatError
 from orbit_ckpt.formats.base import ForeignStep
-from orbit_ckpt.formats.zarr_tree import has_arrays
+from orbit_ckpt.formats.zarr_find import has_arrays
 from orbit_ckpt.metadata.codec import decode_file
 from orbit_ckpt.storage.inner_path import inner_file
 from orbit_ckpt.storage.layout import RUN_METADATA

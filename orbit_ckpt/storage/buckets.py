@@ -22,9 +22,6 @@ from orbit_ckpt.storage.reachable import check_reachable
 
 T = TypeVar("T")
 
-SCHEMES = frozenset({"s3", "gs", "memory"})
-"""What URLs of object stores begin with; `memory` is one of this process, for tests."""
-
 MAX_OBJECT_BYTES = 5 * 2**30
 """Most bytes that S3 takes in one request; TensorStore makes one for an object."""
 

@@ -6,12 +6,14 @@ import errno
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PosixPath
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orbit_ckpt.errors import StorageError
 from orbit_ckpt.runtime.workers import Workers
-from orbit_ckpt.storage.buckets import SCHEMES, Bucket, open_bucket
 from orbit_ckpt.storage.system import open_to_read, read_at
+
+if TYPE_CHECKING:
+    from orbit_ckpt.storage.buckets import Bucket
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,7 +24,8 @@ _REQUESTS = 16
 _FIRST_BYTES = 1 << 20
 """How much of an object is asked for at first; most are smaller, and need one request then."""
 
-_PREFIXES = tuple(f"{scheme}://" for scheme in sorted(SCHEMES))
+_PREFIXES = ("gs://", "memory://", "s3://")
+"""What URLs of object stores begin with; `memory` is one of this process, for tests."""
 
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -45,6 +48,8 @@ class StorePath(PosixPath):
     @property
     def bucket(self) -> Bucket:
         """The bucket it is in."""
+        from orbit_ckpt.storage.buckets import open_bucket  # noqa: PLC0415 - imports TensorStore
+
         return open_bucket(self.parts[0].removesuffix(":"), self.parts[1])
 
     @property

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import orbit_ckpt as ocp
 from orbit_ckpt.cli.app import app
 from tests.cli.conftest import ENVIRONMENT
 
@@ -66,6 +69,31 @@ def test_completion_imports_neither_jax_nor_tensorstore(words: str) -> None:
     ((status, out, loaded),) = run_in_turn(([], environment))
     assert (status, loaded) == (0, [])
     assert {"ls", "--json"} & set(out.split())
+
+
+@pytest.fixture
+def run_of_steps(tmp_path: Path) -> Path:
+    root = tmp_path / "run"
+    with ocp.CheckpointManager(root) as manager:
+        for step in range(4):
+            arguments = ocp.args.StandardSave({"w": np.arange(4.0)})
+            manager.save(step, args=arguments, metrics={"loss": float(step)})
+    (root / "notes.txt").write_text("of the user")
+    return root
+
+
+@pytest.mark.slow
+def test_commands_about_a_run_import_neither_jax_nor_tensorstore(run_of_steps: Path) -> None:
+    run = str(run_of_steps)
+    for status, out, loaded in run_in_turn(
+        (["ls", run, "--keep-best", "1", "--metric", "loss"], {}),
+        (["ls", run, "--json"], {}),
+        (["rm", f"{run}/2", "--yes"], {}),
+        (["prune", run, "--keep-last", "1", "--yes"], {}),
+        (["plugins"], {}),
+    ):
+        assert (status, loaded) == (0, []), out
+    assert sorted(path.name for path in run_of_steps.iterdir()) == ["3", "notes.txt"]
 
 
 def test_importing_the_package_imports_neither_jax_nor_tensorstore() -> None:

@@ -15,6 +15,7 @@ from flax import serialization
 import orbit_ckpt as ocp
 from orbit_ckpt import args
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt.formats.locate import BUILT_IN, built_in_formats
 from tests.formats.zarr_samples import SAMPLES
 
 NPY = """
@@ -194,3 +195,8 @@ def test_what_has_no_format_is_refused_as_load_refuses_it(tmp_path: Path) -> Non
     (tmp_path / "5.orbax-checkpoint-tmp-1").mkdir()
     with pytest.raises(IncompleteCheckpointError):
         ocp.detect_format(tmp_path / "5.orbax-checkpoint-tmp-1")
+
+
+def test_built_in_formats_are_listed_under_their_own_names() -> None:
+    found = [(known.name, known.extra) for known in built_in_formats()]
+    assert found == [(name, None) for name in BUILT_IN.values()]
