@@ -10,6 +10,7 @@ from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.unchanged import read_unchanged
 from orbit_ckpt.pytree.compare import compare_checkpoints
 from orbit_ckpt.pytree.difference import CheckpointDiff
+from orbit_ckpt.runtime.checks import check_int
 from orbit_ckpt.storage.path import resolve_path
 
 __all__ = ["CheckpointDiff", "diff"]
@@ -51,8 +52,7 @@ def diff(
         >>> {change.path: change.what for change in difference.changed}
         {'w': 'values'}
     """
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes must be positive, found {max_bytes}")
+    check_int("max_bytes", max_bytes, least=1)
 
     compare = partial(
         compare_checkpoints,

@@ -19,6 +19,7 @@ from orbit_ckpt.formats.outgoing import WriteRequest
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.items.memory import MemoryOptions
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt.runtime.checks import check_callable, check_int, show
 from orbit_ckpt.storage.path import check_outside, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.transform.patterns import PatternMap, Patterns
@@ -101,9 +102,11 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         (2, 3)
     """
     if to != ORBIT and to not in WRITERS:
-        raise ValueError(f"to is {to!r}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}.")
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes must be positive, found {max_bytes}")
+        raise ValueError(
+            f"to is {show(to)}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}."
+        )
+    check_int("max_bytes", max_bytes, least=1)
+    check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
     tree = load(

@@ -11,10 +11,17 @@ import numpy as np
 
 from orbit_ckpt.arrays.dtypes import storable
 from orbit_ckpt.arrays.slices import Shape
-from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt.errors import NameCollisionError, StorageError
 from orbit_ckpt.formats.flax_msgpack import SUFFIX, begins_tree
 from orbit_ckpt.formats.msgpack_scan import CHUNKED, COMPLEX, NDARRAY, SCALAR
-from orbit_ckpt.formats.outgoing import OutgoingArray, WriteRequest, kind_of, new_file, outgoing
+from orbit_ckpt.formats.outgoing import (
+    OutgoingArray,
+    WriteRequest,
+    kind_of,
+    new_file,
+    outgoing,
+    refusal,
+)
 from orbit_ckpt.tree.flatten import children_of, flatten, is_leaf
 from orbit_ckpt.tree.keypath import format_path, key_name
 
@@ -45,17 +52,13 @@ def write(request: WriteRequest) -> None:
 
 def _check(tree: object) -> None:
     flat = flatten(tree)
-    refused = [
-        f"{format_path(names)} ({kind_of(value)})"
+    refused = {
+        names: kind_of(value)
         for names, value in zip(flat.names, flat.values, strict=True)
         if not is_writable(value)
-    ]
+    }
     if refused:
-        raise UnsupportedLeafError(
-            f"Files of Flax cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Skip "
-            "them, or change them by rules.",
-            paths=refused,
-        )
+        raise refusal("Files of Flax", refused)
     if len(set(flat.names)) < len(flat.names):
         same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
         raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)

@@ -16,13 +16,16 @@ from msgspec import Struct, field
 from orbit_ckpt.arrays.dtypes import DType, HostArray, is_prng_dtype
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.arrays.transfer import byte_view
-from orbit_ckpt.errors import CheckpointExistsError
+from orbit_ckpt.errors import CheckpointExistsError, UnsupportedLeafError
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.storage import system
 from orbit_ckpt.storage.atomic import make_directories, sync_directory
 from orbit_ckpt.storage.partial import partial_path
+from orbit_ckpt.transform.patterns import join_name
+from orbit_ckpt.tree.keypath import NamePath, format_path
 
 _BLOCK_BYTES = 1 << 25
+_SHOWN = 20
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
@@ -102,6 +105,23 @@ def kind_of(leaf: object) -> str:
     """Return what messages call a leaf that cannot be written: its dtype, or its type."""
     is_array = isinstance(leaf, LazyArray | jax.Array | np.ndarray | np.generic)
     return str(cast(HostArray, leaf).dtype) if is_array else type(leaf).__name__
+
+
+def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
+    """Return the error that lists leaves which cannot be written, and how to skip them.
+
+    Args:
+        what: What cannot hold them.
+        refused: Their names and why, a word or two.
+    """
+    shown = [f"{format_path(names)} ({why})" for names, why in refused.items()]
+    skip = [join_name(names) for names in refused]
+    more = "" if len(skip) <= _SHOWN else f" and {len(skip) - _SHOWN} more"
+    return UnsupportedLeafError(
+        f"{what} cannot hold {len(refused)} leaves: {', '.join(shown[:_SHOWN])}{more}. Skip them, "
+        f"skip={skip[:_SHOWN]}{more}, or change them by rules.",
+        paths=list(map(format_path, refused)),
+    )
 
 
 def _cut(value: HostArray, max_bytes: int) -> Iterator[HostArray]:

@@ -18,6 +18,7 @@ from orbit_ckpt.formats.outgoing import (
     new_directory,
     new_file,
     outgoing,
+    refusal,
 )
 from orbit_ckpt.formats.safetensors import INDEX, SINGLE, SUFFIX
 from orbit_ckpt.formats.safetensors_header import (
@@ -29,7 +30,7 @@ from orbit_ckpt.formats.safetensors_header import (
 )
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import format_path, storage_name
+from orbit_ckpt.tree.keypath import NamePath, storage_name
 
 _ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BITS}
@@ -69,7 +70,7 @@ def write(request: WriteRequest) -> None:
 def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
     flat: FlatTree = flatten(tree)
     arrays: dict[str, OutgoingArray] = {}
-    refused: list[str] = []
+    refused: dict[NamePath, str] = {}
     same: set[str] = set()
     for names, value in zip(flat.names, flat.values, strict=True):
         if is_empty_node(value):
@@ -78,17 +79,13 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
         array = outgoing(np.asarray(value) if is_number else value)
         name = storage_name(names)
         if array is None or array.dtype not in _NAMES:
-            refused.append(f"{format_path(names)} ({kind_of(value)})")
+            refused[names] = kind_of(value)
         elif name in arrays or name == METADATA:
             same.add(name)
         else:
             arrays[name] = array
     if refused:
-        raise UnsupportedLeafError(
-            f"safetensors cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. Skip "
-            "them, or cast them.",
-            paths=refused,
-        )
+        raise refusal("safetensors", refused)
     if same:
         leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
         raise NameCollisionError(

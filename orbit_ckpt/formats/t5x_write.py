@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from orbit_ckpt.arrays.chunking import choose_chunk_shape
 from orbit_ckpt.arrays.dtypes import as_dtype, logical_name
 from orbit_ckpt.arrays.slices import Shape
-from orbit_ckpt.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt.errors import NameCollisionError, StorageError
 from orbit_ckpt.formats.flax_write import is_writable
 from orbit_ckpt.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR
 from orbit_ckpt.formats.msgpack_tree import unique_names
@@ -26,6 +26,7 @@ from orbit_ckpt.formats.outgoing import (
     kind_of,
     new_directory,
     outgoing,
+    refusal,
 )
 from orbit_ckpt.formats.t5x import VERSION
 from orbit_ckpt.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
@@ -33,7 +34,7 @@ from orbit_ckpt.runtime.workers import Workers
 from orbit_ckpt.storage.atomic import sync_directory, write_file
 from orbit_ckpt.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
 from orbit_ckpt.tree.flatten import children_of, flatten, is_empty_node, is_leaf
-from orbit_ckpt.tree.keypath import format_path, key_name
+from orbit_ckpt.tree.keypath import NamePath, format_path, key_name
 
 CHUNK_BYTES = 64 << 20
 """Size of chunks that T5X aims at."""
@@ -126,7 +127,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     """Return the arrays that are zarr arrays, by their keys; checks all leaves."""
     flat = flatten(request.tree)
     plans: dict[tuple[str, ...], _Plan] = {}
-    refused: list[str] = []
+    refused: dict[NamePath, str] = {}
     inline = 0
     if len(set(flat.names)) < len(flat.names):
         same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
@@ -135,20 +136,16 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     for names, name, value in zip(flat.names, directories, flat.values, strict=True):
         array = outgoing(value)
         if not is_writable(value) or (array and logical_name(array.dtype) is not None):
-            refused.append(f"{format_path(names)} ({kind_of(value)})")
+            refused[names] = kind_of(value)
         elif array is not None and not _is_inline(array):
             chunks = choose_chunks(array.shape, array.dtype.itemsize)
             plans[names] = _Plan(name, array, chunks)
         elif array is not None:
             inline += array.nbytes
             if inline > request.max_bytes // 4:
-                refused.append(f"{format_path(names)} (too large for the msgpack file)")
+                refused[names] = "too large for the msgpack file"
     if refused:
-        raise UnsupportedLeafError(
-            f"Checkpoints of T5X cannot hold {len(refused)} leaves: {', '.join(refused[:20])}. "
-            "Skip them, or cast them.",
-            paths=refused,
-        )
+        raise refusal("Checkpoints of T5X", refused)
     return plans
 
 

@@ -336,7 +336,7 @@ def test_nothing_is_put_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("max_bytes", [0, -1])
 def test_the_budget_must_be_positive(max_bytes: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be positive"):
+    with pytest.raises(ValueError, match="max_bytes must be at least 1"):
         ocp.diff(tmp_path, tmp_path, values=True, max_bytes=max_bytes)
 
 
