@@ -216,6 +216,23 @@ def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
     return "int"
 
 
+def check_dtype(name: str, value: object) -> None:
+    """Check an argument that is a dtype, or names one; None passes.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is None or isinstance(value, np.dtype):
+        return
+    try:
+        if not is_prng_dtype(value):
+            as_dtype(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} is {value!r}, which is no dtype. Give one such as jnp.bfloat16."
+        ) from None
+
+
 def as_flag(name: str, value: object) -> bool:
     """Return a flag as Python's own boolean; 0 and 1, numpy's and JAX's scalars are accepted.
 

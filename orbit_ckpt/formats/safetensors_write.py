@@ -30,7 +30,7 @@ from orbit_ckpt.formats.safetensors_header import (
 )
 from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.tree.flatten import FlatTree, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import NamePath, storage_name
+from orbit_ckpt.tree.keypath import NamePath, format_path, storage_name
 
 _ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BITS}

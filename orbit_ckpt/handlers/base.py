@@ -24,7 +24,7 @@ import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
 from msgspec import Struct, field
 
-from orbit_ckpt.arrays.dtypes import DType, parse_dtype, stored_dtype
+from orbit_ckpt.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
 from orbit_ckpt.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt.arrays.slices import Shape
 from orbit_ckpt.errors import FormatError
@@ -56,6 +56,7 @@ class SaveArgs:
     shard_axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_dtype("SaveArgs.dtype", self.dtype)
         if self.aggregate:
             why = "all small arrays are in one file anyway, and every array has chunks of its own"
             warn_set("SaveArgs", {"aggregate": (self.aggregate, False, why)})
@@ -73,6 +74,9 @@ class RestoreArgs:
 
     restore_type: object = None
     dtype: object = None
+
+    def __post_init__(self) -> None:
+        check_dtype("RestoreArgs.dtype", self.dtype)
 
 
 @dataclass
@@ -102,6 +106,7 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
     def __post_init__(self) -> None:
+        check_dtype("ArrayRestoreArgs.dtype", self.dtype)
         if (self.mesh is None) != (self.mesh_axes is None):
             alone = "mesh" if self.mesh_axes is None else "mesh_axes"
             warnings.warn(

@@ -63,6 +63,7 @@ def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -
         raise ValueError(
             f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
             + (f"; did you mean {' or '.join(near)}?" if near else ".")
+            + " Give RestoreArgs for leaves of the checkpoint, or of `item`."
         )
     return args | (added if target is None else _completed(added, request, target))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 import re
@@ -16,6 +17,8 @@ from orbit_ckpt.storage.other_files import recognize
 from orbit_ckpt.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
+_SEARCHED = 2000
+"""How many names are compared with one that does not exist."""
 
 
 def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
@@ -70,7 +73,8 @@ def _text_of(path: object) -> str:
     except TypeError:
         raise TypeError(
             f"The path of a checkpoint is a value of type {type(path).__name__}, expected a str or "
-            "an os.PathLike; the path comes first, as in save(path, tree)."
+            "an os.PathLike. Give a path; it comes first, as in "
+            "save(path, tree)."
         ) from None
 
 
@@ -195,4 +199,5 @@ def _names_near(path: Path) -> list[str]:
         return []
     names = sorted(p.name for p in parent.iterdir())
     own = [name for name in names if name.startswith(f"{path.name}{TEMPORARY_SUFFIX}")]
-    return [*own, *(name for name in names if name not in own)][:8]
+    alike = difflib.get_close_matches(path.name, names[:_SEARCHED], n=3)
+    return list(dict.fromkeys([*own, *alike, *names]))[:8]

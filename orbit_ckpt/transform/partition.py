@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from orbit_ckpt.runtime.checks import show
 from orbit_ckpt.transform.patterns import Pattern, PatternMap, compile_pattern
 
 
@@ -21,7 +22,7 @@ def partition(
             axes. The first that matches a leaf counts.
 
     Raises:
-        TypeError: A pattern is neither a string nor a compiled expression.
+        TypeError: The mesh, a pattern or a spec is something else.
         ValueError: A spec names an axis that the mesh lacks.
 
     Example:
@@ -31,9 +32,16 @@ def partition(
         >>> shardings["**/kernel"].spec[1]
         'model'
     """
+    if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, found {show(mesh)}. Give it first.")
     pairs = rules.items() if isinstance(rules, Mapping) else rules
     found: dict[Pattern, NamedSharding] = {}
     for pattern, spec in pairs:
         compile_pattern(pattern)
+        if not isinstance(spec, PartitionSpec):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+            raise TypeError(
+                f"rules[{pattern!r}] must be a jax.sharding.PartitionSpec, found {show(spec)}. "
+                "Give PartitionSpec('x'), for example."
+            )
         found.setdefault(pattern, NamedSharding(mesh, spec))
     return found

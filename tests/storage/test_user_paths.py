@@ -91,7 +91,7 @@ def test_what_is_no_path_is_an_error_that_names_its_type(
 
 
 def test_swapped_arguments_are_an_error_that_says_so(directory: Path) -> None:
-    with pytest.raises(TypeError, match=r"dict.*the path comes first"):
+    with pytest.raises(TypeError, match=r"dict.*Give a path; it comes first"):
         ocp.save(cast(Any, TREE), cast(Any, "run"))
     assert list(directory.iterdir()) == []
 

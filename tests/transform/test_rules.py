@@ -461,7 +461,7 @@ def test_patterns_of_a_target_are_compared_with_its_leaves(saved: Path) -> None:
     "rules", [["a"], {"a": ocp.Transform(original_key="b")}], ids=["names", "Orbax's"]
 )
 def test_what_is_no_rule_is_refused(saved: Path, rules: Any) -> None:
-    with pytest.raises(TypeError, match="'a' is no rule"):
+    with pytest.raises(TypeError, match="transforms must be a list of rules"):
         ocp.load(saved, transforms=rules)
 
 
