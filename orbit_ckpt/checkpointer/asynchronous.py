@@ -18,6 +18,7 @@ from orbit_ckpt.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
+    check_options,
 )
 from orbit_ckpt.checkpointer.saving import SaveRequest, begin_save
 from orbit_ckpt.items.base import CheckpointArgs, CheckpointHandler
@@ -57,6 +58,7 @@ class AsyncCheckpointer(Checkpointer):
             checkpoint_metadata_store: Does nothing here.
             temporary_path_class: Does nothing here, see `atomicity_options`.
         """
+        check_options(async_options=async_options)
         options = async_options or AsyncOptions()
         if timeout_secs is not None:
             options = replace(options, timeout_secs=timeout_secs)

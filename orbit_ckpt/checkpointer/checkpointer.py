@@ -17,6 +17,7 @@ from orbit_ckpt.checkpointer.options import (
     FileOptions,
     MultiprocessingOptions,
     SessionOptions,
+    check_options,
 )
 from orbit_ckpt.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt.formats.orbax_layout import check_complete
@@ -68,6 +69,11 @@ class Checkpointer:
             temporary_path_class: Does nothing here, see `atomicity_options`.
         """
         check_handler("handler", handler)
+        check_options(
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            multiprocessing_options=multiprocessing_options,
+        )
         _warn_of_unused(type(self), checkpoint_metadata_store, temporary_path_class)
         self._handler = handler
         self._options = SessionOptions(

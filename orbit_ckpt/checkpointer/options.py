@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from orbit_ckpt.runtime.checks import check_int, check_number
+from orbit_ckpt.runtime.checks import check_int, check_number, check_type
 from orbit_ckpt.runtime.coordination import default_group
 from orbit_ckpt.runtime.process import ProcessGroup
 from orbit_ckpt.storage.atomic import AtomicityMode
@@ -38,6 +38,10 @@ class AtomicityOptions:
 
     mode: AtomicityMode = AtomicityMode.AUTO
     allow_legacy_atomic_rename: bool = False
+
+    def __post_init__(self) -> None:
+        choices = f"Give AtomicityMode.{', AtomicityMode.'.join(AtomicityMode.__members__)}."
+        check_type("mode", self.mode, AtomicityMode, "an AtomicityMode", choices)
 
     @property
     def needs_marker(self) -> bool:
@@ -133,6 +137,25 @@ class MultiprocessingOptions:
             primary=self.primary_host,
             active=self.active_processes,
         )
+
+
+def check_options(**given: object) -> None:
+    """Check options that are objects of the classes of this module, by the names they go by.
+
+    Raises:
+        TypeError: One is something else, such as a number.
+    """
+    for name, value in given.items():
+        kind, example = _KINDS[name]
+        check_type(name, value, kind, f"of type {kind.__name__}", f"Give {example}.")
+
+
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "async_options": (AsyncOptions, "AsyncOptions(timeout_secs=600)"),
+    "multiprocessing_options": (MultiprocessingOptions, "MultiprocessingOptions(primary_host=0)"),
+    "file_options": (FileOptions, "FileOptions(path_permission_mode=0o750)"),
+    "atomicity_options": (AtomicityOptions, "AtomicityOptions(AtomicityMode.COMMIT_FILE)"),
+}
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ from orbit_ckpt.metadata.values import ArrayMetadata
 from orbit_ckpt.runtime.process import this_process
 from orbit_ckpt.storage.chunk_read import ArrayRead
 
+_MAX_DIMENSIONS = 64
+
 
 class ArrayHandler:
     """Handles `jax.Array`."""
@@ -94,6 +96,8 @@ class ArrayHandler:
             )
         if is_prng_dtype(array.dtype):
             return unsupported_key(array)
+        if array.ndim > _MAX_DIMENSIONS:
+            return f"{array.ndim} dimensions, at most {_MAX_DIMENSIONS} can be stored; reshape it"
         return why_not_storable(array.dtype)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:

@@ -17,6 +17,7 @@ from orbit_ckpt.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     check_args,
+    check_handler,
     handler_class_of,
     item_name,
     own_args,
@@ -122,6 +123,9 @@ class CompositeHandler:
                 f"Items ({names}) are given beside a handler_registry; add them to the registry, "
                 "or give only one of the two."
             )
+        for name, handler in items_and_handlers.items():
+            if handler is not None:
+                check_handler(f"Item {name!r}", handler)
         self._registry = handler_registry
         self._names = frozenset([*item_names, *items_and_handlers] if item_names else ())
         self._saved: dict[str, type] = {}

@@ -15,6 +15,7 @@ from orbit_ckpt.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
+    check_options,
 )
 from orbit_ckpt.manager.index import MetricsSource
 from orbit_ckpt.manager.preservation import (
@@ -224,17 +225,15 @@ class CheckpointManagerOptions:
         check_callable("best_fn", self.best_fn, metric)
         advice = "Give a function of the step and the last one saved."
         check_callable("should_save_fn", self.should_save_fn, advice)
-        kinds: dict[str, tuple[type, str]] = {
-            "async_options": (AsyncOptions, "AsyncOptions(timeout_secs=600)"),
-            "multiprocessing_options": (MultiprocessingOptions, "MultiprocessingOptions()"),
-            "file_options": (FileOptions, "FileOptions(path_permission_mode=0o750)"),
-            "atomicity_options": (AtomicityOptions, "AtomicityOptions(AtomicityMode.COMMIT_FILE)"),
-            "todelete_subdir": (str, "the name of a directory"),
-            "step_prefix": (str, "the text that names begin with"),
-        }
-        for name, (kind, example) in kinds.items():
-            wanted = f"of type {kind.__name__}"
-            check_type(name, getattr(self, name), kind, wanted, f"Give {example}.")
+        check_options(
+            async_options=self.async_options,
+            multiprocessing_options=self.multiprocessing_options,
+            file_options=self.file_options,
+            atomicity_options=self.atomicity_options,
+        )
+        directory = "Give the name of a directory."
+        check_type("todelete_subdir", self.todelete_subdir, str, "a str", directory)
+        check_type("step_prefix", self.step_prefix, str, "a str", "Give 'step', for example.")
         methods = {
             "save_decision_policy": ("should_save", "FixedIntervalPolicy(100)"),
             "preservation_policy": ("should_preserve", "LatestN(3)"),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from orbit_ckpt.arrays.dtypes import as_dtype
+from orbit_ckpt.runtime.checks import check_callable
 from orbit_ckpt.transform.patterns import Pattern, check_template, compile_pattern
 
 Kind = Literal["numpy", "jax"]
@@ -113,6 +114,7 @@ class Map(Struct, frozen=True, repr_omit_defaults=True):
 
     def __post_init__(self) -> None:
         compile_pattern(self.pattern)
+        check_callable("Map: fn", self.fn, "Give one that takes a value, or also its name.")
 
 
 class Combine(Struct, frozen=True, repr_omit_defaults=True):
