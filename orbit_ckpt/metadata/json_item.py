@@ -36,8 +36,8 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
             return decode_json(data, object, str(directory / name))
     raise CheckpointNotFoundError(
         f"No JSON item at {directory}: there is no file {filename or JSON_FILE!r} "
-        f"({describe_directory(directory)}). Give the item's own directory, or use load(path) for a "
-        "tree."
+        f"({describe_directory(directory)}). Give the item's own directory, or use load(path) for "
+        "a tree."
     )
 
 
