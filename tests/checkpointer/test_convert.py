@@ -260,6 +260,7 @@ def test_unknown_formats_and_options_are_refused(saved: Path, tmp_path: Path) ->
 
 PEAK = """
 import re, sys
+import jax, tensorstore  # not counted
 import orbit_ckpt as ocp
 def peak():  # not `ru_maxrss`, which begins with that of the process that has started this one
     return int(re.search(r"VmHWM:\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
