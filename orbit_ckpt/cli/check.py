@@ -13,6 +13,7 @@ from msgspec import structs
 import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import is_prng_dtype
 from orbit_ckpt.cli.output import echo, print_json, progress_bar
+from orbit_ckpt.cli.readers import parse_reader
 from orbit_ckpt.cli.rule_files import read_rules
 from orbit_ckpt.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt.items.pytree import PyTreeHandler, PyTreeMetadataOptions
@@ -24,9 +25,9 @@ from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.tree.flatten import flatten, is_empty_node
 
 
-def diff(a: str, b: str, values: bool, everything: bool, as_json: bool) -> None:
+def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
     """Compare two checkpoints; exits with 1 if they differ."""
-    found = orbit_ckpt.diff(a, b, values=values)
+    found = orbit_ckpt.diff(a, b, values=values, reader=parse_reader(reader))
     if as_json:
         print_json(
             "diff",
@@ -54,10 +55,11 @@ def _change(change: LeafChange) -> dict[str, object]:
     return {"path": change.path, "what": change.what, "detail": change.detail}
 
 
-def verify(path: str, memory: int, as_json: bool) -> None:
+def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
     """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged."""
+    known = parse_reader(reader)
     with progress_bar("Checking") as told:
-        report = orbit_ckpt.verify(path, max_bytes=memory * 10**6, progress=told)
+        report = orbit_ckpt.verify(path, max_bytes=memory * 10**6, progress=told, reader=known)
     if as_json:
         print_json(
             "verify",

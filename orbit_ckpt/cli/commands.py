@@ -20,6 +20,7 @@ from orbit_ckpt.cli.options import (
     LOWEST,
     MEMORY_OPTION,
     METRIC,
+    READER_OPTION,
     RULES_OPTION,
     YES,
     Order,
@@ -53,18 +54,20 @@ def tree(
         int | None, typer.Option(min=1, help="Sum up what is below N keys.", metavar="N")
     ] = None,
     sort: Annotated[Order, typer.Option(help="In which order.")] = Order.TREE,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
     from orbit_ckpt.cli import inspect  # noqa: PLC0415 - see above
 
-    inspect.tree(path, patterns, depth, sort, as_json)
+    inspect.tree(path, patterns, depth, sort, reader, as_json)
 
 
 def show(
     path: str,
     leaf: str,
     memory: Annotated[int, MEMORY_OPTION] = 256,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print one leaf: what it is, its statistics, and the values in its corners.
@@ -73,7 +76,7 @@ def show(
     """
     from orbit_ckpt.cli import values  # noqa: PLC0415 - see above
 
-    values.show(path, leaf, memory, as_json)
+    values.show(path, leaf, memory, reader, as_json)
 
 
 def stats(
@@ -83,6 +86,7 @@ def stats(
         bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
     ] = False,
     memory: Annotated[int, MEMORY_OPTION] = 256,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf.
@@ -91,7 +95,7 @@ def stats(
     """
     from orbit_ckpt.cli import values  # noqa: PLC0415 - see above
 
-    values.stats(path, patterns, fail_on_nan, memory, as_json)
+    values.stats(path, patterns, fail_on_nan, memory, reader, as_json)
 
 
 def diff(
@@ -101,12 +105,13 @@ def diff(
     everything: Annotated[
         bool, typer.Option("--all", help="Print all lines, not twenty of every sort.")
     ] = False,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Compare two checkpoints; exits with 1 if they differ."""
     from orbit_ckpt.cli import check  # noqa: PLC0415 - see above
 
-    check.diff(a, b, values, everything, as_json)
+    check.diff(a, b, values, everything, reader, as_json)
 
 
 def verify(
@@ -114,6 +119,7 @@ def verify(
     memory: Annotated[
         int, typer.Option("--memory", min=1, help="About how many MB to hold.", metavar="MB")
     ] = 256,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged.
@@ -122,7 +128,7 @@ def verify(
     """
     from orbit_ckpt.cli import check  # noqa: PLC0415 - see above
 
-    check.verify(path, memory, as_json)
+    check.verify(path, memory, reader, as_json)
 
 
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
@@ -193,6 +199,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file or a checkpoint that is there.")
     ] = False,
+    reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Write a checkpoint anew in another format, whatever format it is in.
@@ -213,6 +220,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
         max_shard_bytes,
         memory,
         overwrite,
+        reader,
         as_json,
     )
 

@@ -16,6 +16,7 @@ from orbit_ckpt.cli.output import (
     progress_bar,
     stored_bytes,
 )
+from orbit_ckpt.cli.readers import parse_reader
 from orbit_ckpt.cli.rule_files import read_rules
 from orbit_ckpt.errors import CheckpointExistsError
 from orbit_ckpt.storage.path import resolve_path
@@ -32,13 +33,14 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     max_shard_bytes: int | None,
     memory: int,
     overwrite: bool,
+    reader: str | None,
     as_json: bool,
 ) -> None:
     """Write a checkpoint anew in another format, whatever format it is in."""
     start, end = resolve_path(source), resolve_path(destination)
     if not overwrite and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    casts = _casts(cast)
+    casts, known = _casts(cast), parse_reader(reader)
     # rules may compute with arrays of JAX, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
         jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - not typed
@@ -55,6 +57,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             max_bytes=memory * 10**6,
             max_shard_bytes=max_shard_bytes,
             progress=told,
+            reader=known,
         )
     nbytes = stored_bytes(end)
     if as_json:

@@ -18,6 +18,7 @@ from orbit_ckpt.cli.output import (
     print_table,
     stored_bytes,
 )
+from orbit_ckpt.cli.readers import parse_reader
 from orbit_ckpt.formats.orbax_layout import find_items, holds_tree
 from orbit_ckpt.metadata.files import read_step
 from orbit_ckpt.storage.integrity import CheckedDirectory
@@ -104,9 +105,16 @@ def list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> Non
     print_unfinished(unfinished)
 
 
-def tree(path: str, patterns: list[str], depth: int | None, sort: Order, as_json: bool) -> None:
+def tree(
+    path: str,
+    patterns: list[str],
+    depth: int | None,
+    sort: Order,
+    reader: str | None,
+    as_json: bool,
+) -> None:
     """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
-    leaves = list_leaves(path, patterns)
+    leaves = list_leaves(path, patterns, parse_reader(reader))
     total = sum(leaf.nbytes for leaf in leaves)
     if depth is not None:
         _print_groups(path, _group(leaves, depth), sort, total, as_json)

@@ -12,6 +12,7 @@ import orbit_ckpt
 from orbit_ckpt.arrays.dtypes import HostArray, storable
 from orbit_ckpt.arrays.slices import chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt.arrays.statistics import ArrayStatistics, measure
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.handlers.base import load_batch_of
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.handlers.lazy_leaf import LazyLeaf
@@ -65,17 +66,20 @@ class Leaf(Struct, frozen=True):
         return self.dtype if self.kind == "scalar" else f"{self.dtype}{list(self.shape)}"
 
 
-def list_leaves(path: str, patterns: Sequence[str] = ()) -> list[Leaf]:
+def list_leaves(
+    path: str, patterns: Sequence[str] = (), reader: Format | None = None
+) -> list[Leaf]:
     """Return the leaves of a checkpoint in their order; no array is read.
 
     Args:
         path: The checkpoint.
         patterns: Only leaves that match one of them, if there are any.
+        reader: The format to read it as, None to find out.
 
     Raises:
         ValueError: No leaf matches.
     """
-    flat = flatten(orbit_ckpt.metadata(path).tree)
+    flat = flatten(orbit_ckpt.metadata(path, reader=reader).tree)
     chosen = set(choose([join_name(keys) for keys in flat.names], patterns))
     return [
         _describe(keys, value)
@@ -121,9 +125,9 @@ def _describe(keys: NamePath, value: object) -> Leaf:
     )
 
 
-def open_leaves(path: str) -> dict[NamePath, object]:
+def open_leaves(path: str, reader: Format | None = None) -> dict[NamePath, object]:
     """Return leaves by keys: arrays as `LazyArray`, which touch no device until `get` is called."""
-    flat = flatten(orbit_ckpt.load(path, lazy=True))
+    flat = flatten(orbit_ckpt.load(path, lazy=True, reader=reader))
     return dict(zip(flat.names, flat.values, strict=True))
 
 

@@ -18,6 +18,10 @@ LOWEST = typer.Option("--lowest", help="The lowest metric is the best, not the h
 MEMORY_OPTION = typer.Option(
     "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
 )
+READER_OPTION = typer.Option(
+    help="Read as T5X's or TensorFlow's with options, such as t5x:step=5,uint16=as_bfloat16.",
+    metavar="FORMAT[:OPTION=VALUE,...]",
+)
 RULES_OPTION = typer.Option(help="Rules, TOML or JSON; see the reference.", metavar="FILE")
 YES = typer.Option("--yes", "-y", help="Do not ask.")
 

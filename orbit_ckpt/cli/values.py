@@ -20,6 +20,8 @@ from orbit_ckpt.cli.output import (
     print_table,
     progress_bar,
 )
+from orbit_ckpt.cli.readers import parse_reader
+from orbit_ckpt.formats.base import Format
 from orbit_ckpt.handlers.lazy import LazyArray
 from orbit_ckpt.storage.path import resolve_path
 from orbit_ckpt.tree.keypath import NamePath
@@ -32,11 +34,19 @@ _SHOWN = 200
 _WIDTH = 110
 
 
-def stats(path: str, patterns: list[str], fail_on_nan: bool, memory: int, as_json: bool) -> None:
+def stats(
+    path: str,
+    patterns: list[str],
+    fail_on_nan: bool,
+    memory: int,
+    reader: str | None,
+    as_json: bool,
+) -> None:
     """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf."""
-    leaves = list_leaves(path, patterns)
+    known = parse_reader(reader)
+    leaves = list_leaves(path, patterns, known)
     with progress_bar("Reading") as told:
-        found = measure_all(path, leaves, memory * 10**6, told)
+        found = measure_all(path, leaves, memory * 10**6, told, reader=known)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
     if as_json:
         rows = [{"name": leaf.name, **statistics_fields(found[leaf.keys])} for leaf in leaves]
@@ -53,7 +63,12 @@ def stats(path: str, patterns: list[str], fail_on_nan: bool, memory: int, as_jso
 
 
 def measure_all(
-    path: str, leaves: Sequence[Leaf], max_bytes: int, told: Callable[[int, int], None]
+    path: str,
+    leaves: Sequence[Leaf],
+    max_bytes: int,
+    told: Callable[[int, int], None],
+    *,
+    reader: Format | None = None,
 ) -> dict[NamePath, ArrayStatistics | None]:
     """Return the statistics of leaves by keys.
 
@@ -62,8 +77,9 @@ def measure_all(
         leaves: Which.
         max_bytes: About how many bytes of values to hold at once.
         told: Called with the bytes measured so far, and how many there are.
+        reader: The format to read it as, None to find out.
     """
-    values = open_leaves(path)
+    values = open_leaves(path, reader)
     block = max(1, max_bytes // (_THREADS * _COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
     done = 0
@@ -102,9 +118,10 @@ def _cells(found: ArrayStatistics | None) -> list[str]:
     return [*numbers, str(found.nans), str(found.infs)]
 
 
-def show(path: str, leaf: str, memory: int, as_json: bool) -> None:
+def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -> None:
     """Print one leaf: what it is, its statistics, and the values in its corners."""
-    leaves = list_leaves(path)
+    form = parse_reader(reader)
+    leaves = list_leaves(path, reader=form)
     same = [found for found in leaves if found.name == leaf]
     if not same:
         names = choose([found.name for found in leaves], [leaf])  # says what there is
@@ -115,7 +132,7 @@ def show(path: str, leaf: str, memory: int, as_json: bool) -> None:
         keys = " and ".join(str(list(found.keys)) for found in same)
         raise ValueError(f"{leaf!r} is the name of {len(same)} leaves, with the keys {keys}.")
     (known,) = same
-    value = open_leaves(path)[known.keys]
+    value = open_leaves(path, form)[known.keys]
     with progress_bar("Reading") as told:
         done = 0
 

@@ -128,7 +128,8 @@ class T5XFormat:
         if version < _OLDEST_VERSION and not self._allow_legacy:
             raise VersionError(
                 "Checkpoint versions earlier than 2 are not supported. Got version: "
-                f"{version} ({file}). T5XFormat(allow_legacy=True) reads it as it is."
+                f"{version} ({file}). T5XFormat(allow_legacy=True), on the "
+                "command line --reader t5x:allow_legacy=true, reads it as it is."
             )
         if version == 0:
             return fields
@@ -161,7 +162,8 @@ class T5XFormat:
             raise VersionError(
                 f"{where}: Found unsupported uint16 type in Tensorstore spec: {shown}. Please use "
                 "t5x/google/scripts/convert_uint16_checkpoint.py to update saved types to "
-                "bfloat16. T5XFormat(uint16='as_bfloat16') reads it as it was meant."
+                "bfloat16. T5XFormat(uint16='as_bfloat16'), on the command line --reader "
+                "t5x:uint16=as_bfloat16, reads it as it was meant."
             )
         return LinkedNode(SpecArray(spec, "/".join(keys), self._uint16))
 
