@@ -18,7 +18,7 @@ from orbit_ckpt.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt.storage.integrity import has_lost_manifest, replacing_item
 from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
 from orbit_ckpt.storage.object_commit import ObjectDirectory
-from orbit_ckpt.storage.path import check_outside, describe_directory, storage_errors
+from orbit_ckpt.storage.path import check_outside, explain_no_checkpoint, storage_errors
 from orbit_ckpt.storage.store_path import StorePath
 
 _BLOCK_BYTES = 1 << 22
@@ -64,10 +64,8 @@ def copy_checkpoint(
         check_complete(source)
         is_known = isinstance(source, StorePath)  # which has a marker
         if not (is_known or looks_like_checkpoint(source) or holds_tree(source)):
-            raise CheckpointNotFoundError(
-                f"No checkpoint at {source}: {describe_directory(source)}. Give one step of a "
-                "run, or another directory that was saved to."
-            )
+            advice = "Give one step of a run, or another directory that was saved to."
+            raise CheckpointNotFoundError(explain_no_checkpoint(source, advice))
     check_outside(destination, source)
     if destination == source:
         raise ValueError(f"{source} would be copied onto itself; give another destination.")

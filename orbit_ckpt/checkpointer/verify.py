@@ -17,7 +17,7 @@ from orbit_ckpt.errors import (
 from orbit_ckpt.formats.base import Format, allows_linked_files
 from orbit_ckpt.formats.locate import locate_run
 from orbit_ckpt.formats.orbax import check_complete, holds_tree
-from orbit_ckpt.formats.registry import foreign_format
+from orbit_ckpt.formats.registry import check_reader, foreign_format
 from orbit_ckpt.handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt.items.infer import handler_class_in
 from orbit_ckpt.items.json import JsonHandler
@@ -44,7 +44,7 @@ from orbit_ckpt.storage.layout import (
 from orbit_ckpt.storage.manifest import damaged_file
 from orbit_ckpt.storage.object_commit import is_committed
 from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.path import describe_directory, identity, resolve_path, storage_errors
+from orbit_ckpt.storage.path import explain_no_checkpoint, identity, resolve_path, storage_errors
 from orbit_ckpt.storage.store_path import StorePath, is_damage, map_paths
 
 __all__ = ["Damage", "Unchecked", "Unverifiable", "VerifyReport", "verify"]
@@ -103,6 +103,7 @@ def verify(
         (True, 2, ())
     """
     root = resolve_path(path)
+    check_reader(reader)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
         listed, unfinished = ({root: reader}, 0) if reader else read_unchanged([root], _look_at)
         sizes = {path: _sizes(path, foreign)[0] for path, foreign in listed.items()}
@@ -247,10 +248,8 @@ def _checkpoints(root: Path) -> tuple[Mapping[Path, None], int]:
             elif _is_checkpoint(child):
                 found.append(child)
     if not found:
-        raise CheckpointNotFoundError(
-            f"No checkpoint at {root}: {describe_directory(root)}. Give the directory that was "
-            "saved to, or the one with the steps of a run."
-        )
+        advice = "Give the directory that was saved to, or the one with the steps of a run."
+        raise CheckpointNotFoundError(explain_no_checkpoint(root, advice))
     return dict.fromkeys(found), unfinished
 
 
