@@ -121,8 +121,8 @@ def holds_tree(path: Path) -> bool:
 def _holds_arrays(path: Path) -> bool:
     """Whether there are arrays right below a directory, as in trees of old writers."""
     if isinstance(path, StorePath):  # where one request lists everything
-        keys = (key.rpartition("/") for key in path.keys_below())
-        return any(name and last in _ARRAY_FILES for name, _, last in keys)
+        keys = (key.partition("/") for key in path.keys_below())
+        return any(rest in _ARRAY_FILES for _, _, rest in keys)
     with os.scandir(path) as entries:  # of a run, perhaps tens of thousands
         below = [entry.path for entry in entries if entry.is_dir()]
     return not any(map(_is_step, below)) and any(

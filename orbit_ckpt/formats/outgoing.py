@@ -118,8 +118,8 @@ def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
     skip = [join_name(names) for names in refused]
     more = "" if len(skip) <= _SHOWN else f" and {len(skip) - _SHOWN} more"
     return UnsupportedLeafError(
-        f"{what} cannot hold {len(refused)} leaves: {', '.join(shown[:_SHOWN])}{more}. Skip them, "
-        f"skip={skip[:_SHOWN]}{more}, or change them by rules.",
+        f"{what} cannot hold {len(refused)} leaves: {', '.join(shown[:_SHOWN])}{more}. Skip "
+        f"{', '.join(map(repr, skip[:_SHOWN]))}{more}, or change them by rules.",
         paths=list(map(format_path, refused)),
     )
 

@@ -341,7 +341,7 @@ def test_rm_deletes_nothing_else(cli: Run, own_run: Path, tmp_path: Path) -> Non
     (tmp_path / "papers/thesis.txt").write_text("precious")
     assert "No checkpoint" in cli("rm", "papers", "--yes", status=2).err
     assert (tmp_path / "papers/thesis.txt").exists()
-    assert "it is a file" in cli("rm", "papers/thesis.txt", "--yes", status=2).err
+    assert "it is a text file" in cli("rm", "papers/thesis.txt", "--yes", status=2).err
     assert "is a run" in cli("rm", own_run, "--yes", status=2).err
     assert len(os.listdir(own_run)) == 3
     error = cli("rm", own_run / "20" / "default", "--yes", status=2).err

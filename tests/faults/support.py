@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import json
 import os
 import select
@@ -324,7 +325,8 @@ class Saver:
     def end_child(self) -> None:
         """Kill a child that a failed test left behind."""
         if self._child is not None:
-            os.kill(self._child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
             while self._child is not None:
                 self.report()
 

@@ -183,7 +183,7 @@ def test_of_a_damaged_index_nothing_wrong_is_read(position: int, bit: int, kind:
 
 
 def test_no_rule_is_applied_to_what_another_format_is(tmp_path: Path) -> None:
-    (tmp_path / "a.index").write_bytes(b"nothing of the kind")
+    (tmp_path / "a.index").write_bytes(bytes(range(64)))
     with pytest.raises(CheckpointNotFoundError, match=r"a\.index is no state file and no index"):
         ocp.load(tmp_path / "a.index")
 

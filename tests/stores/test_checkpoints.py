@@ -206,7 +206,7 @@ def test_damage_names_leaf_and_object(store: str) -> None:
     data = bytearray((path / name).read_bytes())
     data[1000] ^= 1
     (path / name).write_bytes(data)
-    with pytest.raises(CorruptionError, match=r"params\.w: chunk") as caught:
+    with pytest.raises(CorruptionError, match=r"params/w: chunk") as caught:
         ocp.load(f"{store}/1")
     assert caught.value.file == f"{path}/{name}"
     assert caught.value.path == "params/w"

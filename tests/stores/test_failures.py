@@ -164,7 +164,7 @@ def test_a_store_that_fails_a_check_is_no_damage(
     ocp.Checkpointer(handler).save(f"{s3}/1", {"w": np.arange(10_000)})
     if not has_manifest:
         (resolve_path(f"{s3}/1") / MANIFEST).unlink()
-    assert ocp.verify(f"{s3}/1")
+    assert ocp.verify(f"{s3}/1").is_intact == has_manifest
     proxy.fails = lambda _, path, __: "503" if what in path else None
     with pytest.raises(StorageError, match="overloaded"):
         ocp.verify(f"{s3}/1")

@@ -36,6 +36,7 @@ def copy_into(url: str, path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*there is no _METADATA:UserWarning")
 @pytest.mark.parametrize("release", ["0.2.7", "0.12.8"])
 def test_a_copied_checkpoint_of_orbax_restores(s3: str, tmp_path: Path, release: str) -> None:
     wrong: list[str] = []

@@ -57,7 +57,7 @@ def test_name_of_a_key_is_its_text(key: object, name: str) -> None:
 
 def test_storage_name_joins_key_names_with_dots() -> None:
     path = (DictKey("opt"), SequenceKey(0), GetAttrKey("mu"))
-    assert storage_name(name_path(path)) == "opt/0/mu"
+    assert storage_name(name_path(path)) == "opt.0.mu"
 
 
 def test_bare_leaf_has_an_empty_storage_name_and_is_shown_as_root() -> None:
