@@ -108,7 +108,7 @@ def find_tree(path: Path) -> Path:
 def is_tree(directory: Path) -> bool:
     """Whether a directory has a file that only trees of Orbax's format have.
 
-    Those of old writers have none: their trees are told by names that others use too.
+    Old writers leave none: their trees are recognized by names that other programs use too.
     """
     return any((directory / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST))
 

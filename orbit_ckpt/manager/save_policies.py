@@ -23,7 +23,7 @@ class DecisionContext(Struct, frozen=True, kw_only=True):
     Attributes:
         is_saving_in_progress: Whether a save goes on in the background.
         reached_preemption: Whether this job is about to be stopped.
-        multiprocessing_options: None, unless whoever asks a policy says so; no policy here reads
+        multiprocessing_options: None unless the caller of a policy sets it; no policy here reads
             it.
         started: When the run began: this manager was made, or asked about step 0. None if unknown.
         blocked: How long the last save kept its caller, None if there was none.

@@ -151,7 +151,7 @@ async def run_blocking(function: Callable[[], T]) -> T:
     """Run a function in a thread, with the caller's context and JAX settings, and to its end.
 
     A cancellation takes effect once the function has returned: what it does cannot be stopped, and
-    whoever cancels may remove the files that it writes.
+    the caller that cancels may remove the files that it writes.
     """
     settings, context = _jax_settings(), contextvars.copy_context()
 

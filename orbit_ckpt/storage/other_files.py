@@ -106,7 +106,7 @@ _MAX_CHOICES = 1000
 
 
 def recognize(path: Path) -> OtherFile | None:
-    """Return what is at a path if it is a known file of others, None if it is not known.
+    """Return the kind of file at a path, None if it is not recognized.
 
     Looks at names and the first bytes; in an object store at the name only. None too if it cannot
     be read, which whatever reads it next reports.
