@@ -16,7 +16,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
 PARALLEL = "-n", "auto", "--dist", "loadgroup"
 CORE = [
-    *("tests/arrays", "tests/checkpointer", "tests/handlers", "tests/items", "tests/metadata"),
+    *("tests/arrays", "tests/checkpointer", "tests/type_handlers", "tests/items", "tests/metadata"),
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
 ]
 INTEROP = Path("tests/interop")

@@ -1,7 +1,7 @@
 """What many processes would write of a model, worked out without data, devices or processes.
 
 It is worked out with the functions that a save itself uses: who writes which piece of what
-(`orbit_ckpt.arrays.replicas`), in which chunks, and what the documents say.
+(`orbit_ckpt._src.arrays.replicas`), in which chunks, and what the documents say.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from orbit_ckpt.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
-from orbit_ckpt.arrays.dtypes import DType
-from orbit_ckpt.arrays.replicas import Division, ReplicaOptions, Turns, divide_among, owners_of
-from orbit_ckpt.arrays.sharding import NamedShardingMetadata, encode_sharding
-from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices
-from orbit_ckpt.metadata.schema import (
+from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
+from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.replicas import Division, ReplicaOptions, Turns, divide_among, owners_of
+from orbit_ckpt._src.arrays.sharding import NamedShardingMetadata, encode_sharding
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices
+from orbit_ckpt._src.metadata.schema import (
     JAX_ARRAY,
     ArrayRecord,
     LeafRecord,
     TreeDocument,
     encode_arrays,
 )
-from orbit_ckpt.storage.layout import join_key
-from orbit_ckpt.storage.value_write import DEFAULT_DATA_FILE_BYTES
-from orbit_ckpt.storage.zarr import ZarrArray, describe_array
+from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 Owners = Mapping[Region, Sequence[int]]

@@ -20,15 +20,15 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.many_processes import Cluster, Plan, llama, plan_many
-from orbit_ckpt.arrays.replicas import ReplicaOptions
-from orbit_ckpt.metadata.files import arrays_file
-from orbit_ckpt.pytree.agree import check_agreement
-from orbit_ckpt.storage.integrity import write_manifest
-from orbit_ckpt.storage.layout import ARRAY_METADATAS, process_directory
-from orbit_ckpt.storage.manifest import Manifest
-from orbit_ckpt.storage.ocdbt_encode import Extent
-from orbit_ckpt.storage.ocdbt_merge import merge_databases
-from orbit_ckpt.storage.value_write import DatabaseWriter
+from orbit_ckpt._src.arrays.replicas import ReplicaOptions
+from orbit_ckpt._src.metadata.files import arrays_file
+from orbit_ckpt._src.pytree.agree import check_agreement
+from orbit_ckpt._src.storage.integrity import write_manifest
+from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, process_directory
+from orbit_ckpt._src.storage.manifest import Manifest
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
+from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
 _TASK_BYTES = 1 << 25
 _THREADS = 16

@@ -1,8 +1,15 @@
-"""Helpers of Orbax's module of the same name, and `find_latest_checkpoint` of eFormer's."""
+"""Helpers of Orbax's module of the same name, and eFormer's `find_latest_checkpoint`."""
 
-from orbit_ckpt.formats.locate import find_latest_checkpoint
-from orbit_ckpt.manager.follow import checkpoints_iterator, wait_for_new_checkpoint
-from orbit_ckpt.pytree.target import construct_restore_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.locate import find_latest_checkpoint
+    from orbit_ckpt._src.manager.follow import checkpoints_iterator, wait_for_new_checkpoint
+    from orbit_ckpt._src.pytree.target import construct_restore_args
 
 __all__ = [
     "checkpoints_iterator",
@@ -10,3 +17,12 @@ __all__ = [
     "find_latest_checkpoint",
     "wait_for_new_checkpoint",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "formats.locate": "find_latest_checkpoint",
+        "manager.follow": "checkpoints_iterator, wait_for_new_checkpoint",
+        "pytree.target": "construct_restore_args",
+    },
+)

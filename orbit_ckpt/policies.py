@@ -1,47 +1,53 @@
-"""When a `CheckpointManager` saves and what it keeps: Orbax's policies, and some of ours."""
+"""When a `CheckpointManager` saves and which steps it keeps."""
 
-from orbit_ckpt.manager.preservation import (
-    AllPreservationPolicy,
-    AmongPermanent,
-    AnyPreservationPolicy,
-    BestN,
-    CustomSteps,
-    EveryNSeconds,
-    EveryNSteps,
-    EveryNStepsClosest,
-    InTurn,
-    LatestDuration,
-    LatestN,
-    LatestTemporary,
-    Pinned,
-    PreservationContext,
-    PreservationPolicy,
-    PreserveAll,
-    SaveBest,
-)
-from orbit_ckpt.manager.retention import RetentionPlan, RetentionRules, StepRetention
-from orbit_ckpt.manager.save_policies import (
-    AllSavePolicy,
-    AnySavePolicy,
-    BoundedOverheadPolicy,
-    CheckpointInterval,
-    ContinuousCheckpointingPolicy,
-    DecisionContext,
-    FixedIntervalPolicy,
-    FunctionPolicy,
-    InitialSavePolicy,
-    IntervalsPolicy,
-    PreemptionCheckpointingPolicy,
-    SaveDecision,
-    SaveDecisionPolicy,
-    SpecificStepsPolicy,
-    TemporaryPolicy,
-    TimeIntervalPolicy,
-    decide,
-)
-from orbit_ckpt.manager.step_info import StepInfo
+from __future__ import annotations
 
-PolicyCheckpointInfo = StepInfo
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.manager.preservation import (
+        AllPreservationPolicy,
+        AmongPermanent,
+        AnyPreservationPolicy,
+        BestN,
+        CustomSteps,
+        EveryNSeconds,
+        EveryNSteps,
+        EveryNStepsClosest,
+        InTurn,
+        LatestDuration,
+        LatestN,
+        LatestTemporary,
+        Pinned,
+        PreservationContext,
+        PreservationPolicy,
+        PreserveAll,
+        SaveBest,
+    )
+    from orbit_ckpt._src.manager.retention import RetentionPlan, RetentionRules, StepRetention
+    from orbit_ckpt._src.manager.save_policies import (
+        AllSavePolicy,
+        AnySavePolicy,
+        BoundedOverheadPolicy,
+        CheckpointInterval,
+        ContinuousCheckpointingPolicy,
+        DecisionContext,
+        FixedIntervalPolicy,
+        FunctionPolicy,
+        InitialSavePolicy,
+        IntervalsPolicy,
+        PreemptionCheckpointingPolicy,
+        SaveDecision,
+        SaveDecisionPolicy,
+        SpecificStepsPolicy,
+        TemporaryPolicy,
+        TimeIntervalPolicy,
+        decide,
+    )
+    from orbit_ckpt._src.manager.step_info import StepInfo
+    from orbit_ckpt._src.manager.step_info import StepInfo as PolicyCheckpointInfo
 
 __all__ = [
     "AllPreservationPolicy",
@@ -84,3 +90,24 @@ __all__ = [
     "TimeIntervalPolicy",
     "decide",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "manager.preservation": (
+            "AllPreservationPolicy, AmongPermanent, AnyPreservationPolicy, BestN, CustomSteps, "
+            "EveryNSeconds, EveryNSteps, EveryNStepsClosest, InTurn, LatestDuration, LatestN, "
+            "LatestTemporary, Pinned, PreservationContext, PreservationPolicy, PreserveAll, "
+            "SaveBest"
+        ),
+        "manager.retention": "RetentionPlan, RetentionRules, StepRetention",
+        "manager.save_policies": (
+            "AllSavePolicy, AnySavePolicy, BoundedOverheadPolicy, CheckpointInterval, "
+            "ContinuousCheckpointingPolicy, decide, DecisionContext, FixedIntervalPolicy, "
+            "FunctionPolicy, InitialSavePolicy, IntervalsPolicy, PreemptionCheckpointingPolicy, "
+            "SaveDecision, SaveDecisionPolicy, SpecificStepsPolicy, TemporaryPolicy, "
+            "TimeIntervalPolicy"
+        ),
+        "manager.step_info": "StepInfo as PolicyCheckpointInfo, StepInfo",
+    },
+)

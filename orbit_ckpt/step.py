@@ -1,76 +1,20 @@
-"""Helpers of Orbax's module of the same name: names of steps, and the steps of a directory."""
+"""Names and paths of steps: helpers of Orbax's module of the same name."""
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orbit_ckpt.errors import StepNotFoundError
-from orbit_ckpt.manager.steps import StepNameFormat, StepNames, StepRecord, list_steps, read_step
-from orbit_ckpt.storage.layout import is_temporary_name
-from orbit_ckpt.storage.object_commit import is_committed
-from orbit_ckpt.storage.path import describe_directory, resolve_path
-from orbit_ckpt.storage.store_path import StorePath
+from orbit_ckpt._src.lazy_imports import lazy_names
 
-PathLike = str | os.PathLike[str]
-
-_NAME = re.compile(r"(?:.*_)?([0-9]+)", re.DOTALL)
-
-
-class _AnyPrefix:
-    """Names of steps with any prefix that an underscore ends."""
-
-    def build_name(self, step: int) -> str:
-        return str(step)
-
-    def parse(self, name: str) -> int | None:
-        found = _NAME.fullmatch(name)
-        return int(found[1]) if found else None
-
-
-def standard_name_format(
-    *, step_prefix: str | None = None, step_format_fixed_length: int | None = None
-) -> StepNameFormat:
-    """Return Orbax's way to name steps: `7`, `0007`, `prefix_7` or `prefix_0007`."""
-    return StepNameFormat(step_prefix, step_format_fixed_length)
-
-
-def build_step_path(base_path: PathLike, name_format: StepNames, step: int) -> Path:
-    """Return where a step is, or would be."""
-    return resolve_path(base_path) / name_format.build_name(step)
-
-
-def latest_step_metadata(root_path: PathLike, name_format: StepNames) -> StepRecord | None:
-    """Return number, path and time of the newest step of a run, None if there is none."""
-    return max(list_steps(resolve_path(root_path), name_format), key=lambda r: r.step, default=None)
-
-
-def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) -> Path:
-    """Return the directory of a committed step.
-
-    Raises:
-        StepNotFoundError: There is no such step.
-    """
-    root = resolve_path(base_path)
-    for record in list_steps(root, name_format):
-        if record.step == step:
-            return record.path
-    raise StepNotFoundError(f"There is no step {step} in {root}: {describe_directory(root)}.")
-
-
-def checkpoint_steps(checkpoint_dir: PathLike) -> list[int]:
-    """Return the committed steps of a run, whatever their prefix, ascending."""
-    return [record.step for record in list_steps(resolve_path(checkpoint_dir), _AnyPrefix())]
-
-
-def is_path_finalized(path: PathLike) -> bool:
-    """Whether a directory is a committed checkpoint, of any name."""
-    directory = resolve_path(path)
-    if isinstance(directory, StorePath):
-        return is_committed(directory)
-    return not is_temporary_name(directory.name) and read_step(0, directory) is not None
-
+if TYPE_CHECKING:
+    from orbit_ckpt._src.manager.step_paths import (
+        build_step_path,
+        checkpoint_steps,
+        find_step_path,
+        is_path_finalized,
+        latest_step_metadata,
+        standard_name_format,
+    )
 
 __all__ = [
     "build_step_path",
@@ -80,3 +24,13 @@ __all__ = [
     "latest_step_metadata",
     "standard_name_format",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "manager.step_paths": (
+            "build_step_path, checkpoint_steps, find_step_path, is_path_finalized, "
+            "latest_step_metadata, standard_name_format"
+        ),
+    },
+)

@@ -1,7 +1,14 @@
-"""Orbax's transforms, under the name of Orbax's module; see `transform.rules` for rules of ours."""
+"""Orbax's transforms; `orbit_ckpt.transform` has rules that do more."""
 
-from orbit_ckpt.transform.legacy import RestoreTransform, Transform, apply_transformations
-from orbit_ckpt.transform.trees import intersect_trees, merge_trees
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
+    from orbit_ckpt._src.transform.trees import intersect_trees, merge_trees
 
 __all__ = [
     "RestoreTransform",
@@ -10,3 +17,11 @@ __all__ = [
     "intersect_trees",
     "merge_trees",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "transform.legacy": "apply_transformations, RestoreTransform, Transform",
+        "transform.trees": "intersect_trees, merge_trees",
+    },
+)

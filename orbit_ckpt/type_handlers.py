@@ -1,34 +1,36 @@
-"""Type handlers and their registry, by Orbax's names."""
+"""Type handlers and their registry, under Orbax's names."""
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orbit_ckpt.handlers.array import ArrayHandler
-from orbit_ckpt.handlers.base import (
-    ArrayRestoreArgs,
-    ParamInfo,
-    RestoreArgs,
-    SaveArgs,
-    TypeHandler,
-)
-from orbit_ckpt.handlers.numpy import NumpyHandler
-from orbit_ckpt.handlers.registry import (
-    GLOBAL_TYPE_HANDLER_REGISTRY,
-    TypeHandlerRegistry,
-    create_type_handler_registry,
-    get_type_handler,
-    has_type_handler,
-    register_type_handler,
-    supported_types,
-)
-from orbit_ckpt.handlers.scalar import ScalarHandler
-from orbit_ckpt.handlers.string import StringHandler
-from orbit_ckpt.later import import_later
+from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt.handlers.single_replica import (
+    from orbit_ckpt._src.type_handlers.array import ArrayHandler
+    from orbit_ckpt._src.type_handlers.base import (
+        ArrayRestoreArgs,
+        ParamInfo,
+        RestoreArgs,
+        SaveArgs,
+        TypeHandler,
+    )
+    from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
+    from orbit_ckpt._src.type_handlers.registry import (
+        GLOBAL_TYPE_HANDLER_REGISTRY,
+        TypeHandlerRegistry,
+        create_type_handler_registry,
+        get_type_handler,
+        has_type_handler,
+        register_type_handler,
+        supported_types,
+    )
+    from orbit_ckpt._src.type_handlers.scalar import ScalarHandler
+    from orbit_ckpt._src.type_handlers.single_replica import (
         SingleReplicaArrayHandler,
         SingleReplicaArrayRestoreArgs,
     )
+    from orbit_ckpt._src.type_handlers.string import StringHandler
 
 __all__ = [
     "GLOBAL_TYPE_HANDLER_REGISTRY",
@@ -51,15 +53,18 @@ __all__ = [
     "supported_types",
 ]
 
-_SINGLE_REPLICA = "orbit_ckpt.handlers.single_replica"
-__getattr__ = import_later(
+__getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "SingleReplicaArrayHandler": f"{_SINGLE_REPLICA}:SingleReplicaArrayHandler",
-        "SingleReplicaArrayRestoreArgs": f"{_SINGLE_REPLICA}:SingleReplicaArrayRestoreArgs",
+        "type_handlers.array": "ArrayHandler",
+        "type_handlers.base": "ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
+        "type_handlers.numpy": "NumpyHandler",
+        "type_handlers.registry": (
+            "create_type_handler_registry, get_type_handler, GLOBAL_TYPE_HANDLER_REGISTRY, "
+            "has_type_handler, register_type_handler, supported_types, TypeHandlerRegistry"
+        ),
+        "type_handlers.scalar": "ScalarHandler",
+        "type_handlers.single_replica": "SingleReplicaArrayHandler, SingleReplicaArrayRestoreArgs",
+        "type_handlers.string": "StringHandler",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -1,7 +1,26 @@
 """Helpers of Orbax's module of the same name."""
 
-from orbit_ckpt.pytree.target import to_shape_dtype_struct
-from orbit_ckpt.step import checkpoint_steps
-from orbit_ckpt.step import is_path_finalized as is_checkpoint_finalized
+from __future__ import annotations
 
-__all__ = ["checkpoint_steps", "is_checkpoint_finalized", "to_shape_dtype_struct"]
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.manager.step_paths import checkpoint_steps
+    from orbit_ckpt._src.manager.step_paths import is_path_finalized as is_checkpoint_finalized
+    from orbit_ckpt._src.pytree.target import to_shape_dtype_struct
+
+__all__ = [
+    "checkpoint_steps",
+    "is_checkpoint_finalized",
+    "to_shape_dtype_struct",
+]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "manager.step_paths": "checkpoint_steps, is_path_finalized as is_checkpoint_finalized",
+        "pytree.target": "to_shape_dtype_struct",
+    },
+)

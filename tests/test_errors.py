@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.text import visible
 from orbit_ckpt.errors import CheckpointError, StorageError, TreeMismatchError
-from orbit_ckpt.text import visible
 
 EVIL = "a\x1b[2J\x9b31m\u202eb\x07\r"
 UGLY = ("\x1b", "\x9b", "\u202e", "\x07", "\r")

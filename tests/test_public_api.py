@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -48,9 +50,23 @@ PUBLIC = {
         ),
         *("CheckpointManager", "CheckpointManagerOptions", "StepNameFormat"),
         "TensorBoardMetrics",
-        *("args", "checkpoint_managers", "checkpoint_utils", "errors", "policies"),
+        *("args", "checkpoint_managers", "checkpoint_utils", "errors", "formats", "policies"),
+        "reports",
         *("step", "t5x", "transform", "transform_utils", "type_handlers", "utils"),
         *("Transform", "RestoreTransform", "apply_transformations", "merge_trees"),
+    },
+    "orbit_ckpt.cli": {"main", "write_report"},
+    "orbit_ckpt.formats": {
+        *("Format", "LinkedFiles", "StepRecognizer", "WholeReader"),
+        *("ForeignStep", "StoredTree", "TreeParts", "detect_format"),
+    },
+    "orbit_ckpt.metadata": {
+        *("ArrayMetadata", "Metadata", "ScalarMetadata", "StepMetadata", "StorageMetadata"),
+        *("StringMetadata", "TreeMetadata"),
+    },
+    "orbit_ckpt.reports": {
+        *("RestorePlan", "LeafPlan", "CheckpointDiff", "LeafChange", "UnmatchedLeaf"),
+        *("ValueChange", "VerifyReport", "Damage", "Unchecked", "Unverifiable"),
     },
     "orbit_ckpt.policies": POLICIES,
     "orbit_ckpt.transform": {
@@ -140,6 +156,28 @@ def test_public_names_are_these(name: str) -> None:
     module = importlib.import_module(name)
     assert names_of(module) == PUBLIC[name]
     assert all(hasattr(module, public) for public in PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_a_type_checker_sees_is_what_a_program_gets(name: str) -> None:
+    module = importlib.import_module(name)
+    tree = ast.parse(Path(module.__file__ or "").read_text())
+    lazy = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in lazy.body if isinstance(node, ast.ImportFrom)]
+    seen: dict[str, object] = {}
+    for node in imports:
+        source = importlib.import_module(node.module or "")
+        for imported in node.names:
+            seen[imported.asname or imported.name] = getattr(source, imported.name)
+    lazily = {public: getattr(module, public) for public in PUBLIC[name] & seen.keys()}
+    assert lazily == {public: seen[public] for public in lazily}
+    assert PUBLIC[name] - seen.keys() <= {"main", "metadata"}
+
+
+def test_public_modules_are_those_in_the_folder() -> None:
+    folder = Path(orbit_ckpt.__file__).parent
+    modules = {f"orbit_ckpt.{path.stem}" for path in folder.glob("*.py")} - {"orbit_ckpt.__init__"}
+    assert modules | {"orbit_ckpt"} == set(PUBLIC)
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from orbit_ckpt.runtime.meetings import KeyValueGroup
-from orbit_ckpt.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 
 
 def fake_processes(count: int) -> list[ProcessGroup]:

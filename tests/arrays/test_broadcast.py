@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt.arrays.broadcast import (
+from orbit_ckpt._src.arrays.broadcast import (
     broadcast,
     can_broadcast,
     first_failure,
     replica_devices,
     sent_bytes,
 )
-from orbit_ckpt.arrays.transfer import local_regions
+from orbit_ckpt._src.arrays.transfer import local_regions
 from tests.support import make_mesh
 
 DTYPES = [

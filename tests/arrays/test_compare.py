@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from orbit_ckpt.arrays import compare
-from orbit_ckpt.arrays.compare import (
+from orbit_ckpt._src.arrays import compare
+from orbit_ckpt._src.arrays.compare import (
     Arithmetic,
     ValueChange,
     choose_arithmetic,
     compare_values,
 )
-from orbit_ckpt.arrays.dtypes import number_kind
-from orbit_ckpt.arrays.slices import split_by_rows, whole
+from orbit_ckpt._src.arrays.dtypes import number_kind
+from orbit_ckpt._src.arrays.slices import split_by_rows, whole
 
 INT64 = np.iinfo(np.int64)
 TOP = 2**64 - 1

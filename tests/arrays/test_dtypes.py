@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from orbit_ckpt.arrays.dtypes import (
+from orbit_ckpt._src.arrays.dtypes import (
     as_dtype,
     cast_array,
     is_lossless_kind,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from orbit_ckpt.arrays.indexing import Selection, select
-from orbit_ckpt.arrays.slices import Shape, chunk_indices
+from orbit_ckpt._src.arrays.indexing import Selection, select
+from orbit_ckpt._src.arrays.slices import Shape, chunk_indices
 
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt.arrays.memory import Arena, aligned_empty, available_bytes
+from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, available_bytes
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt.arrays.replicas import (
+from orbit_ckpt._src.arrays.replicas import (
     Division,
     Holders,
     ReplicaOptions,
@@ -21,8 +21,8 @@ from orbit_ckpt.arrays.replicas import (
     holders_of,
     owners_of,
 )
-from orbit_ckpt.arrays.slices import Region, Shape, chunk_indices
-from orbit_ckpt.arrays.transfer import DeviceSlice, begin_transfer, host_blocks
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices
+from orbit_ckpt._src.arrays.transfer import DeviceSlice, begin_transfer, host_blocks
 from tests.support import make_mesh, put
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt.arrays.sharding import (
+from orbit_ckpt._src.arrays.sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
     ShardingResolver,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt.arrays.slices import (
+from orbit_ckpt._src.arrays.slices import (
     Region,
     chunk_indices,
     chunk_region,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from orbit_ckpt.arrays.statistics import ArrayStatistics, measure
+from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
 
 
 @given(

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt.arrays.slices import Region, whole
-from orbit_ckpt.arrays.transfer import copy_to_host, host_blocks, local_regions, shards_of
+from orbit_ckpt._src.arrays.slices import Region, whole
+from orbit_ckpt._src.arrays.transfer import copy_to_host, host_blocks, local_regions, shards_of
 from tests.support import make_mesh, put
 
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.many_processes import Cluster, llama, owners_in, plan_many
 from benchmarks.plan_many_processes import main, measure
-from orbit_ckpt.arrays.replicas import ReplicaOptions
-from orbit_ckpt.arrays.slices import from_index
+from orbit_ckpt._src.arrays.replicas import ReplicaOptions
+from orbit_ckpt._src.arrays.slices import from_index
+from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage.ocdbt import read_index
 from tests.support import make_mesh
 
 SMALL = Cluster((("replica", 2), ("fsdp", 4), ("tensor", 2)), 2)

@@ -19,6 +19,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage import host_copies
+from orbit_ckpt._src.storage.batch_write import BatchWriter
+from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import (
     BackgroundSaveError,
@@ -26,10 +30,6 @@ from orbit_ckpt.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.handlers.numpy import NumpyHandler
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.storage import host_copies
-from orbit_ckpt.storage.batch_write import BatchWriter
 from tests.support import assert_same_tree, put
 
 VALUES = np.arange(4096, dtype=np.float32).reshape(64, 64)
@@ -312,9 +312,9 @@ def test_the_interpreter_does_not_end_before_a_save(tmp_path: Path) -> None:
 
 def test_a_save_that_fails_at_the_end_says_so(tmp_path: Path) -> None:
     script = (
-        "import orbit_ckpt.storage.batch_write, pathlib, numpy\n"
+        "import orbit_ckpt._src.storage.batch_write, pathlib, numpy\n"
         f"path = pathlib.Path({str(tmp_path)!r}, 'x')\n"
-        "orbit_ckpt.storage.batch_write.DatabaseWriter = None\n"
+        "orbit_ckpt._src.storage.batch_write.DatabaseWriter = None\n"
         "orbit_ckpt.save_async(path, numpy.ones(3))\n"
     )
     ended = subprocess.run(

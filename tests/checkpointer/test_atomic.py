@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
 from orbit_ckpt.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     IncompleteCheckpointError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS
 from tests.faults.support import before_every_write
 from tests.support import assert_same_tree
 
@@ -80,7 +80,7 @@ def test_overwriting_keeps_the_old_checkpoint_until_the_commit(saved: Path) -> N
 def test_overwriting_works_without_an_atomic_exchange(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt.storage.atomic._rename_exchange", lambda *_: False)
+    monkeypatch.setattr("orbit_ckpt._src.storage.atomic._rename_exchange", lambda *_: False)
     ocp.save(saved, OTHER, overwrite=True)
     assert_same_tree(ocp.load(saved), OTHER)
     assert os.listdir(saved.parent) == ["checkpoint"]

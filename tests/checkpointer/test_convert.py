@@ -25,15 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.formats import flax_write
+from orbit_ckpt._src.formats.outgoing import new_directory, new_file
+from orbit_ckpt._src.formats.safetensors_header import DTYPES, PACKED_BITS
 from orbit_ckpt.errors import (
     CheckpointExistsError,
     CorruptionError,
     NameCollisionError,
     UnsupportedLeafError,
 )
-from orbit_ckpt.formats import flax_write
-from orbit_ckpt.formats.outgoing import new_directory, new_file
-from orbit_ckpt.formats.safetensors_header import DTYPES, PACKED_BITS
 from orbit_ckpt.transform import Rename
 from tests.support import put, scratch
 

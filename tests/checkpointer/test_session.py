@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from orbit_ckpt._src.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -15,10 +19,6 @@ from orbit_ckpt.errors import (
     ProcessFailedError,
     ProcessTimeoutError,
 )
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.meetings import KeyValueGroup
-from orbit_ckpt.runtime.process import Process, ProcessGroup
-from orbit_ckpt.storage.atomic import write_file
 from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 
 COUNT = 3

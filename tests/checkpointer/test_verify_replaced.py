@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer import verify as module
+from orbit_ckpt._src.checkpointer import verify as module
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
 
 IN_PLACE = ocp.AtomicityOptions(mode=ocp.AtomicityMode.COMMIT_FILE)

@@ -11,7 +11,7 @@ import sys
 import traceback
 
 import orbit_ckpt
-from orbit_ckpt.cli import app, check, convert, inspect, main, manage, report, values
+from orbit_ckpt._src.cli import app, check, convert, inspect, main, manage, report, values
 
 assert all((app, check, convert, inspect, manage, report, values))  # what commands need
 for name in orbit_ckpt.__all__:

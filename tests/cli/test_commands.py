@@ -19,8 +19,8 @@ import pytest
 
 import orbit_ckpt as ocp
 import orbit_ckpt.cli
-from orbit_ckpt.storage.layout import MANIFEST
-from orbit_ckpt.storage.manifest import Manifest
+from orbit_ckpt._src.storage.layout import MANIFEST
+from orbit_ckpt._src.storage.manifest import Manifest
 from tests.cli.conftest import COMMAND, ENVIRONMENT, Run, make_state
 from tests.support import damage_chunk
 

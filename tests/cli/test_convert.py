@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer.convert import WRITERS
-from orbit_ckpt.cli.options import Written
+from orbit_ckpt._src.checkpointer.convert import WRITERS
+from orbit_ckpt._src.cli.options import Written
 from tests.cli.conftest import Run
 from tests.cli.test_terminal import ESCAPE, ending, on_terminal
 from tests.formats.zarr_samples import named_leaves

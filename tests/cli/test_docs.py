@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orbit_ckpt.cli.app import app
+from orbit_ckpt._src.cli.app import app
 from tests.cli.conftest import ENVIRONMENT, Run
 from tests.support import damage_chunk
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from orbit_ckpt.cli.readers import parse_reader
+from orbit_ckpt._src.cli.readers import parse_reader
 from tests.cli.conftest import Run
 
 BITS = Path(__file__).parent.parent / "formats/samples/t5x/v2_bf16_as_uint16/checkpoint_42"

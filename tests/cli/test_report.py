@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.cli.report import write_report
+from orbit_ckpt._src.cli.report import write_report
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from tests.cli.conftest import Run
 

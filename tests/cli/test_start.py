@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.cli.app import app
+from orbit_ckpt._src.cli.app import app
 from tests.cli.conftest import ENVIRONMENT
 
+PUBLIC = sorted(Path(ocp.__file__).parent.glob("*.py"))
 SCRIPT = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -96,16 +97,23 @@ def test_commands_about_a_run_import_neither_jax_nor_tensorstore(run_of_steps: P
     assert sorted(path.name for path in run_of_steps.iterdir()) == ["3", "notes.txt"]
 
 
-def test_importing_the_package_imports_neither_jax_nor_tensorstore() -> None:
-    script = "import sys, orbit_ckpt; import orbit_ckpt.metadata; print(*sys.modules)"
+def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
+    modules = ["orbit_ckpt", *(f"orbit_ckpt.{p.stem}" for p in PUBLIC if p.stem != "__init__")]
+    script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     out = subprocess.run(
         [sys.executable, "-c", script], check=True, env=ENVIRONMENT, capture_output=True, text=True
     ).stdout
+    assert set(modules) <= set(out.split())
     assert not {"jax", "tensorstore", "numpy"} & set(out.split())
 
 
-def test_metadata_is_the_function_though_a_package_has_its_name() -> None:
-    script = "import orbit_ckpt.metadata; import orbit_ckpt as ocp; print(ocp.metadata.__name__)"
+def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
+    step = run_of_steps / "1" / "default"
+    script = (
+        "import orbit_ckpt as ocp; first = ocp.metadata\n"
+        "from orbit_ckpt.metadata import TreeMetadata\n"
+        f"print(first is ocp.metadata, isinstance(ocp.metadata({str(step)!r}), TreeMetadata))"
+    )
     out = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         check=True,
@@ -113,4 +121,4 @@ def test_metadata_is_the_function_though_a_package_has_its_name() -> None:
         capture_output=True,
         text=True,
     ).stdout
-    assert out == "metadata\n"
+    assert out == "True True\n"

@@ -11,8 +11,8 @@ import pexpect
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.cli.leaves import list_leaves
-from orbit_ckpt.cli.values import measure_all
+from orbit_ckpt._src.cli.leaves import list_leaves
+from orbit_ckpt._src.cli.values import measure_all
 from tests.cli.conftest import COMMAND, ENVIRONMENT, Run
 
 pytestmark = [

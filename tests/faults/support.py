@@ -26,7 +26,7 @@ from hypothesis import settings
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt.storage import atomic
+from orbit_ckpt._src.storage import atomic
 
 EFFORT = max(1, cast(settings, settings.default).max_examples // 25)
 """How much more to try than in CI: 80 with `pytest --hypothesis-profile=long`."""

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
 from orbit_ckpt.errors import CheckpointError, CorruptionError
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.faults.support import (
     EFFORT,
     LAYOUTS,

@@ -15,12 +15,11 @@ import zstandard
 from crc32c import crc32c
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError, StorageError
-from orbit_ckpt.storage.layout import MANIFEST, OCDBT_MANIFEST, TREE_METADATA
-from orbit_ckpt.storage.manifest import Manifest
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_decode import Child, DecodeError, decode_node
-from orbit_ckpt.storage.ocdbt_encode import (
+from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt._src.storage.manifest import Manifest
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_decode import Child, DecodeError, decode_node
+from orbit_ckpt._src.storage.ocdbt_encode import (
     NODE_MAGIC,
     Extent,
     NodeReference,
@@ -31,7 +30,8 @@ from orbit_ckpt.storage.ocdbt_encode import (
     interior_reference,
     leaf_reference,
 )
-from orbit_ckpt.storage.value_write import DatabaseWriter
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
+from orbit_ckpt.errors import CheckpointError, CorruptionError, FormatError, StorageError
 from tests.support import checkpointer
 
 Index = dict[str, Value]

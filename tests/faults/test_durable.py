@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer.copying import copy_checkpoint
-from orbit_ckpt.storage import atomic
+from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.storage import atomic
 from tests.faults.support import LAYOUTS, Layout
 
 Inode = tuple[int, int]

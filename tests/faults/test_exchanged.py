@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.items.phases import stage_item
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.process import Process
+from orbit_ckpt._src.storage.layout import MANIFEST
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
 from orbit_ckpt.errors import CheckpointError, CorruptionError
-from orbit_ckpt.items.phases import stage_item
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.runtime.process import Process
-from orbit_ckpt.storage.layout import MANIFEST
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.faults.support import LAYOUTS, Layout, files_below
 
 DATABASES = [layout for layout in LAYOUTS if layout.use_ocdbt]

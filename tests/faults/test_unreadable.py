@@ -16,16 +16,16 @@ import pytest
 import tensorstore as ts
 
 import orbit_ckpt as ocp
-from orbit_ckpt.arrays.slices import whole
+from orbit_ckpt._src.arrays.slices import whole
+from orbit_ckpt._src.storage import ocdbt
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.kvstore import FileStore
+from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, STRINGS
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.store_path import read_extent
 from orbit_ckpt.errors import CorruptionError, StorageError
-from orbit_ckpt.storage import ocdbt
-from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.chunk_read import ArrayRead
-from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.kvstore import FileStore
-from orbit_ckpt.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, STRINGS
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.store_path import read_extent
 
 NOBODY = 65534
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.layout import MANIFEST
+from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.storage.layout import MANIFEST
-from orbit_ckpt.storage.manifest import Manifest
 from tests.faults.support import (
     EFFORT,
     LAYOUTS,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.layout import PINNED
 from orbit_ckpt.policies import LatestN
-from orbit_ckpt.storage.layout import PINNED
 from tests.faults.support import before_every_write, snapshot
 
 Report = Callable[[dict[str, Any]], None]

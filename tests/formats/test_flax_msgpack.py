@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.formats.locate import locate_run
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
-from orbit_ckpt.formats.locate import locate_run
 from tests.support import make_mesh, scratch
 
 SAMPLES = Path(__file__).parent / "samples" / "flax_msgpack"

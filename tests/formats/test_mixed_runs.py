@@ -12,11 +12,11 @@ import pytest
 from flax import serialization
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.cli.report import report_data
+from orbit_ckpt._src.cli.runs import list_run, unfinished_saves
+from orbit_ckpt._src.formats.registry import foreign_format
 from orbit_ckpt.checkpoint_utils import find_latest_checkpoint
-from orbit_ckpt.cli.report import report_data
-from orbit_ckpt.cli.runs import list_run, unfinished_saves
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.formats.registry import foreign_format
 
 SAMPLES = Path(__file__).parent / "samples"
 T5X_RUN = SAMPLES / "t5x" / "v3_keep_pinned"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.formats.flax_write import write
+from orbit_ckpt._src.formats.outgoing import WriteRequest
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.formats.flax_write import write
-from orbit_ckpt.formats.outgoing import WriteRequest
 from tests.support import assert_same_tree, scratch
 
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.booleans()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt.storage.other_files import recognize
 
 TORCH = ("a PyTorch file", "safetensors.torch.save_file")
 

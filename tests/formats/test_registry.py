@@ -14,17 +14,17 @@ from flax import serialization
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args
+from orbit_ckpt._src.formats.locate import BUILT_IN, built_in_formats
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.formats.locate import BUILT_IN, built_in_formats
 from tests.formats.zarr_samples import SAMPLES
 
 NPY = """
 import numpy as np
 from jax.tree_util import DictKey
-from orbit_ckpt.formats.base import StoredTree, TreeParts
-from orbit_ckpt.metadata.schema import LeafRecord, TreeDocument
-from orbit_ckpt.storage.foreign import ForeignStore, RawArray
-from orbit_ckpt.storage.ocdbt_encode import Extent
+from orbit_ckpt._src.formats.base import StoredTree, TreeParts
+from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDocument
+from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
 
 class NpyFormat:
     name = "npy"
@@ -123,11 +123,11 @@ def test_a_linked_directory_does_not_keep_other_formats_from_being_asked(
 
 def test_own_checkpoints_import_no_other_format(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", {"a": 1})
-    known = [name for name in sys.modules if name.startswith("orbit_ckpt.formats.safetensors")]
+    known = [name for name in sys.modules if name.startswith("orbit_ckpt._src.formats.safetensors")]
     for name in known:
         del sys.modules[name]
     assert ocp.load(tmp_path / "x") == {"a": 1}
-    assert "orbit_ckpt.formats.safetensors" not in sys.modules
+    assert "orbit_ckpt._src.formats.safetensors" not in sys.modules
 
 
 def test_a_directory_with_a_checkpoint_and_other_files_is_the_checkpoint(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt import t5x
+from orbit_ckpt._src.formats.outgoing import WriteRequest
+from orbit_ckpt._src.formats.t5x_write import write
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -30,8 +32,6 @@ from orbit_ckpt.errors import (
     UnsafePathError,
     VersionError,
 )
-from orbit_ckpt.formats.outgoing import WriteRequest
-from orbit_ckpt.formats.t5x_write import write
 from orbit_ckpt.transform import StateTransform
 from tests.formats.t5x_samples import EXPECTED, SAMPLES, check, named_leaves
 from tests.support import make_mesh, scratch

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt import t5x
+from orbit_ckpt._src.formats import tf_index
+from orbit_ckpt._src.formats.snappy import decompress
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -27,8 +29,6 @@ from orbit_ckpt.errors import (
     ProcessCountError,
     TreeMismatchError,
 )
-from orbit_ckpt.formats import tf_index
-from orbit_ckpt.formats.snappy import decompress
 from tests.formats.t5x_samples import EXPECTED, SAMPLES, check, named_leaves
 from tests.support import make_mesh, scratch
 

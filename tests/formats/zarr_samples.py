@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from orbit_ckpt.tree.keypath import name_path
+from orbit_ckpt._src.tree.keypath import name_path
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -16,8 +16,8 @@ import pytest
 from orbax.checkpoint import v1 as orbax_v1
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.policies import FixedIntervalPolicy, TemporaryPolicy
-from orbit_ckpt.storage import atomic
 from tests.interop.test_orbax import assert_same_values
 from tests.support import put
 

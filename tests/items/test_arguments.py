@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError
-from orbit_ckpt.items.base import CheckpointArgs, register_with_handler
 
 TREE = {"a": 1, "b": 2}
 

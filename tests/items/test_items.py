@@ -19,10 +19,10 @@ import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
+from orbit_ckpt._src.checkpointer.asynchronous import SaveRequest, begin_save
+from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
-from orbit_ckpt.arrays.dtypes import is_prng_dtype
-from orbit_ckpt.checkpointer.asynchronous import SaveRequest, begin_save
-from orbit_ckpt.checkpointer.options import SessionOptions
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from tests.support import assert_same_tree
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.items.array import ArrayHandler
+from orbit_ckpt._src.items.proto import ProtoHandler, ProtoRestoreArgs, ProtoSaveArgs
+from orbit_ckpt._src.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
+from orbit_ckpt._src.items.stateful import StatefulHandler
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.items.array import ArrayHandler
-from orbit_ckpt.items.proto import ProtoHandler, ProtoRestoreArgs, ProtoSaveArgs
-from orbit_ckpt.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
-from orbit_ckpt.items.stateful import StatefulHandler
 
 TREE = {"a": 1, "secret": 2}
 KEPT = {"a": 1}

@@ -349,7 +349,7 @@ def test_a_state_whose_writing_fails_is_reported(
         raise OSError(28, "No space left on device")
 
     checkpointer = ocp.AsyncCheckpointer(ocp.StatefulHandler())
-    monkeypatch.setattr("orbit_ckpt.items.stateful.write_file", full)
+    monkeypatch.setattr("orbit_ckpt._src.items.stateful.write_file", full)
     checkpointer.save(tmp_path / "x", Stream(1))
     with pytest.raises(BackgroundSaveError, match="No space left"):
         checkpointer.wait_until_finished()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.items.array import ArrayRestoreArgs
+from orbit_ckpt._src.items.proto import ProtoHandler
+from orbit_ckpt._src.type_handlers.single_replica import SingleReplicaArrayRestoreArgs
 from orbit_ckpt.errors import TreeMismatchError
-from orbit_ckpt.handlers.single_replica import SingleReplicaArrayRestoreArgs
-from orbit_ckpt.items.array import ArrayRestoreArgs
-from orbit_ckpt.items.proto import ProtoHandler
 from tests.support import assert_same_tree
 
 OTHER = ocp.MultiprocessingOptions(primary_host=1)

@@ -16,11 +16,11 @@ import pytest
 from orbax.checkpoint import checkpoint_utils as orbax_utils
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.manager import follow
+from orbit_ckpt._src.manager.steps import StepNameFormat
+from orbit_ckpt._src.storage.layout import STEP_METADATA
 from orbit_ckpt.checkpoint_utils import checkpoints_iterator, wait_for_new_checkpoint
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.manager import follow
-from orbit_ckpt.manager.steps import StepNameFormat
-from orbit_ckpt.storage.layout import STEP_METADATA
 
 SAVER = Path(__file__).with_name("saver.py")
 

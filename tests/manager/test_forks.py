@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt.errors import CheckpointError
-from orbit_ckpt.runtime.commit import Commit
 from tests.forks import in_child
 
 FORKS = int(os.environ.get("ORBIT_CKPT_FORKS", "5"))
@@ -183,7 +183,7 @@ def test_a_child_does_not_hold_the_lock_of_a_save_whose_process_has_died(tmp_pat
     path = tmp_path / "x"
     script = f"""
 import os, sys, threading, orbit_ckpt as ocp
-from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt._src.runtime.commit import Commit
 async def wait(self):
     threading.Event().wait()
 Commit.run = wait
@@ -211,7 +211,7 @@ os._exit(1)
 def test_a_child_that_exits_during_a_save_ends(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, sys, threading, numpy, orbit_ckpt as ocp
-from orbit_ckpt.runtime.commit import Commit
+from orbit_ckpt._src.runtime.commit import Commit
 go_on, run = threading.Event(), Commit.run
 async def wait(self):
     await asyncio.to_thread(go_on.wait)

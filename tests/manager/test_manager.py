@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -32,7 +33,6 @@ from orbit_ckpt.policies import (
     PreserveAll,
     TemporaryPolicy,
 )
-from orbit_ckpt.storage import atomic
 
 Options = ocp.CheckpointManagerOptions
 

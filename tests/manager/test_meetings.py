@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.manager import index
+from orbit_ckpt._src.manager.index import StepIndex
+from orbit_ckpt._src.storage.atomic import AtomicDirectory
 from orbit_ckpt.errors import BackgroundSaveError, StepNotFoundError, StorageError
-from orbit_ckpt.manager import index
-from orbit_ckpt.manager.index import StepIndex
 from orbit_ckpt.policies import FixedIntervalPolicy, LatestN
-from orbit_ckpt.storage.atomic import AtomicDirectory
 
 Act = Callable[[], object]
 

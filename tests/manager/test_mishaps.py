@@ -21,6 +21,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.items.base import CheckpointArgs, known_handlers, register_with_handler
+from orbit_ckpt._src.manager import deletion, index
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -29,11 +33,7 @@ from orbit_ckpt.errors import (
     StorageError,
     VersionError,
 )
-from orbit_ckpt.items.base import CheckpointArgs, known_handlers, register_with_handler
-from orbit_ckpt.manager import deletion, index
 from orbit_ckpt.policies import FixedIntervalPolicy, LatestN
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.storage import atomic
 
 Options = ocp.CheckpointManagerOptions
 

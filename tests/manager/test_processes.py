@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer.session import SaveSession
+from orbit_ckpt._src.checkpointer.session import SaveSession
+from orbit_ckpt._src.manager import council, deletion, saver
+from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from orbit_ckpt._src.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.storage.atomic import AtomicDirectory
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -27,11 +31,7 @@ from orbit_ckpt.errors import (
     StepNotFoundError,
     StorageError,
 )
-from orbit_ckpt.manager import council, deletion, saver
 from orbit_ckpt.policies import TimeIntervalPolicy
-from orbit_ckpt.runtime.meetings import KeyValueGroup
-from orbit_ckpt.runtime.process import Process, ProcessGroup
-from orbit_ckpt.storage.atomic import AtomicDirectory
 from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 
 COUNT = 3

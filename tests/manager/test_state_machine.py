@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 )
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.atomic import AtomicDirectory
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     StepAlreadyExistsError,
@@ -40,7 +41,6 @@ from orbit_ckpt.errors import (
     StorageError,
 )
 from orbit_ckpt.policies import AnySavePolicy, FixedIntervalPolicy, TemporaryPolicy
-from orbit_ckpt.storage.atomic import AtomicDirectory
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.manager.steps import (
+    StepNameFormat,
+    StepNames,
+    as_step,
+    latest_step,
+    list_steps,
+)
+from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
+from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import IN_PROGRESS, PINNED, STEP_DETAILS, STEP_METADATA
 from orbit_ckpt.errors import StepNotFoundError, StorageError
-from orbit_ckpt.manager.steps import StepNameFormat, StepNames, as_step, latest_step, list_steps
-from orbit_ckpt.metadata.step_details import StepDetails, write_step_details
-from orbit_ckpt.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
-from orbit_ckpt.storage.layout import IN_PROGRESS, PINNED, STEP_DETAILS, STEP_METADATA
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ARABIC_7 = "\N{ARABIC-INDIC DIGIT SEVEN}"

@@ -18,8 +18,8 @@ from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_
 
 import orbit_ckpt as ocp
 from orbit_ckpt import policies
+from orbit_ckpt._src.manager.tensorboard import TensorBoardMetrics
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.manager.tensorboard import TensorBoardMetrics
 from tests.support import scratch
 
 # generated when they are imported, which type checkers do not see

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt.arrays.sharding import SingleDeviceShardingMetadata
+from orbit_ckpt._src.arrays.sharding import SingleDeviceShardingMetadata
+from orbit_ckpt._src.metadata import files
+from orbit_ckpt._src.metadata.schema import ArrayRecord
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt.errors import CorruptionError, FormatError
-from orbit_ckpt.metadata import files
-from orbit_ckpt.metadata.schema import ArrayRecord
-from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.layout import MANIFEST
 from tests.support import checkpointer, put, scratch
 
 SLASHES = {

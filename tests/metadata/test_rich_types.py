@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.metadata.rich_types import decode_rich_types, find_namedtuple
 from tests.support import assert_same_tree, checkpointer
 
 Pair = collections.namedtuple("Pair", "mu nu")

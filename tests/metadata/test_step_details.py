@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orbit_ckpt._src.metadata.step_details import StepDetails, read_step_details, write_step_details
+from orbit_ckpt._src.storage.layout import STEP_DETAILS
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.metadata.step_details import StepDetails, read_step_details, write_step_details
-from orbit_ckpt.storage.layout import STEP_DETAILS
 
 
 @pytest.mark.parametrize("details", [StepDetails(temporary=True), StepDetails()])

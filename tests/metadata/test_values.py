@@ -12,7 +12,7 @@ import orbax.checkpoint as orbax
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.metadata.values import (
+from orbit_ckpt._src.metadata.values import (
     ArrayMetadata,
     Metadata,
     ScalarMetadata,

@@ -19,17 +19,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer import saving
-from orbit_ckpt.checkpointer.session import Barrier, SaveSession
+from orbit_ckpt._src.checkpointer import saving
+from orbit_ckpt._src.checkpointer.session import Barrier, SaveSession
+from orbit_ckpt._src.manager.deletion import StepDeleter
+from orbit_ckpt._src.manager.saver import StepSaver
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.atomic import AtomicDirectory
+from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import CheckpointError, ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt.manager.deletion import StepDeleter
-from orbit_ckpt.manager.saver import StepSaver
-from orbit_ckpt.runtime.commit import Commit
-from orbit_ckpt.storage.atomic import AtomicDirectory
-from orbit_ckpt.storage.object_commit import ObjectDirectory
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
-from orbit_ckpt.storage.value_write import DatabaseWriter
 
 PHASES: dict[str, tuple[object, str]] = {
     "before the decision": (StepSaver, "decide"),

@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt.errors import ProcessFailedError, StorageError
-from orbit_ckpt.storage.batch_read import BatchReader
 from orbit_ckpt.type_handlers import (
     ArrayHandler,
     SingleReplicaArrayHandler,

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.integrity import CheckedDirectory, read_manifest
+from orbit_ckpt._src.storage.kvstore import open_store
+from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.storage.integrity import CheckedDirectory, read_manifest
-from orbit_ckpt.storage.kvstore import open_store
-from orbit_ckpt.storage.ocdbt import read_index
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
 
 pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once

@@ -18,12 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.agreement import agree
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.batch_write import BatchWriter
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt.runtime.agreement import agree
-from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.batch_write import BatchWriter
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.value_write import DatabaseWriter
 from orbit_ckpt.type_handlers import SingleReplicaArrayHandler, create_type_handler_registry
 from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
 

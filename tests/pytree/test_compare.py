@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt.checkpointer import compare as entry
+from orbit_ckpt._src.checkpointer import compare as entry
+from orbit_ckpt._src.pytree.difference import LeafChange
+from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.pytree.difference import LeafChange
-from orbit_ckpt.tree.flatten import flatten
 from tests.interop.expected import checkpoints
 from tests.support import checkpointer, put, scratch
 

@@ -19,21 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt.arrays import memory
-from orbit_ckpt.arrays.compare import ValueChange, choose_arithmetic, compare_values
-from orbit_ckpt.arrays.slices import Shape
+from orbit_ckpt._src.arrays import memory
+from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic, compare_values
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.pytree import compare_values as comparing
+from orbit_ckpt._src.pytree.compare import compare_checkpoints
+from orbit_ckpt._src.storage import integrity
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_read import ChunkReader
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
+from orbit_ckpt._src.storage.region_stream import RegionStream
+from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
+from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
-from orbit_ckpt.handlers.registry import create_type_handler_registry
-from orbit_ckpt.metadata.values import Metadata
-from orbit_ckpt.pytree import compare_values as comparing
-from orbit_ckpt.pytree.compare import compare_checkpoints
-from orbit_ckpt.storage import integrity
-from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.chunk_read import ChunkReader
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
-from orbit_ckpt.storage.region_stream import RegionStream
 from tests.support import LAYOUTS, checkpointer, put, scratch
 
 GOLDEN = Path(__file__).parent.parent / "golden"

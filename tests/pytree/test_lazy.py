@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, TreeMismatchError
-from orbit_ckpt.pytree.request import RestoreRequest
 from orbit_ckpt.transform import Cast, Rename, Stack
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, checkpointer, make_mesh, put
 

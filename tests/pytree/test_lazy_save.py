@@ -18,10 +18,10 @@ import pytest
 import tensorstore as ts
 
 import orbit_ckpt as ocp
-from orbit_ckpt.arrays import memory
+from orbit_ckpt._src.arrays import memory
+from orbit_ckpt._src.storage import batch_write
+from orbit_ckpt._src.type_handlers.base import load_batch_of
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, TreeMismatchError
-from orbit_ckpt.handlers.base import load_batch_of
-from orbit_ckpt.storage import batch_write
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, checkpointer, put
 
 Layout = dict[str, bool]

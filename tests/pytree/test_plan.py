@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt import transform as tf
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
 from orbit_ckpt.errors import CorruptionError, TreeMismatchError
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
 from tests.support import LAYOUTS, assert_same_tree, checkpointer, make_mesh, put
 
 NOISE = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt.tree.flatten import flatten
-from orbit_ckpt.tree.keypath import find_name_collisions, name_path
+from orbit_ckpt._src.tree.flatten import flatten
+from orbit_ckpt._src.tree.keypath import find_name_collisions, name_path
 from tests.support import assert_same_leaf, assert_same_tree, checkpointer, make_mesh, scratch
 
 Shape = tuple[int, ...]

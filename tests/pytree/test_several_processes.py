@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.items.phases import stage_item
+from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt.errors import UnsupportedLeafError
-from orbit_ckpt.items.phases import stage_item
-from orbit_ckpt.runtime.process import Process
 
 
 def stage(directory: Path, tree: object, process: Process) -> None:

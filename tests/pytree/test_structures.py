@@ -22,8 +22,8 @@ from flax.training.train_state import TrainState
 from jax.tree_util import DictKey, GetAttrKey, keystr
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.tree.flatten import is_empty_node
 from orbit_ckpt.errors import NameCollisionError, UnsupportedLeafError
-from orbit_ckpt.tree.flatten import is_empty_node
 from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
 

@@ -17,11 +17,11 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt.checkpoint_utils import construct_restore_args
 from orbit_ckpt.errors import TreeMismatchError, UnsupportedLeafError
-from orbit_ckpt.metadata.values import ArrayMetadata
-from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.chunk_read import ArrayRead
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, make_mesh, put
 
 Shape = tuple[int, ...]

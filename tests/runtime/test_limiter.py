@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orbit_ckpt.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
 
 
 async def settle() -> None:

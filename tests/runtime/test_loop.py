@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orbit_ckpt.runtime.loop import run_all, run_in_background, run_sync
+from orbit_ckpt._src.runtime.loop import run_all, run_in_background, run_sync
 
 variable = contextvars.ContextVar("variable", default="default")
 
@@ -179,7 +179,7 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 
 def test_the_collector_is_paused_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orbit_ckpt.runtime.loop._MAX_PAUSE_S", 0)
+    monkeypatch.setattr("orbit_ckpt._src.runtime.loop._MAX_PAUSE_S", 0)
 
     async def block() -> bool:
         while not gc.isenabled():  # the loop itself may be blocked, by a slow disk for example
@@ -227,7 +227,7 @@ def test_without_threads_the_caller_may_run_an_event_loop() -> None:
 def test_while_the_interpreter_ends_background_work_is_done_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt.runtime.loop.is_exiting", lambda: True)
+    monkeypatch.setattr("orbit_ckpt._src.runtime.loop.is_exiting", lambda: True)
     assert run_in_background(answer()).done()
     with pytest.raises(ValueError, match="boom"):
         run_in_background(fail("boom"))

@@ -11,10 +11,10 @@ import pytest
 from jax._src.distributed import global_state
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.coordination import default_group
+from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from orbit_ckpt._src.runtime.process import Operation, Process, SingleProcess, this_process
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt.runtime.coordination import default_group
-from orbit_ckpt.runtime.meetings import KeyValueGroup
-from orbit_ckpt.runtime.process import Operation, Process, SingleProcess, this_process
 from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
 
 LONG, SHORT = 20.0, 0.1

@@ -17,15 +17,15 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt.arrays.slices import Region, Shape, whole
-from orbit_ckpt.arrays.transfer import DeferredData, Shard
+from orbit_ckpt._src.arrays.slices import Region, Shape, whole
+from orbit_ckpt._src.arrays.transfer import DeferredData, Shard
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.kvstore import open_store
+from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError
-from orbit_ckpt.storage.batch_read import BatchReader
-from orbit_ckpt.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
-from orbit_ckpt.storage.chunk_read import ArrayRead
-from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.kvstore import open_store
-from orbit_ckpt.storage.zarr import describe_array
 from tests.support import scratch
 
 

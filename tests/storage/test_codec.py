@@ -9,8 +9,8 @@ import pytest
 import zstandard
 from crc32c import crc32c
 
-from orbit_ckpt.storage.codec import decode_chunk, decode_stream, encode_chunk, split
-from orbit_ckpt.storage.zarr import ZarrArray, describe_array
+from orbit_ckpt._src.storage.codec import decode_chunk, decode_stream, encode_chunk, split
+from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 
 NOISE = np.random.default_rng(0).bytes(3_000_000)
 TEXT = b"training run " * 200_000

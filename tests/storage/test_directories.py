@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import CheckpointExistsError, StorageError
-from orbit_ckpt.storage import atomic
-from orbit_ckpt.storage.atomic import (
+from orbit_ckpt._src.storage import atomic
+from orbit_ckpt._src.storage.atomic import (
     AtomicDirectory,
     AtomicityMode,
     is_in_progress,
     remove_abandoned,
     write_file,
 )
-from orbit_ckpt.storage.layout import COMMIT_MARKER, is_temporary_name
-from orbit_ckpt.storage.path import describe_directory, resolve_path
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, is_temporary_name
+from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+from orbit_ckpt.errors import CheckpointExistsError, StorageError
 from tests.faults.support import before_every_write
 
 

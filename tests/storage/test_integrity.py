@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from orbit_ckpt.errors import CorruptionError, FormatError, UnsafePathError
-from orbit_ckpt.storage.integrity import (
+from orbit_ckpt._src.storage.integrity import (
     CheckedDirectory,
     forget_files,
     read_manifest,
@@ -20,8 +19,9 @@ from orbit_ckpt.storage.integrity import (
     replacing_item,
     write_manifest,
 )
-from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
-from orbit_ckpt.storage.manifest import DatabaseRecord, FileRecord, Manifest
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest
+from orbit_ckpt.errors import CorruptionError, FormatError, UnsafePathError
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbit_ckpt._src.storage import value_write
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.kvstore import OcdbtStore, open_store
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.ocdbt_encode import Extent
+from orbit_ckpt._src.storage.value_read import read_value
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import CorruptionError
-from orbit_ckpt.storage import value_write
-from orbit_ckpt.storage.integrity import CheckedDirectory
-from orbit_ckpt.storage.kvstore import OcdbtStore, open_store
-from orbit_ckpt.storage.ocdbt import read_index
-from orbit_ckpt.storage.ocdbt_encode import Extent
-from orbit_ckpt.storage.value_read import read_value
-from orbit_ckpt.storage.value_write import DatabaseWriter
 
 ODD_KEYS = ["", "/", "a", "a.b", "a/.zarray", "a/b/c/0.0", "ä ö", "日本/🙂", "\n\0~%:", "."]
 LONG_KEY = "x" * 3000

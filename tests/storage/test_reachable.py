@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import reachable
+from orbit_ckpt._src.storage.reachable import check_reachable
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage import reachable
-from orbit_ckpt.storage.reachable import check_reachable
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.arrays import memory
-from orbit_ckpt.storage import directory_lock, system
+from orbit_ckpt._src.arrays import memory
+from orbit_ckpt._src.storage import directory_lock, system
 from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
 LARGE = np.arange(1 << 19, dtype=np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import resolve_path
 
 TREE = {"w": np.arange(3.0)}
 

@@ -13,8 +13,8 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array, parse_array
 from orbit_ckpt.errors import FormatError
-from orbit_ckpt.storage.zarr import ZarrArray, describe_array, parse_array
 
 FLOAT32 = np.dtype("<f4")
 BIG = (100, 100)

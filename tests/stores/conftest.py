@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orbit_ckpt.storage import buckets
+from orbit_ckpt._src.storage import buckets
 from tests.stores.proxy import Proxy
 
 _START_S = 60

@@ -14,6 +14,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.atomic import AtomicityMode
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST
+from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
@@ -21,11 +26,6 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
-from orbit_ckpt.storage.atomic import AtomicityMode
-from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST
-from orbit_ckpt.storage.object_commit import ObjectDirectory
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 
 
 def at(url: str) -> StorePath:
@@ -91,7 +91,7 @@ def test_parts_are_loaded_onto_a_sharding(store: str) -> None:
 def test_data_is_sent_in_objects_of_a_bounded_size(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt.storage.value_write.DEFAULT_OBJECT_BYTES", 20_000)
+    monkeypatch.setattr("orbit_ckpt._src.storage.value_write.DEFAULT_OBJECT_BYTES", 20_000)
     values = {f"v{i}": np.random.default_rng(i).bytes(9_000) for i in range(20)}
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in values.items()}
     ocp.save(f"{store}/1", arrays)
@@ -106,8 +106,8 @@ def test_data_is_sent_in_objects_of_a_bounded_size(
 def test_large_values_are_read_in_ranges(
     store: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt.storage.buckets._READ_BYTES", 100_000)
-    monkeypatch.setattr("orbit_ckpt.storage.value_read._STREAM_BYTES", 300_000)
+    monkeypatch.setattr("orbit_ckpt._src.storage.buckets._READ_BYTES", 100_000)
+    monkeypatch.setattr("orbit_ckpt._src.storage.value_read._STREAM_BYTES", 300_000)
     values = np.random.default_rng(0).random(300_000)
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=compressed))
     checkpointer.save(f"{store}/1", {"a": values})

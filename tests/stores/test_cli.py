@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 
 pytestmark = pytest.mark.slow
 
@@ -139,8 +139,8 @@ def test_runs_and_models_of_other_programs(s3: str, tmp_path: Path) -> None:
 
 DYING = """
 import os, signal, sys
-from orbit_ckpt.storage.buckets import Bucket
-from orbit_ckpt.cli.app import run
+from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.cli.app import run
 
 original, count = Bucket.begin_write, int(sys.argv.pop(1))
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
+from orbit_ckpt._src.storage.object_commit import is_half_removed, withdraw
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import IncompleteCheckpointError, StorageError
-from orbit_ckpt.storage.buckets import Bucket
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS
-from orbit_ckpt.storage.object_commit import is_half_removed, withdraw
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 
 CHANGES = ("begin_write", "delete", "delete_below")
 
@@ -125,7 +125,7 @@ DYING = """
 import os, signal, sys
 import numpy as np
 import orbit_ckpt as ocp
-from orbit_ckpt.storage.buckets import Bucket
+from orbit_ckpt._src.storage.buckets import Bucket
 
 url, nth = sys.argv[1], int(sys.argv[2])
 begin_write, count = Bucket.begin_write, 0

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import buckets, object_commit, reachable
+from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     IncompleteCheckpointError,
     StorageError,
 )
-from orbit_ckpt.storage import buckets, object_commit, reachable
-from orbit_ckpt.storage.buckets import Bucket
-from orbit_ckpt.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 from tests.stores.conftest import free_port
 from tests.stores.proxy import Failure, Proxy
 

@@ -15,18 +15,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save as to_safetensors
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage import buckets
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.transform.rules import Map
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
     CheckpointNotFoundError,
     FormatError,
 )
-from orbit_ckpt.storage import buckets
-from orbit_ckpt.storage.layout import COMMIT_MARKER
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
-from orbit_ckpt.transform.rules import Map
 from tests.stores.proxy import Proxy
 from tests.support import make_mesh
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER
+from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage.layout import COMMIT_MARKER
-from orbit_ckpt.storage.path import resolve_path
 from tests.formats.zarr_samples import write_array
 from tests.interop.expected import checkpoints, comparison_for
 from tests.stores.proxy import Failure, Proxy

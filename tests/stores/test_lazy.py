@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.path import identity, resolve_path
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt.storage.path import identity, resolve_path
 from tests.stores.proxy import Proxy
 
 
@@ -76,7 +76,7 @@ def test_checkpoints_of_a_store_are_compared(store: str) -> None:
 def test_arrays_that_do_not_fit_the_budget_are_compared(
     store: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbit_ckpt.storage.value_read.MAX_OBJECT_AHEAD_BYTES", 100_000)
+    monkeypatch.setattr("orbit_ckpt._src.storage.value_read.MAX_OBJECT_AHEAD_BYTES", 100_000)
     handler = ocp.PyTreeHandler(use_compression=compressed)
     changed: dict[str, Any] = values()
     changed["w"][599, 99] += 1

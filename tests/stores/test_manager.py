@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.manager import deletion
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, STEP_METADATA
+from orbit_ckpt._src.storage.object_commit import remove_checkpoint
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     StepNotFoundError,
     StorageError,
 )
-from orbit_ckpt.manager import deletion
 from orbit_ckpt.policies import LatestN
 from orbit_ckpt.step import checkpoint_steps, find_step_path, is_path_finalized
-from orbit_ckpt.storage.layout import COMMIT_MARKER, IN_PROGRESS, STEP_METADATA
-from orbit_ckpt.storage.object_commit import remove_checkpoint
-from orbit_ckpt.storage.path import resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 from tests.stores.proxy import Failure, Proxy
 
 Options = ocp.CheckpointManagerOptions
@@ -304,7 +304,7 @@ def test_many_steps_are_listed_with_few_requests_each(s3: str, proxy: Proxy) -> 
 DYING = """
 import os, signal, sys
 import orbit_ckpt as ocp
-from orbit_ckpt.storage.buckets import Bucket
+from orbit_ckpt._src.storage.buckets import Bucket
 from tests.stores.test_manager import tree
 
 url, name, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from orbit_ckpt._src.storage import buckets
+from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.path import describe_directory, identity, resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import StorageError
-from orbit_ckpt.storage import buckets
-from orbit_ckpt.storage.buckets import Bucket
-from orbit_ckpt.storage.path import describe_directory, identity, resolve_path
-from orbit_ckpt.storage.store_path import StorePath
 
 
 def at(url: str) -> StorePath:

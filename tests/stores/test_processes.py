@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.storage.layout import COMMIT_MARKER
-from orbit_ckpt.storage.path import resolve_path
+from orbit_ckpt._src.storage.layout import COMMIT_MARKER
+from orbit_ckpt._src.storage.path import resolve_path
 from tests.multiprocess.test_faults import DURABLE, ENDED_S, OF_SECOND, Run, raised_after
 from tests.multiprocess.test_processes import assert_done, run
 from tests.multiprocess.trees import check_tree, make_tree

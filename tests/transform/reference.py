@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from orbit_ckpt._src.tree.flatten import is_empty_node
 from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.transform import (
     AssignmentMap,
@@ -33,7 +34,6 @@ from orbit_ckpt.transform import (
     Unstack,
     WrapKeys,
 )
-from orbit_ckpt.tree.flatten import is_empty_node
 
 
 class Refused(Exception):  # noqa: N818 - not raised by the library

@@ -13,6 +13,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from jax.tree_util import DictKey
 
+from orbit_ckpt._src.transform.patterns import split_name
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER, build_tree, flatten
+from orbit_ckpt._src.tree.keypath import find_name_collisions
 from orbit_ckpt.transform import (
     AssignmentMap,
     Cast,
@@ -30,9 +33,6 @@ from orbit_ckpt.transform import (
     Unstack,
     WrapKeys,
 )
-from orbit_ckpt.transform.patterns import split_name
-from orbit_ckpt.tree.flatten import PLACEHOLDER, build_tree, flatten
-from orbit_ckpt.tree.keypath import find_name_collisions
 from tests.support import put
 from tests.transform.reference import Leaf, Reference, Refused, find, is_key
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt.transform.patterns import check_template, compile_pattern, expand
+from orbit_ckpt._src.transform.patterns import check_template, compile_pattern, expand
 
 KEYS = st.text("abc01_.+(", min_size=1, max_size=4)
 NAMES = st.lists(KEYS, min_size=1, max_size=5).map("/".join)

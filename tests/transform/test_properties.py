@@ -14,16 +14,16 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.transform.engine import apply_rules
+from orbit_ckpt._src.transform.nodes import ArrayInfo, sources_of
+from orbit_ckpt._src.transform.rules import Rule
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import storage_name
 from orbit_ckpt.errors import (
     CorruptionError,
     TransformError,
     TreeMismatchError,
 )
-from orbit_ckpt.transform.engine import apply_rules
-from orbit_ckpt.transform.nodes import ArrayInfo, sources_of
-from orbit_ckpt.transform.rules import Rule
-from orbit_ckpt.tree.flatten import PLACEHOLDER, flatten, is_empty_node
-from orbit_ckpt.tree.keypath import storage_name
 from tests.support import assert_same_leaf, checkpointer, scratch
 from tests.transform.reference import Leaf, Refused, is_array
 from tests.transform.strategies import (

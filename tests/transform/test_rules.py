@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
-from orbit_ckpt.transform.rules import (
+from orbit_ckpt._src.transform.rules import (
     AssignmentMap,
     Cast,
     Combine,
@@ -30,6 +29,7 @@ from orbit_ckpt.transform.rules import (
     Unstack,
     WrapKeys,
 )
+from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
 from tests.support import assert_same_tree, put
 
 

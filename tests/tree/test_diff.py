@@ -4,8 +4,8 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from orbit_ckpt.tree import diff
-from orbit_ckpt.tree.diff import TreeDifference, compare_names, match_renamed, nearest_names
+from orbit_ckpt._src.tree import diff
+from orbit_ckpt._src.tree.diff import TreeDifference, compare_names, match_renamed, nearest_names
 
 
 def test_leaves_of_one_tree_only_are_found_in_the_order_of_that_tree() -> None:

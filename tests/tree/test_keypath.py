@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from orbit_ckpt.tree.flatten import flatten
-from orbit_ckpt.tree.keypath import (
+from orbit_ckpt._src.tree.flatten import flatten
+from orbit_ckpt._src.tree.keypath import (
     KeyKind,
     find_name_collisions,
     format_path,

@@ -1,0 +1,1 @@
+"""The implementation; names outside this package are the public ones."""

@@ -1,0 +1,247 @@
+"""Which process writes what of an array that several of them have.
+
+What several processes have of an array, a shard and its replicas, is divided among them into equal
+pieces, so that each writes some and every byte is written once. All processes work this out by
+themselves, from the array's sharding, and come to the same result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.slices import Region, Shape, from_index
+from orbit_ckpt._src.arrays.transfer import Shard, shards_of, slice_of
+
+_MIN_SLICE_BYTES = 4096
+"""Least bytes of a piece by default: what is less costs more in the index than it saves."""
+
+_MAX_PIECES = 256
+"""Most pieces of a whole array by default. Where there are more shards, each is written by
+one process, and processes take turns, which keeps them as busy with fewer keys."""
+
+
+class ReplicaOptions(Struct, frozen=True):
+    """How the writing of replicas is divided.
+
+    Attributes:
+        enabled: Whether it is; None where devices are not GPUs.
+        min_slice_bytes: Least bytes of a piece; None for 4096, and no more than 256 pieces of an
+            array.
+        max_replicas: Most processes that write pieces of one shard; None for no limit.
+    """
+
+    enabled: bool | None = None
+    min_slice_bytes: int | None = None
+    max_replicas: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_slice_bytes is not None and self.min_slice_bytes < 0:
+            raise ValueError(
+                f"min_slice_bytes_for_replica_parallel must be >= 0, got {self.min_slice_bytes}"
+            )
+        if self.max_replicas is not None and self.max_replicas < 1:
+            raise ValueError(
+                f"max_replicas_for_replica_parallel must be >= 1, got {self.max_replicas}"
+            )
+
+    def limit(self, processes: int) -> int:
+        """Return how many of the processes that have a shard may write pieces of it."""
+        if self.enabled is False:
+            return 1
+        return processes if self.max_replicas is None else min(processes, self.max_replicas)
+
+
+class Division(NamedTuple):
+    """How each shard of an array is cut.
+
+    Attributes:
+        shape: Shape of a piece.
+        axis: The axis that is cut.
+        pieces: The number of pieces.
+    """
+
+    shape: Shape
+    axis: int
+    pieces: int
+
+    def share(self, shard: Region, position: int, processes: int) -> Region | None:
+        """Return the pieces of a shard that one of the processes that have it writes.
+
+        Args:
+            shard: The shard.
+            position: Which of the processes it is.
+            processes: How many there are. If there are fewer than pieces, some write several.
+        """
+        first = -(-position * self.pieces // processes)
+        end = -(-(position + 1) * self.pieces // processes)
+        if first == end:
+            return None
+        if self.pieces == 1:
+            return shard
+        extent = self.shape[self.axis]
+        start, shape = list(shard.start), list(shard.shape)
+        start[self.axis] += first * extent
+        shape[self.axis] = (end - first) * extent
+        return Region(tuple(start), tuple(shape))
+
+
+def divide(shard: Shape, itemsize: int, *, processes: int, min_bytes: int) -> Division:
+    """Return how shards are cut: into as many equal pieces as can be, along the first such axis.
+
+    Args:
+        shard: Their shape.
+        itemsize: Bytes of an element.
+        processes: Most pieces.
+        min_bytes: Least bytes of a piece.
+    """
+    size = math.prod(shard) * itemsize
+    for count in range(min(processes, size // max(1, min_bytes)), 1, -1):
+        for axis, extent in enumerate(shard):
+            if extent % count == 0:
+                piece = (*shard[:axis], extent // count, *shard[axis + 1 :])
+                return Division(piece, axis, count)
+    return Division(shard, 0, 1)
+
+
+def owners_of(places: Iterable[tuple[Region, int]]) -> dict[Region, Sequence[int]]:
+    """Return the processes that have each region, in the order of their first replica of it.
+
+    Args:
+        places: What each device has, and the process whose device it is.
+    """
+    found: dict[Region, dict[int, None]] = {}
+    for region, process in places:
+        found.setdefault(region, {})[process] = None
+    return {region: tuple(processes) for region, processes in found.items()}
+
+
+def divide_among(
+    owners: Mapping[Region, Sequence[int]], itemsize: int, options: ReplicaOptions
+) -> Division:
+    """Return how the shards of an array are cut, of which each has the same shape."""
+    shard = next(iter(owners)).shape
+    processes = options.limit(max(map(len, owners.values())))
+    least = options.min_slice_bytes
+    if least is None:
+        least = _MIN_SLICE_BYTES
+        processes = min(processes, max(1, _MAX_PIECES // len(owners)))
+    return divide(shard, itemsize, processes=processes, min_bytes=least)
+
+
+class Turns:
+    """Whose turn it is to write what is not cut into as many pieces as there are processes.
+
+    One object serves all arrays of a save, which must come in the same order on all processes.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[int, list[float]] = {}
+
+    def take(self, division: Division, processes: int, itemsize: int) -> int:
+        """Return which of the processes that have a shard is the first to write a piece of it.
+
+        Args:
+            division: How the array's shards are cut.
+            processes: The largest number of processes that have one.
+            itemsize: Bytes of an element.
+        """
+        if division.pieces == processes:
+            return 0
+        written = self._written.setdefault(processes, [0.0] * processes)
+        first = written.index(min(written))
+        nbytes = math.prod(division.shape) * itemsize
+        for piece in range(division.pieces):
+            written[(first + piece * processes // division.pieces) % processes] += nbytes
+        return first
+
+
+class Holders(NamedTuple):
+    """Which parts of an array a process has, and who else.
+
+    Attributes:
+        division: How they are cut.
+        processes: The largest number of processes that have one.
+        positions: Which of the processes that have a shard it is, and how many there are.
+    """
+
+    division: Division
+    processes: int
+    positions: Mapping[Region, tuple[int, int]]
+
+    def shares(self, first: int) -> dict[Region, Region]:
+        """Return what the process writes of each shard.
+
+        Args:
+            first: Which of the processes that have a shard writes its first piece.
+        """
+        found: dict[Region, Region] = {}
+        for shard, (position, processes) in self.positions.items():
+            share = self.division.share(shard, (position - first) % processes, processes)
+            if share is not None:
+                found[shard] = share
+        return found
+
+
+@functools.lru_cache(maxsize=4096)
+def holders_of(
+    sharding: jax.sharding.Sharding,
+    shape: Shape,
+    itemsize: int,
+    options: ReplicaOptions,
+    process: int,
+) -> Holders:
+    """Return which parts of an array a process has.
+
+    Args:
+        sharding: How the array is laid out.
+        shape: Its shape.
+        itemsize: Bytes of an element.
+        options: How replicas are divided.
+        process: Which process it is.
+    """
+    if options.enabled is None and any(d.platform == "gpu" for d in sharding.device_set):
+        options = _UNDIVIDED
+    owners = owners_of(
+        (from_index(index or (), shape), device.process_index)
+        for device, index in sharding.devices_indices_map(shape).items()
+    )
+    positions = {
+        shard: (processes.index(process), len(processes))
+        for shard, processes in owners.items()
+        if process in processes
+    }
+    division = divide_among(owners, itemsize, options)
+    return Holders(division, max(map(len, owners.values())), positions)
+
+
+_UNDIVIDED = ReplicaOptions(enabled=False)
+
+
+def written_shards(
+    array: jax.Array, options: ReplicaOptions, turns: Turns
+) -> tuple[Shape | None, list[Shard]]:
+    """Return the shape of the pieces in which an array is written, and what this process writes.
+
+    The shape is None if no other process has any of it; then it is that of what is written.
+    """
+    if array.is_fully_addressable:
+        return None, shards_of(array)
+    itemsize = array.dtype.itemsize
+    holders = holders_of(array.sharding, array.shape, itemsize, options, jax.process_index())
+    pending = holders.shares(turns.take(holders.division, holders.processes, itemsize))
+    shards: list[Shard] = []
+    for shard in array.addressable_shards:
+        region = from_index(shard.index, array.shape)
+        share = pending.pop(region, None)  # other devices of this process may have it too
+        if share is not None:
+            data = shard.data
+            shards.append(
+                Shard(share, data if share == region else slice_of(data, share.within(region)))
+            )
+    return holders.division.shape, shards

@@ -1,0 +1,225 @@
+"""Move array data between devices and host memory, shard by shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray
+from orbit_ckpt._src.arrays.memory import Arena
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_rows, whole
+
+
+class DeferredData(NamedTuple):
+    """Data that is fetched when it is needed, that of a stored array for example.
+
+    Attributes:
+        dtype: The dtype by which its size is reckoned, the widest that it has on its way.
+        fetch: Returns a box of it in blocks that follow one another in C order, each of about as
+            many bytes as the second argument says; in one block if the box has no more. Nothing
+            may be made of a block unless all of them can be had.
+    """
+
+    dtype: DType
+    fetch: Callable[[Region, int], Iterator[HostArray]]
+
+
+class DeviceSlice(NamedTuple):
+    """A box of a JAX array on one device, which is cut when it is needed.
+
+    Attributes:
+        array: The array.
+        region: The box.
+    """
+
+    array: jax.Array
+    region: Region
+
+    @property
+    def dtype(self) -> DType:
+        """The array's."""
+        return self.array.dtype
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[jax.Array]:
+        """Yield a box of it, of at most about `max_bytes` at a time."""
+        start = tuple(map(sum, zip(self.region.start, region.start, strict=True)))
+        inside = Region(start, region.shape)
+        elements = max_bytes // self.dtype.itemsize
+        for block in split_by_rows(inside, (1,) * len(start), elements):
+            yield _slice(self.array, block)
+
+
+Data = np.ndarray | jax.Array | DeviceSlice | DeferredData
+"""Where values are: in a numpy array, on one device, or to be fetched."""
+
+
+class Shard(NamedTuple):
+    """A part of an array and where its data is; a tuple, because every leaf has some.
+
+    Attributes:
+        region: The part.
+        data: Its values.
+    """
+
+    region: Region
+    data: Data
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the part in bytes."""
+        return math.prod(self.region.shape) * self.data.dtype.itemsize
+
+
+class TakenArray(NamedTuple):
+    """What a save needs of an array once its owner may change it; a tuple, as `Shard` is.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        shards: The parts that this process writes; they are exchanged for copies.
+        sharding: How it is laid out over devices, or was when it was saved; None in host memory.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+        write_shape: Shape of the pieces in which all processes write it; None for that of `shards`.
+    """
+
+    shape: Shape
+    dtype: DType
+    shards: list[Shard]
+    sharding: jax.sharding.Sharding | ShardingMetadata | None = None
+    key_impl: str | None = None
+    write_shape: Shape | None = None
+
+
+def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
+    """Return the distinct parts of an array that this process has all of, each exactly once."""
+    if isinstance(value, np.ndarray):
+        return [Shard(whole(value.shape), value)]
+    sharding = value.sharding
+    if isinstance(sharding, SingleDeviceSharding) or len(sharding.device_set) == 1:
+        return [Shard(whole(value.shape), value)]
+    return [
+        Shard(from_index(shard.index, value.shape), shard.data)
+        for shard in value.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def slice_of(data: jax.Array, region: Region) -> np.ndarray | DeviceSlice:
+    """Return a box of what is on one device; it is copied when it is needed."""
+    return np.asarray(data)[region.slices] if is_on_host(data) else DeviceSlice(data, region)
+
+
+def is_on_host(data: Data) -> bool:
+    """Whether data can be read where it is, without copying it from a device."""
+    if isinstance(data, DeviceSlice):
+        return False
+    return isinstance(data, (np.ndarray, DeferredData)) or _is_cpu(data.sharding)
+
+
+def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
+    """Begin to copy data to the host, so that a later `np.asarray` of the result need not wait.
+
+    What is on no device is returned as it is.
+
+    What is returned must be dropped to free the copy: JAX keeps the host copy of an array as long
+    as the array, therefore this is another array of the same device memory.
+    """
+    if isinstance(data, DeviceSlice):
+        handle = _slice(data.array, data.region)
+    elif is_on_host(data):
+        return data
+    else:
+        array = cast(jax.Array, data)
+        handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - jax's own types
+    return handle
+
+
+def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the same parts in host memory that nobody else can change; none may be deferred.
+
+    Arrays on the CPU are copied like those of numpy: JAX may share their memory with the numpy
+    array that they were made of.
+    """
+    handles = [begin_transfer(shard.data) for shard in shards]
+    # small arrays one by one: JAX gives their memory away faster than an arena
+    large = [math.prod(shard.region.shape) > _SMALL for shard in shards]
+    arena = Arena(
+        sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large)
+    )
+    return [
+        Shard(
+            shard.region,
+            np.asarray(handle)  # what comes from a device is a copy already
+            if handle is not shard.data
+            else _copy(handle, arena)
+            if is_large
+            else np.array(handle, order="C"),
+        )
+        for shard, handle, is_large in zip(shards, handles, large, strict=True)
+    ]
+
+
+def _copy(data: object, arena: Arena) -> HostArray:
+    host = np.asarray(data)
+    copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
+    copy[...] = host
+    return copy
+
+
+_SMALL = 1 << 13
+"""Elements of arrays that are copied one by one."""
+
+
+def host_blocks(data: Data, region: Region, max_bytes: int) -> Iterator[HostArray]:
+    """Yield a box of an array in host memory, in blocks that follow one another in C order.
+
+    Of data on a device no more than about `max_bytes` are copied at a time, as of what is fetched.
+    """
+    if isinstance(data, DeferredData):
+        yield from data.fetch(region, max_bytes)
+        return
+    if isinstance(data, np.ndarray) or is_on_host(data):
+        host = np.asarray(data)
+        yield host if region.shape == host.shape else host[region.slices]
+        return
+    if not isinstance(data, DeviceSlice):
+        data = DeviceSlice(data, whole(data.shape))
+    yield from map(np.asarray, data.blocks(region, max_bytes))
+
+
+def byte_view(array: HostArray) -> memoryview:
+    """Return the memory of an array in C order."""
+    flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
+    return memoryview(cast(bytearray, flat))
+
+
+def _slice(data: jax.Array, region: Region) -> jax.Array:
+    # with the offset as an argument there is one compilation for all blocks, not one for each
+    dynamic_slice = cast(Callable[..., jax.Array], getattr(jax.lax, "dynamic_slice"))  # noqa: B009 - untyped
+    return dynamic_slice(data, region.start, region.shape)
+
+
+def local_regions(sharding: jax.sharding.Sharding, shape: Shape) -> dict[jax.Device, Region]:
+    """Return the part of an array that every device of this process holds.
+
+    Raises:
+        ValueError: The sharding does not divide the shape evenly.
+    """
+    if sharding.is_fully_replicated:
+        return dict.fromkeys(sharding.addressable_devices, whole(shape))
+    indices = sharding.addressable_devices_indices_map(shape)
+    return {
+        device: from_index(index if index is not None else (), shape)
+        for device, index in indices.items()
+    }

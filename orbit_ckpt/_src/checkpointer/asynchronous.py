@@ -1,0 +1,198 @@
+"""Saves that go on in the background.
+
+What the caller may change, delete or donate is copied before a save returns; the rest happens on
+another thread. The checkpoint appears when everything is durable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.last_save import LastSave
+from orbit_ckpt._src.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    check_options,
+)
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save
+from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
+from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
+from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
+from orbit_ckpt._src.storage.path import resolve_path
+
+
+class AsyncCheckpointer(Checkpointer):
+    """A `Checkpointer` whose saves go on in the background, one at a time.
+
+    An error of one is raised once, by whichever method is called next; a save is begun all the
+    same.
+    """
+
+    def __init__(  # noqa: PLR0913 - Orbax's signature
+        self,
+        handler: CheckpointHandler,
+        timeout_secs: float | None = None,
+        *,
+        async_options: AsyncOptions | None = None,
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
+    ) -> None:
+        """Make a checkpointer.
+
+        Args:
+            handler: Saves and restores the item.
+            timeout_secs: Most seconds to wait for a save, instead of that in `async_options`.
+            async_options: How saves go on in the background.
+            file_options: How files are made.
+            atomicity_options: How a checkpoint becomes visible.
+            multiprocessing_options: How processes save together.
+            checkpoint_metadata_store: Does nothing here.
+            temporary_path_class: Does nothing here, see `atomicity_options`.
+        """
+        check_options(async_options=async_options)
+        options = async_options or AsyncOptions()
+        if timeout_secs is not None:
+            options = replace(options, timeout_secs=timeout_secs)
+        timeout_s = options.timeout_secs
+        processes = multiprocessing_options or MultiprocessingOptions()
+        super().__init__(
+            handler,
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            multiprocessing_options=processes.in_background(timeout_s),
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
+        )
+        self._when_done = options.post_finalization_callback
+        self._last = LastSave(timeout_s)
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: object,
+        force: bool = False,
+        custom_metadata: Mapping[str, object] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Begin to save a checkpoint, once the save before has ended.
+
+        When this returns, the item may be changed, deleted or donated. For the arguments see
+        `Checkpointer.save`.
+
+        Raises:
+            BackgroundSaveError: The save before has failed; this one goes on.
+            CheckpointExistsError: The directory exists and `force` is not set.
+            CheckpointError: What the handler raises; nothing was left behind.
+        """
+        request = SaveRequest(
+            resolve_path(directory),
+            self._make_args(0, args, kwargs),
+            overwrite=force,
+            custom_metadata=custom_metadata,
+            when_done=self._when_done,
+        )
+        self._last.begin(lambda: begin_save(self.handler, request, self._options))
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save goes on.
+
+        Raises:
+            BackgroundSaveError: The save has failed and nobody has been told.
+            CheckpointError: It was in progress when another process forked this one.
+            TimeoutError: It goes on for longer than `timeout_secs`.
+        """
+        self._last.finish()
+
+    def check_for_errors(self) -> None:
+        """Raise what a save has failed with, without waiting for one that goes on.
+
+        Raises:
+            BackgroundSaveError: The save has failed and nobody has been told.
+        """
+        self._last.check()
+
+    def is_saving_in_progress(self) -> bool:
+        """Whether a save goes on."""
+        return self._last.is_running()
+
+    def restore(
+        self, directory: str | os.PathLike[str], *args: object, **kwargs: object
+    ) -> Any:  # the item, whatever it is
+        """Restore a checkpoint once the save before has ended; see `Checkpointer.restore`."""
+        self._last.finish(inherited=False)
+        return super().restore(directory, *args, **kwargs)
+
+    def close(self) -> None:
+        """Wait until no save goes on and give up resources.
+
+        Raises:
+            BackgroundSaveError: The save has failed and nobody has been told.
+        """
+        try:
+            self._last.finish(inherited=False)
+        finally:
+            super().close()
+
+
+class StandardCheckpointer(AsyncCheckpointer):
+    """An `AsyncCheckpointer` of pytrees that takes trees instead of argument objects."""
+
+    def __init__(
+        self,
+        *,
+        async_options: AsyncOptions | None = None,
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
+        pytree_metadata_options: PyTreeMetadataOptions | None = None,
+        **handler_options: Any,
+    ) -> None:
+        """Make a checkpointer; further arguments are those of `StandardHandler`."""
+        if pytree_metadata_options is not None:
+            handler_options["pytree_metadata_options"] = pytree_metadata_options
+        super().__init__(
+            StandardHandler(**handler_options),
+            async_options=async_options,
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            multiprocessing_options=multiprocessing_options,
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
+        )
+
+    def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
+        self,
+        directory: str | os.PathLike[str],
+        state: object,
+        *,
+        save_args: object = None,
+        force: bool = False,
+        custom_metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Begin to save a tree; see `AsyncCheckpointer.save`."""
+        if isinstance(state, CheckpointArgs):
+            args = cast(StandardSaveArgs, state)
+        else:
+            args = StandardSaveArgs(state, save_args)
+        super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
+
+    def restore(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
+        self, directory: str | os.PathLike[str], target: object = None, *, strict: bool = True
+    ) -> Any:  # a tree of any type
+        """Restore a tree like a target; see `StandardHandler.restore`."""
+        if isinstance(target, CheckpointArgs):
+            args = cast(StandardRestoreArgs, target)
+        else:
+            args = StandardRestoreArgs(target, strict=strict)
+        return super().restore(directory, args=args)

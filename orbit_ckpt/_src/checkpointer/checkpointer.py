@@ -1,0 +1,259 @@
+"""Save and restore one item, atomically and at once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
+
+from orbit_ckpt._src.checkpointer.durations import reported_restore
+from orbit_ckpt._src.checkpointer.last_save import told_beside
+from orbit_ckpt._src.checkpointer.options import (
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    SessionOptions,
+    check_options,
+)
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
+from orbit_ckpt._src.formats.orbax_layout import check_complete
+from orbit_ckpt._src.items.base import (
+    CheckpointHandler,
+    PassedArgs,
+    args_name,
+    check_args,
+    check_handler,
+    is_args,
+    own_args,
+    takes_args,
+    wrong_args,
+)
+from orbit_ckpt._src.items.phases import restore_item
+from orbit_ckpt._src.items.pytree import PyTreeHandler
+from orbit_ckpt._src.metadata.files import describe_step
+from orbit_ckpt._src.metadata.values import StepMetadata
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.unused import warn_set
+
+
+class _DescribesItems(Protocol):
+    def metadata(self, directory: str | os.PathLike[str]) -> object: ...
+
+
+class Checkpointer:
+    """Saves and restores checkpoints of one item through a handler."""
+
+    def __init__(
+        self,
+        handler: CheckpointHandler,
+        *,
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+        checkpoint_metadata_store: object = None,
+        temporary_path_class: object = None,
+    ) -> None:
+        """Make a checkpointer.
+
+        Args:
+            handler: Saves and restores the item.
+            file_options: How files are made.
+            atomicity_options: How a checkpoint becomes visible.
+            multiprocessing_options: How processes save together.
+            checkpoint_metadata_store: Does nothing here.
+            temporary_path_class: Does nothing here, see `atomicity_options`.
+        """
+        check_handler("handler", handler)
+        check_options(
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            multiprocessing_options=multiprocessing_options,
+        )
+        _warn_of_unused(type(self), checkpoint_metadata_store, temporary_path_class)
+        self._handler = handler
+        self._options = SessionOptions(
+            file_options or FileOptions(),
+            atomicity_options or AtomicityOptions(),
+            multiprocessing_options or MultiprocessingOptions(),
+        )
+
+    @property
+    def handler(self) -> CheckpointHandler:
+        """The handler of the item."""
+        return self._handler
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: object,
+        force: bool = False,
+        custom_metadata: Mapping[str, object] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Save a checkpoint; when this returns it is durable.
+
+        Args:
+            directory: Where to save; must not exist unless `force` is set.
+            *args: A `CheckpointArgs` of the handler, or the fields of one.
+            force: Whether to replace an existing checkpoint, which stays until the new one is
+                complete; in marker mode, which writes in place, it is removed first.
+            custom_metadata: A JSON object to keep with the checkpoint.
+            **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
+
+        Raises:
+            CheckpointExistsError: The directory exists and `force` is not set.
+            StorageError: The storage refused a write; nothing was left behind.
+            ProcessFailedError: Another process of the program has failed; nothing was left behind.
+            ProcessTimeoutError: Another process did not come in time; nothing was left behind.
+            CheckpointError: What the handler raises; nothing was left behind.
+        """
+        request = SaveRequest(
+            resolve_path(directory),
+            self._make_args(0, args, kwargs),
+            overwrite=force,
+            custom_metadata=custom_metadata,
+        )
+        save_now(self._handler, request, self._options)
+
+    def restore(
+        self, directory: str | os.PathLike[str], *args: object, **kwargs: object
+    ) -> Any:  # the item, whatever it is
+        """Restore a checkpoint.
+
+        Args:
+            directory: Where it was saved.
+            *args: A `CheckpointArgs` of the handler, or the fields of one.
+            **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            IncompleteCheckpointError: The save did not finish.
+            CheckpointError: What the handler raises.
+        """
+        path = resolve_path(directory)
+        with reported_restore(path):
+            check_complete(path, needs_marker=self._options.atomicity.needs_marker)
+            return restore_item(self._handler, path, self._make_args(1, args, kwargs))
+
+    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+        """Return what is known of a checkpoint without reading its arrays.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            IncompleteCheckpointError: The save did not finish.
+        """
+        path = resolve_path(directory)
+        check_complete(path, needs_marker=self._options.atomicity.needs_marker)
+        describe = getattr(self._handler, "metadata", None)
+        item = None
+        if describe is not None:
+            with contextlib.suppress(NotImplementedError):  # raised by handlers without metadata
+                item = cast(_DescribesItems, self._handler).metadata(path)
+        if isinstance(item, StepMetadata):
+            return item
+        return describe_step(CheckedDirectory(path), item)
+
+    def close(self) -> None:
+        """Give up resources."""
+        self._handler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with told_beside(error):
+            self.close()
+
+    def _make_args(
+        self, position: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> dict[str, object]:
+        """Return the handler's keyword arguments, from an args object or its fields.
+
+        Args:
+            position: 0 for a save, 1 for a restore.
+            args: Positional arguments of the caller.
+            kwargs: Named ones.
+        """
+        kind = type(self._handler)
+        given = {**{f"argument {i}": value for i, value in enumerate(args, 2)}, **kwargs}
+        found = next((name for name, value in given.items() if is_args(value)), None)
+        if found is not None:
+            wanted = given.pop(found)
+            if not takes_args(kind, wanted, position):
+                raise ValueError(wrong_args(kind, wanted, position))
+            _check_beside(wanted, given)
+            return {"args": wanted}
+        args_class = own_args(kind, position)
+        if args_class is None:
+            return {"args": PassedArgs(args, kwargs)}
+        if "args" in kwargs:
+            check_args("args", kwargs["args"])
+        has_fields = is_dataclass(args_class)
+        names = [field.name for field in fields(args_class)] if has_fields else []
+        if len(args) > len(names):
+            raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
+        make = cast(Any, args_class)
+        try:
+            bound = inspect.signature(make).bind(*args, **kwargs)
+        except TypeError as error:
+            call = f"{args_name(args_class)}(...)"
+            raise TypeError(
+                f"{kind.__qualname__}: {error}. Give {', '.join(names)}, or args={call}."
+            ) from None
+        return {"args": make(*bound.args, **bound.kwargs)}
+
+
+def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: object) -> None:
+    path_why = "atomicity_options say how a checkpoint becomes visible"
+    options: dict[str, tuple[object, object, str]] = {
+        "checkpoint_metadata_store": (metadata_store, None, "metadata is written with the items"),
+        "temporary_path_class": (temporary_path_class, None, path_why),
+    }
+    warn_set(kind.__qualname__, options)
+
+
+def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
+    """Check that arguments given beside an args object say nothing else than it does.
+
+    Raises:
+        ValueError: One does; it would be ignored.
+    """
+    said = vars(wanted) if hasattr(wanted, "__dict__") else {}
+    contrary = [
+        name
+        for name, value in given.items()
+        if value is not None
+        and not any(value is one for one in ([said[name]] if name in said else said.values()))
+    ]
+    if contrary:
+        raise ValueError(
+            f"{', '.join(contrary)}: found beside a {type(wanted).__name__} that says otherwise. "
+            f"Set it in the {type(wanted).__name__}, or give fields only."
+        )
+
+
+class PyTreeCheckpointer(Checkpointer):
+    """A `Checkpointer` of pytrees."""
+
+    def __init__(
+        self,
+        primary_host: int | None = 0,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        use_compression: bool = True,
+    ) -> None:
+        handler = PyTreeHandler(
+            use_ocdbt=use_ocdbt, use_zarr3=use_zarr3, use_compression=use_compression
+        )
+        processes = MultiprocessingOptions(primary_host=primary_host)
+        super().__init__(handler, multiprocessing_options=processes)

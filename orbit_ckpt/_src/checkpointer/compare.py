@@ -1,0 +1,64 @@
+"""Compare two checkpoints with one call."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.items.unchanged import read_unchanged
+from orbit_ckpt._src.pytree.compare import compare_checkpoints
+from orbit_ckpt._src.pytree.difference import CheckpointDiff
+from orbit_ckpt._src.runtime.checks import check_int
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
+
+__all__ = ["CheckpointDiff", "diff"]
+
+_MAX_BYTES = 1 << 28
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    values: bool = False,
+    max_bytes: int = _MAX_BYTES,
+    reader: Format | tuple[Format | None, Format | None] | None = None,
+) -> CheckpointDiff:
+    """Compare two saved pytrees; touches no device.
+
+    Leaves are the same leaf if their names are: what one tree keeps under the dict key `0` and the
+    other as the first element of a list is compared, and the containers are told as different.
+
+    Args:
+        a: A checkpoint, one step of a manager, or an item of either.
+        b: Another.
+        values: Whether to compare values too, element by element. Otherwise only metadata are
+            read: containers, types, shapes and dtypes.
+        max_bytes: About how many bytes of values to hold at once, of both together.
+        reader: The format to read both as, as for `load`, or one for each.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+        CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
+        ValueError: `max_bytes` is not positive.
+
+    Example:
+        >>> orbit_ckpt.save("run/a", {"w": np.zeros((2, 3)), "step": 1})
+        >>> orbit_ckpt.save("run/b", {"w": np.eye(2, 3), "step": 1})
+        >>> difference = orbit_ckpt.diff("run/a", "run/b", values=True)
+        >>> {change.path: change.what for change in difference.changed}
+        {'w': 'values'}
+    """
+    check_int("max_bytes", max_bytes, least=1)
+
+    compare = partial(
+        compare_checkpoints,
+        registry=GLOBAL_TYPE_HANDLER_REGISTRY,
+        values=values,
+        max_bytes=max_bytes,
+        readers=reader if isinstance(reader, tuple) else (reader, reader),
+    )
+    return read_unchanged([resolve_path(a), resolve_path(b)], compare)

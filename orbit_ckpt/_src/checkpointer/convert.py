@@ -1,0 +1,181 @@
+"""Copy a checkpoint of any format that can be read into one that can be written."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+from numpy.typing import DTypeLike
+
+from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.functions import load, metadata
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.outgoing import WriteRequest
+from orbit_ckpt._src.items.memory import MemoryOptions
+from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt._src.runtime.checks import check_callable, check_int, show
+from orbit_ckpt._src.storage.path import check_outside, resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
+from orbit_ckpt._src.transform.rules import Rule
+from orbit_ckpt._src.tree.flatten import flatten
+from orbit_ckpt._src.type_handlers.lazy import LazyArray
+
+__all__ = ["WRITERS", "convert"]
+
+_logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 28
+
+ORBIT = "orbit"
+WRITERS: Mapping[str, str] = {
+    "flax": "orbit_ckpt._src.formats.flax_write",
+    "safetensors": "orbit_ckpt._src.formats.safetensors_write",
+    "t5x": "orbit_ckpt._src.formats.t5x_write",
+}
+"""Formats of others that can be written, and the modules whose `write` does it."""
+
+Progress = Callable[[int, int], object]
+"""Called with the bytes that have gone through so far, and how many there are."""
+
+
+def convert(  # noqa: PLR0913 - all optional, each about one thing
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    to: str = ORBIT,
+    only: Patterns = None,
+    skip: Patterns = None,
+    transforms: Sequence[Rule] = (),
+    cast: PatternMap[object] | DTypeLike | None = None,
+    custom_metadata: Mapping[str, object] | None = None,
+    overwrite: bool = False,
+    max_bytes: int = _MAX_BYTES,
+    max_shard_bytes: int | None = None,
+    progress: Progress | None = None,
+    reader: Format | None = None,
+) -> None:
+    """Copy a checkpoint into another format; touches no device.
+
+    Arrays pass through in parts, so that the checkpoint may be larger than memory. Only leaves that
+    rules compute are held as a whole. The result appears when it is complete.
+
+    Args:
+        src: A checkpoint of any format that `load` reads.
+        dst: Where to write. For `"safetensors"` a path that ends in `.safetensors` is a single
+            file, any other a directory as on Hugging Face. For `"flax"` it is a file,
+            for `"t5x"` the directory of a step, `checkpoint_<step>`.
+        to: `"orbit"`, `"safetensors"`, `"flax"` or `"t5x"`.
+        only: Which leaves to take, as for `load`.
+        skip: Which not to take.
+        transforms: Rules that rename, merge, split or compute leaves on their way.
+        cast: A dtype, or dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of
+            the dtype's kind.
+        custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
+            the original. Formats without a place for it leave it out. What is kept with the
+            original and is no JSON object is copied only to `"orbit"`, if this is not given; else
+            the log has a warning.
+        overwrite: Whether to replace what was written before; a directory of safetensors
+            or of T5X is never replaced.
+        max_bytes: About how many bytes to hold at once.
+        max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
+        progress: Called now and then with the bytes of arrays that have gone through, and how many
+            there are.
+        reader: The format to read `src` as, as for `load`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointExistsError: There is something at `dst`.
+        UnsupportedLeafError: The format cannot hold some leaves; names them, nothing was written.
+        CorruptionError: Stored data is missing or damaged; nothing was left behind.
+        ValueError: There is no such format, it has no such option, or `dst` is inside of `src`.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
+        >>> orbit_ckpt.convert("run/step_4", "run/w.safetensors", to="safetensors", skip="step")
+        >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
+        (2, 3)
+    """
+    if to != ORBIT and to not in WRITERS:
+        raise ValueError(
+            f"to is {show(to)}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}."
+        )
+    check_int("max_bytes", max_bytes, least=1)
+    check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
+    path = resolve_path(dst)
+    check_outside(path, resolve_path(src))
+    tree = load(
+        src,
+        only=only,
+        skip=skip,
+        transforms=transforms,
+        cast="same_kind" if cast is None else cast,
+        lazy=True,
+        reader=reader,
+    )
+    if progress is not None:
+        tree = _watched(tree, progress)
+    found = metadata(src, reader=reader).custom_metadata
+    is_object = isinstance(found, Mapping)
+    kept = typing.cast(Mapping[str, object], found if is_object else {})
+    merged = {**kept, **(custom_metadata or {})}
+    other = None if is_object or custom_metadata else found
+    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, overwrite)
+    with storage_errors(request.path, "writing", "Nothing was left behind."):
+        if to == ORBIT:
+            _save(request, other)
+        elif isinstance(request.path, StorePath):
+            raise ValueError(f"{request.path}: {to} is written to local paths only")
+        else:
+            write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
+            write(request)
+            if other is not None:
+                what = "its custom metadata are left out, they are no JSON object"
+                _logger.warning("%s: %s: %r", src, what, other)
+    _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def _watched(tree: object, progress: Progress) -> object:
+    """Return a tree whose lazy arrays tell how much of all of them has been read."""
+    flat = flatten(tree)
+    total = sum(leaf.nbytes for leaf in flat.values if isinstance(leaf, LazyArray))
+    done = 0
+    lock = threading.Lock()
+
+    def told(nbytes: int) -> None:
+        nonlocal done
+        with lock:  # writers read several arrays at once
+            done += nbytes
+            progress(min(done, total), total)
+
+    return flat.unflatten(
+        [
+            type(leaf)(replace(leaf.leaf, told=told)) if isinstance(leaf, LazyArray) else leaf
+            for leaf in flat.values
+        ]
+    )
+
+
+def _save(request: WriteRequest, other: object) -> None:
+    """Save in our format.
+
+    Args:
+        request: What to save.
+        other: Custom metadata of the tree that are no JSON object, which a step cannot have.
+    """
+    if request.max_shard_bytes is not None:
+        raise ValueError("a size of shards is for a directory of safetensors only; give none")
+    handler = PyTreeHandler(
+        memory_options=MemoryOptions(write_concurrent_bytes=request.max_bytes),
+        pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
+    )
+    kept = dict(request.metadata) or None
+    args = PyTreeSaveArgs(request.tree, custom_metadata=kept if other is None else other)
+    Checkpointer(handler).save(
+        request.path, args=args, force=request.overwrite, custom_metadata=kept
+    )

@@ -1,0 +1,184 @@
+"""The last save of a checkpointer, and how what it failed with is told."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Generator
+
+from orbit_ckpt._src.checkpointer.saving import SaveHandle
+from orbit_ckpt._src.errors import BackgroundSaveError
+from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
+
+_logger = logging.getLogger(__name__)
+
+
+class LastSave:
+    """The last save of a checkpointer, which may go on; what it failed with is told once.
+
+    Threads may share one: their saves are begun one after the other.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        """Make one.
+
+        Args:
+            timeout_s: Most seconds to wait for a save.
+        """
+        self._timeout_s = timeout_s
+        self._handle: SaveHandle | None = None
+        self._inherited: SaveHandle | None = None
+        self._telling = ForkSafeLock()
+        self._beginning = ForkSafeLock()
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Own no save that the parent has begun."""
+        self._inherited = self._inherited or self._handle
+        self._handle = None
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being saved, None if none is."""
+        handle = self._handle
+        return None if handle is None or handle.done() else handle.step
+
+    def is_running(self) -> bool:
+        """Whether it goes on."""
+        handle = self._handle
+        return handle is not None and not handle.done()
+
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error that nobody has been told."""
+        handle = self._handle
+        return handle is not None and handle.done() and handle.exception() is not None
+
+    def begin(
+        self, save: Callable[[], SaveHandle | None], *, deadline: float | None = None
+    ) -> None:
+        """Begin another once the last one has ended.
+
+        Args:
+            save: Begins a save, or does it at once and returns None.
+            deadline: The `time.monotonic()` until when both saves have to end; without it, only the
+                last one is waited for.
+
+        Raises:
+            BackgroundSaveError: The last one has failed; the other is begun all the same.
+            TimeoutError: One of them goes on for too long.
+            CheckpointError: What the other one fails with.
+        """
+        with self._beginning:
+            failed = self._failure(self._seconds_until(deadline))
+            try:
+                handle = self._handle = save()
+                self._inherited = None
+                if handle is not None and deadline is not None:
+                    self._wait_for(handle, self._seconds_until(deadline))
+            except BaseException as error:  # raised again; also an interrupt
+                if failed is not None:
+                    error.add_note(str(failed))
+                raise
+        if failed is not None:
+            raise failed
+
+    def wait(self) -> None:
+        """Wait until it has ended, well or not.
+
+        Raises:
+            TimeoutError: It goes on for longer than the time to wait.
+        """
+        handle = self._handle
+        if handle is not None:
+            handle.exception(self._longest)
+
+    def check(self) -> None:
+        """Raise what it has failed with, without waiting.
+
+        Raises:
+            BackgroundSaveError: It has failed.
+        """
+        handle = self._handle
+        if handle is not None and handle.done():
+            self.finish()
+
+    def finish(self, *, inherited: bool = True) -> None:
+        """Wait until it has ended.
+
+        Args:
+            inherited: Whether to raise that it cannot be waited for, if it was in progress when
+                another process forked this one.
+
+        Raises:
+            BackgroundSaveError: It has failed.
+            TimeoutError: It goes on for longer than the time to wait.
+            CheckpointError: Another process saves it.
+        """
+        if inherited and self._inherited is not None and self._inherited.is_inherited:
+            self._inherited.result()
+        failed = self._failure(self._longest)
+        if failed is not None:
+            raise failed
+
+    def _failure(self, timeout_s: float) -> BackgroundSaveError | None:
+        """Wait for it; return what it has failed with, to the first who asks."""
+        handle = self._handle
+        if handle is None:
+            return None
+        error = handle.exception(timeout_s)
+        if not handle.done():  # its own callback asks
+            return None
+        if not self._forget(handle) or error is None:
+            return None
+        return _background_error(handle, error)
+
+    def _wait_for(self, handle: SaveHandle, timeout_s: float) -> None:
+        error = handle.exception(timeout_s)
+        if self._forget(handle) and error is not None:
+            raise error
+
+    def _forget(self, handle: SaveHandle) -> bool:
+        """Have no last save any more; False if it is another one by now."""
+        with self._telling:
+            if self._handle is not handle:
+                return False
+            self._handle = None
+            return True
+
+    def _seconds_until(self, deadline: float | None) -> float:
+        if deadline is None:
+            return self._longest
+        return min(self._longest, max(0.0, deadline - time.monotonic()))
+
+    @property
+    def _longest(self) -> float:
+        handle = self._handle
+        return self._timeout_s + (0.0 if handle is None else handle.grace_s)
+
+
+@contextlib.contextmanager
+def told_beside(error: BaseException | None) -> Generator[None]:
+    """Tell of what goes wrong at the end of a `with` block beside what has ended it.
+
+    Args:
+        error: What has ended the block, None if it has come to its end.
+    """
+    try:
+        yield
+    except Exception as late:  # raised, or told beside what has ended the block
+        if error is None:
+            raise
+        _logger.exception("Closing after %s failed too", type(error).__name__)
+        error.add_note(str(late))
+
+
+def _background_error(handle: SaveHandle, cause: BaseException) -> BackgroundSaveError:
+    what = f"step {handle.step} ({handle.path})" if handle.step is not None else str(handle.path)
+    error = BackgroundSaveError(
+        f"The save of {what} failed in the background: {cause}",
+        path=str(handle.path),
+        step=handle.step,
+    )
+    error.__cause__ = cause
+    return error

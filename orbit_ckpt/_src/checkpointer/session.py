@@ -1,0 +1,296 @@
+"""One save from the first file to the commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from orbit_ckpt._src.checkpointer.options import SessionOptions
+from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.metadata.codec import copy_json, decode_json, encode_json
+from orbit_ckpt._src.metadata.files import write_step
+from orbit_ckpt._src.metadata.schema import StepDocument
+from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.loop import run_checked
+from orbit_ckpt._src.runtime.meetings import pace
+from orbit_ckpt._src.runtime.process import NOBODY_ELSE, Operation, Process
+from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode
+from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
+from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.store_path import StorePath
+
+_CHECK_S = 1.0
+"""How often a process that writes looks whether another one has failed."""
+
+
+_Handlers: Any = str | dict[str, str]
+
+
+class Barrier(StrEnum):
+    """Where the processes of one save meet, in this order.
+
+    Attributes:
+        CREATED: The primary process has made the directory.
+        WRITTEN: All have written their parts.
+        COMMITTING: All is durable; after this no process can stop the checkpoint from appearing.
+        COMMITTED: It has appeared.
+    """
+
+    CREATED = "created"
+    WRITTEN = "written"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+
+
+class SaveSession:
+    """A checkpoint being written, by one process or by several together.
+
+    Use as a context manager: leaving it without `commit` removes everything. Items are written
+    into `directory`, then `commit` records what they are and makes the checkpoint visible. The
+    primary process makes the directory and all that is there once; a failure of one process is
+    one of all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        overwrite: bool,
+        options: SessionOptions,
+        custom_metadata: Mapping[str, object] | None = None,
+        details: StepDetails | None = None,
+    ) -> None:
+        """Prepare a session; nothing is created yet.
+
+        Raises:
+            TypeError: `custom_metadata` cannot be written as JSON.
+        """
+        self._atomic = _destination(path, overwrite, options)
+        self._overwrite = overwrite
+        self._directory = self._atomic.path
+        self._custom = check_json_object(custom_metadata or {})
+        self._details = details
+        self._began_ns = time.time_ns()
+        self._group = options.multiprocessing.find_group()
+        self._timeout_s = options.multiprocessing.timeout_s
+        self._pending = list(Barrier)
+        self._operation: Operation = NOBODY_ELSE
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Tell the other processes nothing: a child is none of them."""
+        self._operation = NOBODY_ELSE
+
+    @property
+    def directory(self) -> Path:
+        """Where items are written."""
+        return self._directory
+
+    @property
+    def process(self) -> Process:
+        """Which process this is of those that save."""
+        return self._group.process
+
+    def decline(self, error: BaseException) -> None:
+        """Let the others know that this process has failed before it could begin.
+
+        Raises:
+            ProcessTimeoutError: The primary process has not begun in time.
+        """
+        operation = self._join()
+        try:
+            operation.fail(error, Barrier)
+            if self._is_primary:
+                operation.wait_for_others()  # they may yet come to this attempt
+        finally:
+            operation.leave()
+
+    def __enter__(self) -> SaveSession:
+        """Make the directory, or wait until the primary process has made it.
+
+        Raises:
+            CheckpointExistsError: There is a checkpoint, which is not to be overwritten.
+            ProcessFailedError: Another process has failed.
+            ProcessTimeoutError: The primary process has not come in time.
+        """
+        self._operation = self._join()
+        try:
+            self.doing("making the directory")
+            if self._is_primary:
+                self._atomic.__enter__()
+            name = self._broadcast(Barrier.CREATED, os.fsencode(self._atomic.path.name))
+        except BaseException as error:  # raised again once the others know
+            self._leave(error)
+            raise
+        self._directory = self._atomic.final.with_name(os.fsdecode(name))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+
+    def doing(self, phase: str) -> None:
+        """Tell other processes what this one does, for messages about it."""
+        self._operation.doing(phase)
+
+    async def write(self, commit: Commit) -> None:
+        """Write what has been staged; stop when another process fails."""
+        self.doing("writing")
+        if self._group.process.is_alone:
+            await commit.run()
+        else:
+            check = partial(self._operation.check, Barrier.WRITTEN)
+            await asyncio.to_thread(check)  # what has failed may be removed already
+            await run_checked(commit.run(), check, pace(_CHECK_S, self.process.count))
+
+    def commit(
+        self,
+        item_handlers: str | Mapping[str, str],
+        finalize: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the checkpoint durable and visible once all processes have written their parts.
+
+        Args:
+            item_handlers: Typestr of the item's handler, or of every item's by name.
+            finalize: Called before by the primary process, to finish the items.
+
+        Raises:
+            CheckpointError: Another process has saved an item with another handler.
+            ProcessFailedError: Another process has failed.
+            ProcessTimeoutError: Another process has not come in time.
+        """
+        brought = self._operation.barrier(Barrier.WRITTEN, encode_json(item_handlers))
+        self._pending.remove(Barrier.WRITTEN)
+        if self._is_primary:
+            self.doing("finishing")
+            self._check_same_handlers(item_handlers, brought)
+            finalize()
+            self._write_documents(item_handlers)
+        self._broadcast(Barrier.COMMITTING)
+        if self._is_primary:
+            self.doing("committing")
+            self._operation.check(Barrier.COMMITTED)  # the others may have given up waiting
+            self._commit()
+        self._broadcast(Barrier.COMMITTED)
+
+    def _commit(self) -> None:
+        replaced = (
+            replacing_item(self._atomic.final) if self._overwrite else contextlib.nullcontext()
+        )
+        with replaced:
+            self._atomic.commit()
+
+    @property
+    def _is_primary(self) -> bool:
+        return self._group.process.is_primary
+
+    def _join(self) -> Operation:
+        return self._group.join(f"save of {self._atomic.final}", self._timeout_s)
+
+    def _broadcast(self, barrier: Barrier, value: bytes = b"") -> bytes:
+        found = self._operation.broadcast(barrier, value)
+        self._pending.remove(barrier)
+        return found
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Remove what has not been committed, and let the others know of an error.
+
+        Raises:
+            ProcessFailedError: Another process had failed before.
+            ProcessTimeoutError: Another process had not come in time.
+        """
+        first = None
+        try:
+            if error is not None:
+                first = self._operation.fail(error, self._pending)
+            if self._is_primary and isinstance(error, Exception):
+                self._operation.wait_for_others()  # they may write where all will be removed
+        except CheckpointError as gone:
+            if error is not None:
+                error.add_note(f"The other processes could not be told: {gone}")
+        finally:
+            self._atomic.__exit__()
+            with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+                self._operation.leave()
+        if first is not None and isinstance(error, Exception):
+            raise first from error
+
+    def _check_same_handlers(self, mine: str | Mapping[str, str], brought: Sequence[bytes]) -> None:
+        """Check that what others have saved as one thing is not finished as another, and lost."""
+        for name, data in zip(self._group.names, brought, strict=True):
+            theirs: str | dict[str, str]
+            theirs = decode_json(data, _Handlers, f"handlers of process {name}")
+            pairs: list[tuple[str, object, object]] = [("the item", mine, theirs)]
+            if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+                shared = sorted(mine.keys() & theirs.keys())
+                pairs = [(f"item {item!r}", mine[item], theirs[item]) for item in shared]
+            for what, one, other in pairs:
+                if one != other:
+                    raise CheckpointError(
+                        f"{self._atomic.final}: process {name} saves {what} with {other}, the "
+                        f"primary process with {one}. Save the same on all."
+                    )
+
+    def _write_documents(self, item_handlers: str | Mapping[str, str]) -> None:
+        document = StepDocument(
+            item_handlers=item_handlers,
+            init_timestamp_nsecs=self._began_ns,
+            commit_timestamp_nsecs=time.time_ns(),
+            custom_metadata=self._custom,
+        )
+        write_step(self.directory, document)
+        if self._details is not None:
+            write_step_details(self.directory, self._details)
+        write_manifest(self.directory)
+
+
+def _destination(
+    path: Path, overwrite: bool, options: SessionOptions
+) -> AtomicDirectory | ObjectDirectory:
+    mode = options.atomicity.mode
+    if isinstance(path, StorePath):
+        if mode is AtomicityMode.ATOMIC_RENAME:
+            raise ValueError(
+                f"{path}: object stores have no rename; use AtomicityMode.AUTO or COMMIT_FILE."
+            )
+        return ObjectDirectory(path, overwrite=overwrite)
+    return AtomicDirectory(
+        path,
+        overwrite=overwrite,
+        mode=mode,
+        permissions=options.files.path_permission_mode,
+    )
+
+
+def check_json_object(value: object) -> dict[str, object]:
+    """Return a copy of a JSON object of the user's.
+
+    Raises:
+        TypeError: It is something else, or holds what cannot be written as JSON.
+    """
+    wanted = "Use a dict of dicts, lists, strings, numbers, booleans and None, with keys of str."
+    if not isinstance(value, Mapping):
+        found = type(value).__name__
+        raise TypeError(f"custom_metadata must be a JSON object, found {found}. {wanted}")
+    fields = cast(Mapping[object, object], value)
+    wrong = [key for key in fields if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"custom_metadata must be a JSON object, found key {wrong[0]!r}. {wanted}")
+    try:
+        return cast(dict[str, object], copy_json(dict(fields)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"custom_metadata must be a JSON object: {error}. {wanted}") from error

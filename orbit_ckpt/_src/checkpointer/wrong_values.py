@@ -1,0 +1,103 @@
+"""Errors for arguments of the wrong type, found before anything is read or written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import cast, get_args
+
+from orbit_ckpt._src.arrays.dtypes import as_flag
+from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
+from orbit_ckpt._src.runtime.checks import check_callable, show
+from orbit_ckpt._src.transform.rules import Rule
+
+
+def check_tree(name: str, value: object, *, instead: str) -> None:
+    """Check that what is given for a tree is none of what is mistaken for one.
+
+    Args:
+        name: What the argument is called.
+        value: Its value.
+        instead: What to give, the end of a sentence.
+
+    Raises:
+        TypeError: It is a path, or arguments of an item handler.
+    """
+    is_class = isinstance(value, type) and is_args_class(value)
+    if is_class or is_args(value):
+        found = f"{args_name(value)}, which is for checkpointers and managers"
+    elif isinstance(value, os.PathLike):
+        found = f"the path {os.fspath(cast('os.PathLike[str]', value))!r}"
+    else:
+        return
+    raise TypeError(f"{name} must be a pytree, found {found}. Give {instead}.")
+
+
+def check_flags(flags: Mapping[str, object]) -> dict[str, bool]:
+    """Return arguments that are true or false.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    return {name: as_flag(name, value) for name, value in flags.items()}
+
+
+def check_patterns(patterns: Mapping[str, object]) -> None:
+    """Check arguments that are patterns, or several.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    for name, value in patterns.items():
+        several = _elements(value)
+        for pattern in [value] if several is None else several:
+            if pattern is not None and not isinstance(pattern, str | re.Pattern):
+                raise TypeError(
+                    f"{name} must be a pattern or several, found {show(pattern)}. Give a string "
+                    "such as 'params/**', re.compile(...), or a list of these."
+                )
+
+
+def check_rules(rules: object) -> None:
+    """Check the rules of a load.
+
+    Raises:
+        TypeError: They are no list, or one is no rule.
+    """
+    if isinstance(rules, get_args(Rule)):
+        raise TypeError(
+            f"transforms must be a list of rules, found a single {type(rules).__name__}. Give "
+            f"transforms=[{type(rules).__name__}(...)]."
+        )
+    several = _elements(rules)
+    for rule in [rules] if several is None else several:
+        if not isinstance(rule, get_args(Rule)):
+            raise TypeError(
+                f"transforms must be a list of rules, found {show(rule)}. Give those of "
+                "orbit_ckpt.transform, such as [Rename('a', 'b')]. Transforms of Orbax go into "
+                "PyTreeRestore(transforms=)."
+            )
+
+
+def _elements(value: object) -> Collection[object] | None:
+    """Return the elements of a list or the like; None if it is none. A dict is none."""
+    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return cast(Collection[object], value) if is_list else None
+
+
+def check_state_functions(functions: object) -> None:
+    """Check the functions that change a tree before a save.
+
+    Raises:
+        TypeError: They are no list, or one is no function.
+    """
+    advice = (
+        "Give a list of functions that take the state and a tree of LeafInfo, and return both. "
+        "Rules of orbit_ckpt.transform are for load and convert."
+    )
+    several = _elements(functions)
+    if several is None:
+        raise TypeError(f"transforms must be a list, found {show(functions)}. {advice}")
+    for function in several:
+        check_callable("transforms: every one", function, advice)

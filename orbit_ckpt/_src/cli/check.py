@@ -1,0 +1,181 @@
+"""Whether things are as they should be: differences, damage, what a restore would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import numpy as np
+import typer
+from msgspec import structs
+
+from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
+from orbit_ckpt._src.checkpointer.compare import diff as compare
+from orbit_ckpt._src.checkpointer.functions import metadata
+from orbit_ckpt._src.checkpointer.verify import verify as verify_path
+from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
+from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.rule_files import read_rules
+from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
+from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions
+from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt._src.pytree.difference import LeafChange
+from orbit_ckpt._src.pytree.explain import RestorePlan
+from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
+
+
+def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
+    """Compare two checkpoints; exits with 1 if they differ."""
+    found = compare(a, b, values=values, reader=parse_reader(reader))
+    if as_json:
+        print_json(
+            "diff",
+            a=found.a,
+            b=found.b,
+            same=found.is_same,
+            values_compared=found.has_values,
+            common=found.common,
+            only_in_a=[_fields(leaf) for leaf in found.only_in_a],
+            only_in_b=[_fields(leaf) for leaf in found.only_in_b],
+            changed=[_change(change) for change in found.changed],
+            notes=[_change(change) for change in found.notes],
+        )
+    else:
+        echo(found.describe(most=None) if everything else str(found))
+    if found:
+        raise typer.Exit(1)
+
+
+def _fields(leaf: object) -> dict[str, object]:
+    return {name: getattr(leaf, name) for name in ("path", "leaf", "renamed")}
+
+
+def _change(change: LeafChange) -> dict[str, object]:
+    return {"path": change.path, "what": change.what, "detail": change.detail}
+
+
+def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
+    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged."""
+    known = parse_reader(reader)
+    with progress_bar("Checking") as told:
+        report = verify_path(path, max_bytes=memory * 10**6, progress=told, reader=known)
+    if as_json:
+        print_json(
+            "verify",
+            path=report.path,
+            intact=report.is_intact,
+            checkpoints=list(report.checkpoints),
+            files=report.files,
+            leaves=report.leaves,
+            chunks=report.chunks,
+            bytes_checked=report.bytes_checked,
+            damage=[
+                {
+                    "checkpoint": one.checkpoint,
+                    "leaf": one.leaf,
+                    "chunk": one.chunk,
+                    "file": one.file,
+                    "what": one.what,
+                }
+                for one in report.damage
+            ],
+            unchecked=[
+                {"directory": one.directory, "count": one.count, "what": one.what}
+                for one in report.unchecked
+            ],
+            unverifiable=[
+                {"checkpoint": one.checkpoint, "what": one.what} for one in report.unverifiable
+            ],
+        )
+    else:
+        echo(str(report), style=None if report else "red")
+    if report.damage:
+        raise typer.Exit(1)
+    if report.unverifiable:
+        count = len({one.checkpoint for one in report.unverifiable})
+        raise VersionError(
+            f"{count} of {len(report.checkpoints)} checkpoints cannot be verified: "
+            f"{report.unverifiable[0]}"
+        )
+
+
+Choice = Literal["error", "skip"]
+
+
+def plan(  # noqa: PLR0913, PLR0917 - options of a command
+    path: str,
+    rules: Path | None,
+    like: str | None,
+    only: list[str],
+    skip: list[str],
+    missing: str,
+    unexpected: str,
+    as_json: bool,
+) -> None:
+    """Say what a restore would do, leaf by leaf; exits with 1 if it would fail."""
+    for name, value, allowed in (
+        ("--missing", missing, ("error", "skip")),
+        ("--unexpected", unexpected, ("error", "ignore")),
+    ):
+        if value not in allowed:
+            raise typer.BadParameter(f"{name} is {value!r}; give {' or '.join(allowed)}.")
+    request = RestoreRequest(
+        target=None if like is None else _target(like),
+        has_target=like is not None,
+        typed=True,
+        rich_types=True,
+        rules=read_rules(rules) if rules is not None else (),
+        only=only or None,
+        skip=skip or None,
+        missing=cast(Literal["error", "skip"], missing),
+        unexpected=cast(Literal["error", "ignore"], unexpected),
+    )
+    handler = PyTreeHandler(pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True))
+    try:
+        found = handler.explain_request(resolve_path(path), request, on_host=True)
+    except (TreeMismatchError, TransformError) as error:
+        if as_json:
+            print_json("plan", path=resolve_path(path), possible=False, error=str(error))
+        else:
+            echo(f"cannot be restored: {error}", style="red")
+        raise typer.Exit(1) from None
+    if as_json:
+        _print_plan(path, found)
+    else:
+        echo(str(found))
+
+
+def _print_plan(path: str, found: RestorePlan) -> None:
+    print_json(
+        "plan",
+        path=resolve_path(path),
+        possible=True,
+        leaves=[
+            {**structs.asdict(leaf), "dtype": None if leaf.dtype is None else str(leaf.dtype)}
+            for leaf in found.leaves
+        ],
+        ignored=found.ignored,
+        bytes_read=found.bytes_read,
+        peak_bytes=found.peak_bytes,
+    )
+
+
+def _target(like: str) -> object:
+    """Return a target with the leaves of a checkpoint, without their devices."""
+    flat = flatten(metadata(like).tree)
+    return flat.unflatten([_abstract(value) for value in flat.values])
+
+
+def _abstract(value: object) -> object:
+    if is_empty_node(value):
+        return value
+    if isinstance(value, StringMetadata):
+        return ""
+    if isinstance(value, ScalarMetadata) and not is_prng_dtype(value.dtype):
+        return np.zeros((), value.dtype)[()]
+    if isinstance(value, ArrayMetadata):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return value

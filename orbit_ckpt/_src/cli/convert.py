@@ -1,0 +1,84 @@
+"""Checkpoints written anew in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from orbit_ckpt._src.arrays.dtypes import as_dtype
+from orbit_ckpt._src.checkpointer.convert import convert as convert_checkpoint
+from orbit_ckpt._src.cli.options import Written
+from orbit_ckpt._src.cli.output import (
+    echo,
+    human_bytes,
+    print_json,
+    progress_bar,
+    stored_bytes,
+)
+from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.rule_files import read_rules
+from orbit_ckpt._src.errors import CheckpointExistsError
+from orbit_ckpt._src.storage.path import resolve_path
+
+
+def convert(  # noqa: PLR0913, PLR0917 - options of a command
+    source: str,
+    destination: str,
+    to: Written,
+    rules: Path | None,
+    cast: list[str],
+    only: list[str],
+    skip: list[str],
+    max_shard_bytes: int | None,
+    memory: int,
+    overwrite: bool,
+    reader: str | None,
+    as_json: bool,
+) -> None:
+    """Write a checkpoint anew in another format, whatever format it is in."""
+    start, end = resolve_path(source), resolve_path(destination)
+    if not overwrite and end.exists():
+        raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
+    casts, known = _casts(cast), parse_reader(reader)
+    # rules may compute with arrays of JAX, such as typed keys: on the host, in any width
+    for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
+        jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - not typed
+    with progress_bar("Converting") as told:
+        convert_checkpoint(
+            start,
+            end,
+            to=to.value,
+            only=only or None,
+            skip=skip or None,
+            transforms=read_rules(rules) if rules is not None else (),
+            cast=casts or None,
+            overwrite=overwrite,
+            max_bytes=memory * 10**6,
+            max_shard_bytes=max_shard_bytes,
+            progress=told,
+            reader=known,
+        )
+    nbytes = stored_bytes(end)
+    if as_json:
+        print_json("convert", source=start, destination=end, to=to.value, bytes=nbytes)
+    else:
+        echo(f"{start} -> {end}: {to.value}, {human_bytes(nbytes)}")
+
+
+def _casts(texts: list[str]) -> dict[str, object]:
+    """Return dtypes by patterns.
+
+    Raises:
+        ValueError: There is no such dtype.
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        pattern, _, name = text.rpartition("=")
+        try:
+            found.setdefault(pattern or "**", as_dtype(name))
+        except TypeError as error:
+            raise ValueError(
+                f"--cast {text!r}: {name!r} is no dtype; give one such as bfloat16 or float32."
+            ) from error
+    return found

@@ -1,0 +1,180 @@
+"""What is in one checkpoint: items, leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from orbit_ckpt._src.checkpointer.functions import metadata
+from orbit_ckpt._src.cli.leaves import Leaf, list_leaves
+from orbit_ckpt._src.cli.listing import format_time, print_unfinished
+from orbit_ckpt._src.cli.options import Order
+from orbit_ckpt._src.cli.output import (
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    stored_bytes,
+)
+from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.formats.orbax_layout import find_items, holds_tree
+from orbit_ckpt._src.metadata.files import read_step
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.tree.keypath import NamePath
+
+_NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
+
+
+def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:
+    """List what a checkpoint of another program has."""
+    nbytes, leaves = stored_bytes(root), len(list_leaves(str(root)))
+    custom = metadata(root).custom_metadata
+    if as_json:
+        items = [{"item": "", "bytes": nbytes, "leaves": leaves, "handler": name}]
+        print_json(
+            "ls",
+            kind="checkpoint",
+            path=root,
+            time=None,
+            custom_metadata=custom,
+            items=items,
+            unfinished=unfinished,
+        )
+        return
+    row = ["(the checkpoint)", human_bytes(nbytes), str(leaves), name]
+    print_table(["item", "size", "leaves", "format"], [row], right={"size", "leaves"})
+    known: Mapping[object, object] = {}
+    if isinstance(custom, Mapping):
+        known = cast(Mapping[object, object], custom)
+    for key, value in known.items():
+        echo(f"{key}: {value}")
+    print_unfinished(unfinished)
+
+
+def list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> None:
+    """List the items of a checkpoint."""
+    document = read_step(CheckedDirectory(root))
+    handlers = document.item_handlers
+    names: Sequence[str] = [""] if holds_tree(root) else find_items(root)
+    items: list[dict[str, object]] = []
+    for name in names:
+        if name in _NOT_ITEMS or is_process_directory(name):
+            continue
+        directory = root / name
+        recorded = handlers if isinstance(handlers, str) else (handlers or {}).get(name)
+        is_tree = holds_tree(directory)
+        items.append(
+            {
+                "item": name,
+                "bytes": stored_bytes(directory),
+                "leaves": len(list_leaves(str(directory))) if is_tree else None,
+                "handler": recorded,
+            }
+        )
+    saved = document.commit_timestamp_nsecs
+    time = None if saved is None else datetime.fromtimestamp(saved / 1e9, tz=UTC)
+    if as_json:
+        print_json(
+            "ls",
+            kind="checkpoint",
+            path=root,
+            time=None if time is None else time.isoformat(timespec="seconds"),
+            custom_metadata=document.custom_metadata,
+            items=items,
+            unfinished=unfinished,
+        )
+        return
+    rows = [
+        [
+            str(item["item"] or "(the checkpoint)"),
+            human_bytes(stored_bytes(root / str(item["item"]))),
+            "" if item["leaves"] is None else str(item["leaves"]),
+            str(item["handler"] or "").rpartition(".")[2],
+        ]
+        for item in items
+    ]
+    print_table(["item", "size", "leaves", "handler"], rows, right={"size", "leaves"})
+    if time is not None:
+        echo(f"saved {format_time(time)}")
+    for key, value in document.custom_metadata.items():
+        echo(f"{key}: {value}")
+    print_unfinished(unfinished)
+
+
+def tree(
+    path: str,
+    patterns: list[str],
+    depth: int | None,
+    sort: Order,
+    reader: str | None,
+    as_json: bool,
+) -> None:
+    """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
+    leaves = list_leaves(path, patterns, parse_reader(reader))
+    total = sum(leaf.nbytes for leaf in leaves)
+    if depth is not None:
+        _print_groups(path, _group(leaves, depth), sort, total, as_json)
+        return
+    leaves = _sorted(leaves, sort)
+    if as_json:
+        rows = [leaf.fields for leaf in leaves]
+        print_json("tree", path=resolve_path(path), leaves=rows, bytes=total)
+        return
+    cells = [
+        [
+            leaf.name or "(the tree)",
+            leaf.description,
+            human_bytes(leaf.nbytes) if leaf.shape is not None else "",
+            leaf.sharding or "",
+        ]
+        for leaf in leaves
+    ]
+    print_table(["leaf", "type", "size", "sharding"], cells, right={"size"})
+    echo(f"{len(leaves)} leaves, {human_bytes(total)}")
+
+
+def _sorted(leaves: list[Leaf], order: Order) -> list[Leaf]:
+    match order:
+        case Order.TREE:
+            return leaves
+        case Order.NAME:
+            return sorted(leaves, key=lambda leaf: leaf.name)
+        case Order.SIZE:
+            return sorted(leaves, key=lambda leaf: -leaf.nbytes)
+
+
+def _group(leaves: Sequence[Leaf], depth: int) -> list[Leaf]:
+    """Return one entry for all leaves below a name of some keys."""
+    groups: dict[NamePath, list[Leaf]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf.keys[:depth], []).append(leaf)
+    return [
+        Leaf(keys, f"{len(found)} leaves", nbytes=sum(leaf.nbytes for leaf in found))
+        if len(found) > 1 or found[0].keys != keys
+        else found[0]
+        for keys, found in groups.items()
+    ]
+
+
+def _print_groups(path: str, groups: list[Leaf], order: Order, total: int, as_json: bool) -> None:
+    groups = _sorted(groups, order)
+    if as_json:
+        rows = [
+            {"name": group.name, "description": group.description, "nbytes": group.nbytes}
+            for group in groups
+        ]
+        print_json("tree", path=resolve_path(path), groups=rows, bytes=total)
+        return
+    cells = [
+        [group.name, group.description, human_bytes(group.nbytes), _share(group.nbytes, total)]
+        for group in groups
+    ]
+    print_table(["below", "type", "size", "share"], cells, right={"size", "share"})
+
+
+def _share(nbytes: int, total: int) -> str:
+    return f"{100 * nbytes / total:.1f} %" if total else ""

@@ -1,0 +1,117 @@
+"""The steps of a run as `ls` and `report` show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from orbit_ckpt._src.cli.output import (
+    echo,
+    human_bytes,
+    human_number,
+    print_json,
+    print_table,
+    stored_bytes,
+)
+from orbit_ckpt._src.cli.runs import (
+    UNKNOWN_TIME,
+    Keeping,
+    list_run,
+    unfinished_saves,
+)
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.detect import foreign_format
+from orbit_ckpt._src.manager.index import StepEntry
+from orbit_ckpt._src.storage.path import resolve_path
+
+
+def ls(
+    path: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: int | None,
+    metric: str | None,
+    lowest: bool,
+    as_json: bool,
+) -> None:
+    """List the steps of a run, or the items of a checkpoint."""
+    root = resolve_path(path)
+    foreign = foreign_format(root)
+    try:
+        entries = list_run(root, foreign)
+    except CheckpointNotFoundError:
+        if not root.is_dir() or not unfinished_saves(root, []):
+            raise
+        entries = []  # nothing else yet
+    unfinished = unfinished_saves(root, entries or []) if root.is_dir() else []
+    if entries is not None:
+        keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+        _list_run(root, entries, keeping, unfinished, as_json)
+        return
+    from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - imports JAX, which a run does not need
+
+    if foreign is not None:
+        inspect.list_foreign(root, foreign.name, unfinished, as_json)
+    else:
+        inspect.list_checkpoint(root, unfinished, as_json)
+
+
+def _list_run(
+    root: Path, entries: Sequence[StepEntry], keeping: Keeping, unfinished: list[str], as_json: bool
+) -> None:
+    infos = [entry.info for entry in entries]
+    kept = keeping.rules(infos) if keeping.is_given else None
+    steps = [
+        step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
+        for entry in entries
+    ]
+    if as_json:
+        print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
+        return
+    names = list(dict.fromkeys(name for info in infos for name in info.metrics or ()))
+    header = ["step", "size", "time", *names, "marks", "kept by", "name"]
+    rows: list[list[str]] = []
+    for entry, step in zip(entries, steps, strict=True):
+        info = entry.info
+        marks = [name for name in ("pinned", "temporary") if step[name]]
+        metrics = info.metrics or {}
+        rows.append(
+            [
+                str(info.step),
+                human_bytes(cast(int | None, step["bytes"])),
+                "" if info.time is UNKNOWN_TIME else format_time(info.time),
+                *(human_number(metrics.get(name)) for name in names),
+                ", ".join(marks),
+                "" if kept is None else ", ".join(kept[info.step]) or "-",
+                "" if entry.path.name == str(info.step) else entry.path.name,
+            ]
+        )
+    print_table(header, rows, right={"step", "size", *names})
+    print_unfinished(unfinished)
+
+
+def print_unfinished(names: Sequence[str]) -> None:
+    """Print what saves that did not finish have left."""
+    for name in names:
+        echo(f"unfinished: {name}", style="yellow")
+
+
+def step_fields(entry: StepEntry) -> dict[str, object]:
+    """Return what is known of a step as fields of JSON."""
+    info = entry.info
+    return {
+        "step": info.step,
+        "path": entry.path,
+        "bytes": stored_bytes(entry.path),
+        "time": None if info.time is UNKNOWN_TIME else info.time.isoformat(timespec="seconds"),
+        "metrics": info.metrics,
+        "pinned": info.pinned,
+        "temporary": info.temporary,
+    }
+
+
+def format_time(time: datetime) -> str:
+    """Return a time for people, in UTC."""
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,205 @@
+"""What changes the disk: copies and deletions; and what is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from orbit_ckpt._src.cli.output import (
+    confirm,
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    stored_bytes,
+)
+from orbit_ckpt._src.cli.runs import (
+    AnyStepName,
+    Keeping,
+    holds_own_files,
+    list_run,
+)
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.detect import foreign_format
+from orbit_ckpt._src.formats.locate import locate_run
+from orbit_ckpt._src.manager.deletion import StepDeleter
+from orbit_ckpt._src.manager.index import StepEntry
+from orbit_ckpt._src.storage.atomic import is_in_progress
+from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
+from orbit_ckpt._src.storage.layout import PINNED, STEP_METADATA, is_temporary_name, partial_of
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.partial import remove_path
+from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath
+
+_ADVICE = "Check the permissions there."
+
+
+def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Delete one checkpoint, or what a save or conversion that died has left."""
+    directory = resolve_path(path)
+    if not isinstance(directory, StorePath) and partial_of(directory.name) is not None:
+        _remove_partial(directory, yes=yes, as_json=as_json)
+        return
+    if not directory.is_dir():
+        raise CheckpointNotFoundError(
+            f"No directory at {directory}: {describe_directory(directory)}. Give the directory of "
+            "a checkpoint; files are not deleted."
+        )
+    is_left = is_temporary_name(directory.name) or is_in_progress(directory)
+    if isinstance(directory, StorePath):  # beside a marker it says nothing
+        is_left = is_left and not is_committed(directory)
+    if not is_left:
+        _check_removable(directory)
+    if (directory / PINNED).exists() and not force:
+        raise ValueError(f"{directory} is pinned; delete the file {PINNED} in it, or pass --force.")
+    nbytes = stored_bytes(directory)
+    confirm(f"Delete {directory}{_size(nbytes, ' ({})')}?", yes=yes)
+    deleter = StepDeleter(directory.parent, AnyStepName())
+    with storage_errors(directory, "deleting", _ADVICE):
+        aside = deleter.put_aside(directory)
+        if aside is None and is_left:  # in a store it has no marker to take away
+            aside = directory
+        if aside is not None:
+            deleter.remove(aside, directory)
+    if as_json:
+        print_json("rm", path=directory, bytes=nbytes)
+    else:
+        echo(f"deleted {directory}{_size(nbytes)}")
+
+
+def _remove_partial(path: Path, *, yes: bool, as_json: bool) -> None:
+    """Delete what a conversion has left.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing.
+        ValueError: A process is still writing it.
+    """
+    if not path.exists():
+        raise CheckpointNotFoundError(f"{path}: nothing is there. Check its name with `ls`.")
+    lock = try_lock(path)
+    if lock is None:
+        raise ValueError(f"{path} is being written by another process; wait until that has ended.")
+    try:
+        nbytes = stored_bytes(path) if path.is_dir() else path.stat().st_size
+        confirm(f"Delete {path}{_size(nbytes, ' ({})')}?", yes=yes)
+        remove_path(path)
+    finally:
+        unlock(lock)
+    if as_json:
+        print_json("rm", path=path, bytes=nbytes)
+    else:
+        echo(f"deleted {path}{_size(nbytes)}")
+
+
+def _check_removable(directory: Path) -> None:
+    """Check that a directory is one checkpoint and nothing else.
+
+    Raises:
+        CheckpointNotFoundError: It is none.
+        ValueError: It is a run, an item, or a directory that may have other things too.
+    """
+    in_store = isinstance(directory, StorePath)
+    foreign = None if in_store else foreign_format(directory)
+    if list_run(directory, foreign) is not None:
+        raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
+    if in_store or (directory / STEP_METADATA).exists():
+        return
+    parent = directory.parent
+    steps = [step.path for step in locate_run(parent).steps if step.reader is not None]
+    in_foreign = not steps and foreign_format(parent) is not None
+    if (parent / STEP_METADATA).exists() or in_foreign:
+        raise ValueError(f"{directory} is a part of the checkpoint {parent}; give that.")
+    is_step = foreign is None and AnyStepName().parse(directory.name) is not None
+    is_step = is_step or directory in steps
+    if not (is_step or holds_own_files(directory)):
+        raise ValueError(
+            f"{directory} has a checkpoint in it, but perhaps other things too: "
+            f"{describe_directory(directory)}. If you mean all of it, delete it yourself."
+        )
+
+
+def prune(  # noqa: PLR0913, PLR0917 - options of a command
+    path: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: int | None,
+    metric: str | None,
+    lowest: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete the steps of a run that no rule keeps."""
+    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+    if not keeping.is_given:
+        raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
+    root = resolve_path(path)
+    entries = list_run(root, foreign_format(root))
+    if entries is None:
+        raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
+    paths = _paths_by_step(root, entries)
+    kept = keeping.rules([entry.info for entry in entries])
+    sizes = {step: stored_bytes(paths[step]) for step in kept}
+    going = [step for step, rules in kept.items() if not rules]
+    freed = _total(sizes[step] for step in going)
+    if going and not dry_run:
+        confirm(f"Delete {len(going)} steps of {root}{_size(freed, ' ({})')}?", yes=yes)
+        going = _delete(StepDeleter(root, AnyStepName()), {step: paths[step] for step in going})
+        freed = _total(sizes[step] for step in going)
+    if as_json:
+        steps = [
+            {"step": step, "bytes": sizes[step], "kept_by": rules, "deleted": step in going}
+            for step, rules in kept.items()
+        ]
+        print_json("prune", path=root, dry_run=dry_run, steps=steps, bytes_freed=freed)
+        return
+    verb = "would be deleted" if dry_run else "deleted"
+    rows = [
+        [str(step), human_bytes(sizes[step]), verb if step in going else ", ".join(rules)]
+        for step, rules in kept.items()
+    ]
+    print_table(["step", "size", "kept by"], rows, right={"step", "size"})
+    echo(f"{len(going)} of {len(kept)} steps {verb}{_size(freed)}")
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of sizes, None if one is not known."""
+    found = list(sizes)
+    return None if None in found else sum(size or 0 for size in found)
+
+
+def _size(nbytes: int | None, form: str = ", {}") -> str:
+    return "" if nbytes is None else form.format(human_bytes(nbytes))
+
+
+def _paths_by_step(root: Path, entries: Sequence[StepEntry]) -> dict[int, Path]:
+    """Return where the steps of a run are.
+
+    Raises:
+        ValueError: It may be that not all are of one run, so that the newest of one is not kept.
+    """
+    paths = {entry.info.step: entry.path for entry in entries}
+    prefixes = {e.path.name.rpartition(str(e.info.step))[0].rstrip("0") for e in entries}
+    if len(paths) < len(entries) or len(prefixes) > 1:
+        names = [entry.path.name for entry in entries]
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(
+            f"{root} may hold several runs, for its steps are not named alike: {some}. Move those "
+            "of the others away, or delete steps with `rm`."
+        )
+    return paths
+
+
+def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
+    """Delete steps; return those that were, because some may have been pinned meanwhile."""
+    deleted: list[int] = []
+    for step, directory in steps.items():
+        if (directory / PINNED).exists():
+            continue
+        with storage_errors(directory, "deleting", _ADVICE):
+            aside = deleter.put_aside(directory)
+            if aside is not None:
+                deleter.remove(aside, directory)
+        deleted.append(step)
+    return deleted

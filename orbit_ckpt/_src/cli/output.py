@@ -1,0 +1,179 @@
+"""What commands print: tables, JSON, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.text import visible
+
+SCHEMA = 1
+"""Version of the JSON that commands print; fields are added without changing it."""
+
+
+def echo(text: str = "", *, style: str | None = None) -> None:
+    """Print lines, in colour on a terminal."""
+    console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+    console.print(Text(visible(text), style=style or ""), soft_wrap=True)
+
+
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
+) -> None:
+    """Print columns of text.
+
+    Args:
+        header: Their names; columns that are empty in all rows are left out.
+        rows: The cells of every row.
+        right: Names of the columns that are aligned to the right.
+    """
+    columns = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
+    rows = [[visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    lines = [header, *rows]
+    widths = {i: max(len(line[i]) for line in lines) for i in columns}
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cells[i].rjust(widths[i]) if header[i] in right else cells[i].ljust(widths[i])
+            for i in columns
+        ).rstrip()
+
+    echo(line(header), style="bold")
+    sys.stdout.writelines(f"{line(row)}\n" for row in rows)
+
+
+def print_json(command: str, **fields: object) -> None:
+    """Print what a command has found, as one JSON object."""
+    document = {"schema": SCHEMA, "command": command, **fields}
+    sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON can hold it; numbers that are not finite become strings."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _name_of(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in cast(Mapping[object, object], value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in cast(Sequence[object], value)]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain_array(cast(np.ndarray, value))
+    return str(value)
+
+
+def _plain_array(value: np.ndarray) -> object:
+    if value.dtype.kind in "biuf":
+        return plain(value.tolist())
+    if value.dtype.kind in "cmMSU" or value.ndim:
+        return plain([str(v) for v in value]) if value.ndim == 1 else str(value)
+    return plain(float(value))
+
+
+def _name_of(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def human_bytes(count: int | None) -> str:
+    """Return a size for people."""
+    if count is None:
+        return ""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def human_number(value: object) -> str:
+    """Return a number of a table."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _local_bytes(directory: str) -> int:
+    total = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += _local_bytes(entry.path)
+            else:
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def stored_bytes(path: Path) -> int | None:
+    """Return the size of a file, or of all files below a directory; None in a store.
+
+    A store does not tell.
+    """
+    if isinstance(path, StorePath):
+        return None
+    name = os.fspath(path)
+    return _local_bytes(name) if os.path.isdir(name) else os.stat(name).st_size
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
+    """Show how far long work has come, if a person is looking: bytes, rate and time left.
+
+    What is yielded takes the bytes done and the bytes there are.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None  # noqa: ARG005 - nobody is looking
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is deleted.
+
+    Raises:
+        typer.Exit: The answer is no.
+        ValueError: Nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ValueError(f"{question} Nobody can be asked here; pass --yes.")
+    try:
+        if typer.confirm(question):
+            return
+    except typer.Abort:
+        echo()
+    raise typer.Exit(2)

@@ -1,0 +1,74 @@
+"""Readers that `--reader` names: a format and its options, `t5x:step=5,uint16=as_bfloat16`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import typer
+
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.t5x import T5XFormat
+from orbit_ckpt._src.formats.t5x_spec import Uint16
+from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat
+from orbit_ckpt._src.formats.tf_names import translate_t5
+
+_FLAGS = {"true": True, "false": False}
+_NAMES = {"t5": translate_t5, "none": None}
+
+
+def _choice(choices: Mapping[str, object]) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        if text not in choices:
+            raise ValueError(f"give {' or '.join(choices)}")
+        return choices[text]
+
+    return parse
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("give a number")
+    return int(text)
+
+
+_READERS: Mapping[str, tuple[Callable[..., Format], Mapping[str, Callable[[str], object]]]] = {
+    "t5x": (
+        T5XFormat,
+        {
+            "step": _step,
+            "uint16": _choice({name: name for name in get_args(Uint16)}),
+            "allow_legacy": _choice(_FLAGS),
+        },
+    ),
+    "tf": (TensorFlowFormat, {"translate": _choice(_NAMES)}),
+}
+
+
+def parse_reader(text: str | None) -> Format | None:
+    """Return the format that `--reader` names; None if it is not given.
+
+    Raises:
+        typer.BadParameter: It names no reader, or an option or a value that the reader lacks.
+    """
+    if text is None:
+        return None
+    name, _, rest = text.partition(":")
+    if name not in _READERS:
+        raise typer.BadParameter(
+            f"--reader {text!r}: give {' or '.join(_READERS)}, with options "
+            "behind a colon, such as t5x:step=5."
+        )
+    make, options = _READERS[name]
+    given: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, _, value = part.partition("=")
+        if key not in options:
+            raise typer.BadParameter(
+                f"--reader {text!r}: {name} has no option {key!r}; give {', '.join(options)}."
+            )
+        try:
+            given[key] = options[key](value)
+        except ValueError as error:
+            raise typer.BadParameter(f"--reader {text!r}: {key} is {value!r}; {error}.") from None
+    return make(**given)

@@ -1,0 +1,238 @@
+"""Runs as commands see them: steps of any naming, and which rules keep them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.base import ForeignStep, Format
+from orbit_ckpt._src.formats.locate import RunStep, is_unfinished, locate_run, number_in
+from orbit_ckpt._src.formats.orbax_layout import check_complete, find_items, holds_tree
+from orbit_ckpt._src.manager.index import StepEntry, StepIndex
+from orbit_ckpt._src.manager.preservation import (
+    AnyPreservationPolicy,
+    BestN,
+    EveryNSteps,
+    Foreign,
+    LatestN,
+    LatestTemporary,
+    Pinned,
+    PreservationContext,
+    PreservationPolicy,
+)
+from orbit_ckpt._src.manager.retention import RetentionRules
+from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import (
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    STEP_METADATA,
+    TREE_METADATA,
+    partial_of,
+)
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.path import explain_no_checkpoint
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+
+_OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
+
+
+class AnyStepName:
+    """Every name that ends in digits is a step: `7`, `step_0007`, `checkpoint_7`, `run-7`."""
+
+    def build_name(self, step: int) -> str:
+        """Return the plainest name."""
+        return str(step)
+
+    def parse(self, name: str) -> int | None:
+        """Return the number at the end of a name."""
+        return number_in(name)
+
+
+class Keeping(Struct, frozen=True):
+    """Which steps to keep, as options say it.
+
+    Attributes:
+        last: How many of the newest.
+        every: Multiples of what.
+        best: How many of the best.
+        metric: By which metric.
+        lowest: Whether the lowest is the best.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: int | None = None
+    metric: str | None = None
+    lowest: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.best is None) != (self.metric is None):
+            raise ValueError("--keep-best and --metric are given together or not at all.")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any rule is given."""
+        return any(n is not None for n in (self.last, self.every, self.best))
+
+    def rules(self, steps: Sequence[StepInfo]) -> dict[int, list[str]]:
+        """Return of every step the rules that keep it, as text; none if it goes.
+
+        Raises:
+            ValueError: No step has the metric.
+        """
+        labels = self._policies(steps)
+        plan = RetentionRules(AnyPreservationPolicy([policy for policy, _ in labels])).plan(
+            steps, PreservationContext()
+        )
+        texts = {id(policy): text for policy, text in labels}
+        return {
+            step.step: list(
+                dict.fromkeys(texts.get(id(rule)) or _describe(rule) for rule in step.rules)
+            )
+            for step in plan.steps
+        }
+
+    def _policies(self, steps: Sequence[StepInfo]) -> list[tuple[PreservationPolicy, str]]:
+        found: list[tuple[PreservationPolicy, str]] = []
+        if self.last is not None:
+            found.append((LatestN(self.last), f"last {self.last}"))
+        if self.every is not None:
+            found.append((EveryNSteps(self.every), f"every {self.every}"))
+        if self.best is not None and self.metric is not None:
+            found.append((self._best(steps, self.metric), f"best {self.best} by {self.metric}"))
+        return found
+
+    def _best(self, steps: Sequence[StepInfo], metric: str) -> PreservationPolicy:
+        known = {name for info in steps for name in info.metrics or ()}
+        if steps and metric not in known:
+            raise ValueError(
+                f"No step has a metric {metric!r}; there are {', '.join(sorted(known)) or 'none'}."
+            )
+
+        def value(metrics: Mapping[str, object]) -> float:
+            found = metrics.get(metric)
+            return float(found) if isinstance(found, int | float) else float("nan")
+
+        return BestN(get_metric_fn=value, reverse=self.lowest, n=self.best)
+
+
+def _describe(rule: PreservationPolicy) -> str:
+    match rule:
+        case Pinned():
+            return "pinned"
+        case Foreign():
+            return "another program's"
+        case LatestTemporary():
+            return "temporary"
+        case _:
+            return "newest"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory has steps rather than being a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: It is neither.
+        IncompleteCheckpointError: It is a save that did not finish.
+    """
+    if isinstance(path, StorePath):
+        return _is_run_in_store(path)
+    check_complete(path)
+    if holds_own_files(path):
+        return False
+    names = AnyStepName()
+    children = [path / name for name in find_items(path)]
+    if any(names.parse(c.name) is not None and looks_like_checkpoint(c) for c in children):
+        return True
+    if looks_like_checkpoint(path):
+        return False
+    raise CheckpointNotFoundError(
+        explain_no_checkpoint(
+            path, "Give the directory that was saved to, or the one with the steps of a run."
+        )
+    )
+
+
+def holds_own_files(path: Path) -> bool:
+    """Whether a directory has files that only a checkpoint has, or an item of one."""
+    return any((path / name).exists() for name in _OWN_FILES) or holds_tree(path)
+
+
+def _is_run_in_store(path: StorePath) -> bool:
+    if is_committed(path):
+        return False
+    steps = [path / name for name in path.directories() if AnyStepName().parse(name) is not None]
+    if any(map_paths(is_committed, steps, root=path)):
+        return True
+    check_complete(path)  # which says what is wrong
+    return False
+
+
+def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
+    """Return the finished steps of a run, ascending; None if it is one checkpoint.
+
+    Args:
+        root: The run, or a checkpoint.
+        foreign: The other program's format that it has, None for our own, Orbax's, and several.
+
+    Raises:
+        CheckpointNotFoundError: It is neither.
+        IncompleteCheckpointError: It is a save that did not finish.
+    """
+    run = locate_run(root)
+    steps = [(one, one.foreign) for one in run.steps]
+    others = [_foreign_entry(one, found) for one, found in steps if found is not None]
+    if len(others) == len(steps) and (others or foreign is not None):
+        return others or None
+    if run.newest is None and not is_run(root):
+        return None
+    known = {entry.path for entry in others}
+    index = StepIndex(root, AnyStepName()).entries().values()
+    own = [entry for entry in index if entry.path not in known]
+    return sorted([*others, *own], key=lambda entry: entry.info.step)
+
+
+UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
+"""Stands for when another program wrote a step into a store, which does not tell."""
+
+
+def _foreign_entry(one: RunStep, found: ForeignStep) -> StepEntry:
+    time = UNKNOWN_TIME if found.time is None else datetime.fromtimestamp(found.time, tz=UTC)
+    number = -1 if one.step is None else one.step
+    step = cast(int, number)  # or a fraction, which is listed, compared and kept likewise
+    info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
+    return StepEntry(info, one.path)
+
+
+def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
+    """Return the names of what saves and conversions in progress or dead ones are writing.
+
+    Args:
+        root: The run.
+        finished: Its steps.
+    """
+    if isinstance(root, StorePath):
+        keys = set(root.keys_below())
+        begun = {key.partition("/")[0] for key in keys if key.count("/") == 1}
+        return sorted(
+            name
+            for name in begun
+            if f"{name}/{IN_PROGRESS}" in keys and f"{name}/{COMMIT_MARKER}" not in keys
+        )
+    known = {entry.path.name for entry in finished}
+    with os.scandir(root) as entries:
+        others = [(e.name, e.is_dir()) for e in entries if e.name not in known]
+    return sorted(
+        name
+        for name, is_directory in others
+        if is_unfinished(name)
+        or partial_of(name) is not None
+        or (is_directory and is_in_progress(root / name))
+    )

@@ -1,0 +1,133 @@
+"""What a format of other programs is: told by its signs, then opened as a `StoredTree`.
+
+Telling imports nothing that reads arrays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from orbit_ckpt._src.lazy_imports import lazy_getattr
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+
+_NAMES = ("StoredTree", "TreeParts")
+__getattr__ = lazy_getattr(
+    globals(), {name: f"orbit_ckpt._src.formats.stored_tree:{name}" for name in _NAMES}
+)
+
+
+@runtime_checkable
+class Format(Protocol):
+    """A format of other programs that can be read.
+
+    Attributes:
+        name: What messages call it.
+        extra: What has to be installed to read it, as `pip install` takes it; None for nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def extra(self) -> str | None:
+        """What has to be installed to read it, as `pip install` takes it; None for nothing."""
+        ...
+
+    def sniff(self, path: Path) -> str | None:
+        """Return why what is at a path is not of this format, None if it seems to be.
+
+        Looks at names and first bytes only, and never raises because of what it finds.
+
+        Args:
+            path: A file or directory, which exists.
+        """
+        ...
+
+    def open(self, path: Path) -> StoredTree:
+        """Open what `sniff` accepted; reads no arrays.
+
+        Raises:
+            FormatError: It is damaged, or of a version that is not known.
+            MissingPackageError: `extra` is not installed.
+        """
+        ...
+
+
+@runtime_checkable
+class LinkedFiles(Protocol):
+    """What a `Format` may have besides: its files may be links to files elsewhere."""
+
+    @property
+    def allows_linked_files(self) -> bool:
+        """Whether a file of a checkpoint may be a link to any regular file."""
+        ...
+
+
+def allows_linked_files(known: Format | None) -> bool:
+    """Whether files in a checkpoint may be links that lead out of it; not in our own format."""
+    return isinstance(known, LinkedFiles) and known.allows_linked_files
+
+
+@runtime_checkable
+class WholeReader(Protocol):
+    """What a `Format` may have besides: it reads a tree in one go if leaf by leaf takes long."""
+
+    def open_whole(self, path: Path) -> StoredTree:
+        """Open what `sniff` accepted, perhaps as a tree with `read_whole`.
+
+        Raises:
+            FormatError: It is damaged, or of a version that is not known.
+        """
+        ...
+
+
+class ForeignStep(Struct, frozen=True):
+    """One checkpoint of a run of another program.
+
+    Attributes:
+        step: Its number; Flax takes fractions too.
+        path: Where it is.
+        time: When it was written, in seconds since the epoch; None in a store, which does not tell.
+        is_pinned: Whether the run never deletes it.
+        is_temporary: Whether the run deletes it once it has saved the next one.
+    """
+
+    step: float
+    path: Path
+    time: float | None
+    is_pinned: bool = False
+    is_temporary: bool = False
+
+
+@runtime_checkable
+class StepRecognizer(Protocol):
+    """What a `Format` of a program that writes runs has besides."""
+
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """Return the finished step of a run at a path; None if there is none of this format.
+
+        Looks at names and first bytes only, and never raises because of what it finds.
+
+        Args:
+            path: A file or directory, which exists.
+        """
+        ...
+
+
+__all__ = [
+    "ForeignStep",
+    "Format",
+    "LinkedFiles",
+    "StepRecognizer",
+    "StoredTree",
+    "TreeParts",
+    "WholeReader",
+    "allows_linked_files",
+]

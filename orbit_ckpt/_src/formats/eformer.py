@@ -1,0 +1,361 @@
+"""eFormer: zarr2 arrays with an index, in one tree or in several that have a prefix each.
+
+A checkpoint of trees with prefixes is read as a dict of them; the directory of one, or its
+`*_structure.json`, as that tree. Structures are rebuilt from the names of leaves: the file that has
+them has pickles too, which are not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field, structs
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
+from orbit_ckpt._src.formats.base import ForeignStep, StoredTree, TreeParts
+from orbit_ckpt._src.formats.eformer_sums import sums_of_trees
+from orbit_ckpt._src.formats.pickle_literal import decode_literal
+from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
+from orbit_ckpt._src.formats.zarr_find import has_arrays
+from orbit_ckpt._src.formats.zarr_tree import (
+    ArrayEntry,
+    in_tree_order,
+    key_paths,
+    listed_arrays,
+)
+from orbit_ckpt._src.metadata.codec import decode_file
+from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
+from orbit_ckpt._src.storage.array_sums import ArraySum
+from orbit_ckpt._src.storage.foreign import ForeignStore
+from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
+from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path, name_path
+
+INDEX = "tensorstore_index.json"
+DETAILS = "checkpoint_metadata.json"
+STRUCTURE_SUFFIX = "_structure.json"
+_MAX_BYTES = 100_000_000
+"""Of one document."""
+
+_FORMAT, _STRUCTURE_FORMAT = "tensorstore", "pytree-structure"
+
+
+class EFormerFormat:
+    """Reads checkpoints of eFormer; see `Format`."""
+
+    name = "eFormer"
+    extra = None
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`; a run of several checkpoints is accepted, for `open` to say so."""
+        root = _root_of(path)
+        if root is None:
+            return None if several_message(path) else f"no {INDEX} in it"
+        if root != path and path.is_dir() and not has_arrays(path):
+            return f"no {ZARR2_DOCUMENT} below it"
+        return None
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`."""
+        root = _root_of(path)
+        if root is None:
+            raise CheckpointNotFoundError(f"{path} is not a checkpoint{several_message(path)}.")
+        checkpoint = _Checkpoint(root)
+        prefix = None if path == root else checkpoint.prefix_at(path)
+        trees = [checkpoint.tree(p) for p in (checkpoint.prefixes if path == root else [prefix])]
+        leaves = [leaf for tree in trees for leaf in tree.leaves]
+        try:
+            paths = _paths_of(trees, 0 if prefix is None else 1)
+        except ValueError as error:
+            raise FormatError(f"{root / INDEX}: {error}. The file is damaged.") from error
+        records = [_record(leaf, at) for leaf, at in zip(leaves, paths, strict=True)]
+        _check_names(records, root)
+        pairs = list(zip(records, leaves, strict=True))
+        entries = {record.name: leaf.entry for record, leaf in pairs if leaf.entry is not None}
+        arrays = listed_arrays(root, entries, root / INDEX)
+        sums = checkpoint.sums(entries)
+        files = [root / INDEX, *(tree.file for tree in trees if tree.file is not None)]
+        document = TreeDocument(
+            [records[i] for i in in_tree_order(paths)],
+            custom_metadata=checkpoint.custom_metadata(trees, prefix),
+        )
+        return StoredTree(
+            path,
+            document,
+            lambda: TreeParts(ForeignStore(arrays, files), sums=sums),
+            inline={
+                r.name: leaf.value for r, leaf in pairs if leaf.entry is None and not r.is_empty
+            },
+            identity=root / INDEX,
+        )
+
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`."""
+        return marked_step(path) if (path / INDEX).is_file() else None
+
+
+FORMAT = EFormerFormat()
+
+
+class _Index(Struct):
+    format: str = _FORMAT
+    prefixes: dict[str, list[ArrayEntry]] = field(default_factory=dict[str, list[ArrayEntry]])
+    arrays: list[ArrayEntry] | None = None
+
+
+class _Details(Struct):
+    custom_metadata: dict[str, Any] | None = None
+    checksum: object = None
+    array_metadata: object = None
+
+
+class _Structure(Struct):
+    """The fields of a structure's file that are read; its pickled treedef is none of them."""
+
+    format: str
+    prefix: str
+    leaf_keys_full: list[str]
+    arr_mask: list[bool]
+    array_relpaths: list[str]
+    nonarray_payload: dict[str, str]
+    extras: dict[str, Any] | None = None
+
+
+class _Leaf(Struct):
+    """One leaf: its names, the prefix among them, and its entry in the index or its value."""
+
+    names: NamePath
+    entry: ArrayEntry | None = None
+    value: object = None
+
+
+class _Tree(Struct):
+    """The leaves of one tree.
+
+    Attributes:
+        leaves: They.
+        file: The file with its structure, None if there is none.
+        extras: What was saved with it.
+    """
+
+    leaves: Sequence[_Leaf]
+    file: Path | None = None
+    extras: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class _Checkpoint:
+    """The documents of one checkpoint.
+
+    Raises:
+        FormatError: The index is damaged, or is not one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._where = root / INDEX
+        files = InnerFiles(root)
+        self._index = decode_file(files.file(INDEX), _Index, max_bytes=_MAX_BYTES)
+        if self._index.format != _FORMAT:
+            raise self._bad(f"unsupported index format {self._index.format[:80]!r}")
+        for prefix in self._index.prefixes:
+            if not is_inner_name(prefix) or {"/", "\\"} & set(prefix):
+                raise self._bad(f"prefix {prefix[:80]!r} is not a name")
+        structures = sorted(p.name for p in root.iterdir() if p.name.endswith(STRUCTURE_SUFFIX))
+        self._details = _read_details(files.file(DETAILS))
+        self._structures = {n.removesuffix(STRUCTURE_SUFFIX): files.file(n) for n in structures}
+        for prefix, file in self._structures.items():
+            if prefix not in self._index.prefixes:
+                raise self._bad(f"it does not have {prefix!r}, of which there is {file.name}")
+
+    @property
+    def prefixes(self) -> list[str | None]:
+        """The prefixes of its trees, None for the one that has none."""
+        return [*([] if self._index.arrays is None else [None]), *self._index.prefixes]
+
+    def prefix_at(self, path: Path) -> str:
+        """Return the prefix of the tree whose directory or structure a path is.
+
+        Raises:
+            CheckpointNotFoundError: It is that of none.
+        """
+        for prefix in self._index.prefixes:
+            if path in (self._root.joinpath(*prefix.split(".")), self._structures.get(prefix)):
+                return prefix
+        raise CheckpointNotFoundError(
+            f"{path} is not a whole tree of the checkpoint {self._root}, whose trees are: "
+            f"{', '.join(self._index.prefixes) or 'one without a name'}. Give one of them, "
+            "or the checkpoint, and say with only= what of it to load."
+        )
+
+    def tree(self, prefix: str | None) -> _Tree:
+        """Return the leaves of one tree.
+
+        Raises:
+            FormatError: Index and structure contradict each other, or one is damaged.
+        """
+        entries: dict[NamePath, ArrayEntry] = {}
+        for entry in self._listed(prefix):
+            try:
+                names = _split_prefix(entry.parts(), prefix)
+                key_paths([names], infer_lists=False)
+            except ValueError as error:
+                raise self._bad(str(error)) from error
+            if names in entries:
+                raise self._bad(
+                    f"{entry.path} is listed twice: two leaves were saved under one name, and the "
+                    "last has replaced the other. If you know which it was, remove the other entry"
+                )
+            entries[names] = entry
+        if prefix not in self._structures:
+            return _Tree([_Leaf(names, entry) for names, entry in entries.items()])
+        return _read_structure(self._structures[prefix or ""], prefix or "", entries)
+
+    def custom_metadata(self, trees: Sequence[_Tree], prefix: str | None) -> dict[str, object]:
+        """Return what was saved with the checkpoint, or with one of its trees.
+
+        That of a tree is what was given when it was saved, and the step, time and whether it is
+        temporary; that of a checkpoint has `extras` with what was given for each of its trees.
+        """
+        run = read_run_metadata(self._root)
+        found: dict[str, object] = {}
+        if prefix is None:
+            found |= self._details.custom_metadata or {}
+        if prefix is not None:
+            found |= trees[0].extras
+        elif any(tree.extras for tree in trees):
+            pairs = zip(self.prefixes, trees, strict=True)
+            found["extras"] = {p: dict(t.extras) for p, t in pairs if p is not None and t.extras}
+        if run is not None:
+            found |= structs.asdict(run)
+        return found
+
+    def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArraySum]:
+        """Return the sums of some arrays, given and returned by storage name."""
+        trees = {p: self._listed(p) for p in self.prefixes}
+        by_path = sums_of_trees(self._details.checksum, self._details.array_metadata, trees)
+        where = str(self._root / DETAILS)
+        return {
+            name: ArraySum(by_path[entry.path], str(self._root / entry.path), where)
+            for name, entry in entries.items()
+            if entry.path in by_path
+        }
+
+    def _listed(self, prefix: str | None) -> Sequence[ArrayEntry]:
+        return self._index.arrays or [] if prefix is None else self._index.prefixes[prefix]
+
+    def _bad(self, what: str) -> FormatError:
+        return FormatError(f"{self._where}: {what}. The file is damaged, or was not written so.")
+
+
+def _read_details(file: Path) -> _Details:
+    return decode_file(file, _Details, max_bytes=_MAX_BYTES) if file.is_file() else _Details()
+
+
+def _root_of(path: Path) -> Path | None:
+    """Return the checkpoint that a path is, or in which it is a tree."""
+    if path.is_dir():
+        # a prefix with dots is several directories
+        return next((at for at in (path, *path.parents) if (at / INDEX).is_file()), None)
+    is_structure = path.name.endswith(STRUCTURE_SUFFIX)
+    return path.parent if is_structure and (path.parent / INDEX).is_file() else None
+
+
+def _record(leaf: _Leaf, path: KeyPath) -> LeafRecord:
+    is_none = leaf.entry is None and leaf.value is None
+    return LeafRecord.at(path, "None" if is_none else UNKNOWN_TYPE, is_empty=is_none)
+
+
+def _split_prefix(parts: NamePath, prefix: str | None) -> NamePath:
+    """Return the names of a leaf, that of its tree the first if it has a prefix."""
+    if prefix is None:
+        return parts
+    first = tuple(prefix.split("."))
+    rest = parts[len(first) :] if parts[: len(first)] == first else parts
+    return (prefix, *rest)
+
+
+def _read_structure(file: Path, prefix: str, entries: Mapping[NamePath, ArrayEntry]) -> _Tree:
+    """Return the leaves that the file with a tree's structure lists."""
+    found = decode_file(file, _Structure, max_bytes=_MAX_BYTES)
+    try:
+        leaves = _leaves_of(found, prefix, entries)
+    except ValueError as error:
+        raise FormatError(f"{file}: {error}. The file is damaged, or of another save.") from error
+    return _Tree(leaves, file, found.extras or {})
+
+
+def _leaves_of(
+    found: _Structure, prefix: str, entries: Mapping[NamePath, ArrayEntry]
+) -> Sequence[_Leaf]:
+    _check_counts(found, prefix)
+    by_path = {entry.path: entry for entry in entries.values()}
+    extra = sorted(set(by_path) - set(found.array_relpaths))
+    if extra:
+        raise ValueError(f"{extra[0]} is in {INDEX} only")
+    paths = iter(found.array_relpaths)
+    leaves: list[_Leaf] = []
+    for i, (key, is_array) in enumerate(zip(found.leaf_keys_full, found.arr_mask, strict=True)):
+        names = _split_prefix(tuple(key.split(".")), prefix)
+        if is_array:
+            path = next(paths)
+            if path not in by_path:
+                raise ValueError(f"{path[:200]} is not in {INDEX}")
+            if path.replace("/", ".") != key:
+                raise ValueError(f"{key[:200]} is stored as {path}")
+            leaves.append(_Leaf(names, by_path[path]))
+            continue
+        try:
+            payload = base64.b64decode(found.nonarray_payload[str(i)], validate=True)
+            leaves.append(_Leaf(names, None, decode_literal(payload)))
+        except KeyError:
+            raise ValueError(f"the value of {key[:200]} is missing") from None
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"the value of {key[:200]}: {error}") from error
+    return leaves
+
+
+def _check_counts(found: _Structure, prefix: str) -> None:
+    if found.format != _STRUCTURE_FORMAT or found.prefix != prefix:
+        raise ValueError(f"it is of format {found.format!r} and of prefix {found.prefix!r}")
+    if len(found.arr_mask) != len(found.leaf_keys_full):
+        raise ValueError(f"{len(found.leaf_keys_full)} leaves, {len(found.arr_mask)} in mask")
+    if sum(found.arr_mask) != len(found.array_relpaths):
+        raise ValueError(f"{sum(found.arr_mask)} arrays, {len(found.array_relpaths)} paths")
+
+
+def _paths_of(trees: Sequence[_Tree], skipped: int) -> list[KeyPath]:
+    """Return where the leaves of trees sit, in their order.
+
+    Lists are told from dicts only where the structure of a tree was recorded: without one eFormer
+    itself returns dicts.
+
+    Args:
+        trees: The trees.
+        skipped: How many names, the prefix, to leave out.
+    """
+    paths: list[KeyPath] = []
+    for tree in trees:
+        names = [leaf.names[skipped:] for leaf in tree.leaves]
+        paths += key_paths(names, infer_lists=tree.file is not None)
+    return paths
+
+
+def _check_names(records: Sequence[LeafRecord], root: Path) -> None:
+    """Check that trees with and without prefixes do not have leaves in one place."""
+    names = [name_path(record.path) for record in records]
+    try:
+        key_paths(names, infer_lists=False)
+    except ValueError as error:
+        raise FormatError(f"{root / INDEX}: {error}. The file is damaged.") from error
+    seen: set[str] = set()
+    for record in records:
+        if record.name in seen:
+            raise FormatError(
+                f"{root / INDEX}: two leaves are called {format_path(record.path)}. Load one tree "
+                "of the checkpoint at a time."
+            )
+        seen.add(record.name)

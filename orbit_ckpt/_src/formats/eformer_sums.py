@@ -1,0 +1,113 @@
+"""SHA-256 sums that eFormer records of the arrays of one `save_tree` that validates.
+
+They are of the values as numpy has them, by the names of the leaves in their tree. Of a checkpoint
+of several trees they are those of the tree that was saved last, which is not named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.formats.zarr_tree import ArrayEntry
+from orbit_ckpt._src.metadata.codec import decode_json
+
+SUMS, DESCRIPTIONS = "checksum", "array_metadata"
+"""Fields of eFormer's metadata."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
+"""Dtypes whose elements do not have the same bytes in all programs."""
+
+
+def sums_of_arrays(
+    sums: object, descriptions: object, arrays: Mapping[str, tuple[Shape, DType]]
+) -> dict[str, str]:
+    """Return the sums that are understood; one of an array of another shape or dtype is not.
+
+    Args:
+        sums: What is recorded, by name.
+        descriptions: Shapes and dtypes of what the sums are of, by name.
+        arrays: Shape and dtype of the arrays that there are.
+    """
+    if not isinstance(sums, Mapping) or not isinstance(descriptions, Mapping):
+        return {}
+    found: dict[str, str] = {}
+    for name, (shape, dtype) in arrays.items():
+        value = cast(Mapping[str, object], sums).get(name)
+        described = cast(Mapping[str, object], descriptions).get(name)
+        if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
+            continue
+        if _describes(described, shape, dtype):
+            found[name] = value
+    return found
+
+
+def sums_of_texts(
+    metadata: Mapping[str, str], arrays: Mapping[str, tuple[Shape, DType]]
+) -> dict[str, str]:
+    """Return the sums in the metadata of a safetensors file, where they are JSON in a text."""
+    sums, descriptions = (_parse(metadata.get(name, "")) for name in (SUMS, DESCRIPTIONS))
+    return sums_of_arrays(sums, descriptions, arrays)
+
+
+def sums_of_trees(
+    sums: object, descriptions: object, trees: Mapping[str | None, Sequence[ArrayEntry]]
+) -> dict[str, str]:
+    """Return the sums of arrays of a checkpoint by their paths.
+
+    There are none if several of its trees have leaves of these names.
+
+    Args:
+        sums: What is recorded, by name.
+        descriptions: Shapes and dtypes of what the sums are of, by name.
+        trees: What the index lists, by the prefixes of the trees.
+    """
+    if not isinstance(sums, Mapping) or not sums:
+        return {}
+    names = set(cast(Mapping[str, object], sums))
+    named = [
+        {_name_in_tree(entry, prefix): entry for entry in entries}
+        for prefix, entries in trees.items()
+    ]
+    fitting = [entries for entries in named if set(entries) == names]
+    if len(fitting) != 1:
+        return {}
+    (entries,) = fitting
+    try:
+        arrays = {name: entry.layout() for name, entry in entries.items()}
+    except ValueError:  # of the index, which is refused where it is read
+        return {}
+    found = sums_of_arrays(cast(object, sums), descriptions, arrays)
+    return {entries[name].path: value for name, value in found.items()}
+
+
+def without_sums(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return the metadata of a checkpoint for another, whose arrays may have been changed."""
+    sums = {SUMS, DESCRIPTIONS} if metadata.keys() >= {SUMS, DESCRIPTIONS} else set[str]()
+    return {name: value for name, value in metadata.items() if name not in sums}
+
+
+def _name_in_tree(entry: ArrayEntry, prefix: str | None) -> str:
+    name = entry.path.replace("/", ".")
+    return name if prefix is None else name.removeprefix(f"{prefix}.")
+
+
+def _describes(described: object, shape: Shape, dtype: DType) -> bool:
+    if not isinstance(described, Mapping) or _SUB_BYTE.fullmatch(dtype.name):
+        return False
+    fields = cast(Mapping[str, object], described)
+    try:
+        return fields.get("shape") == list(shape) and as_dtype(str(fields.get("dtype"))) == dtype
+    except TypeError:
+        return False
+
+
+def _parse(text: str) -> object:
+    try:
+        return decode_json(text.encode(), dict[str, object], "")
+    except ValueError:
+        return None

@@ -1,0 +1,113 @@
+"""msgpack files of Flax: `to_bytes`, `msgpack_serialize`, `flax.training.checkpoints`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.base import ForeignStep, StoredTree
+from orbit_ckpt._src.formats.msgpack_scan import scan_file
+from orbit_ckpt._src.formats.msgpack_tree import stored_tree, whole_tree
+from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.store_path import StorePath, file_names, read_extent
+
+SUFFIX = ".msgpack"
+_STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
+_KEY_BYTES = 32
+_DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
+"""What long lists and dicts begin with."""
+
+
+class FlaxFormat:
+    """Reads msgpack files of Flax; see `Format`."""
+
+    name = "flax msgpack"
+    extra = None
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        if path.is_dir():
+            return None if _candidates(path) else f"no checkpoint_<step> and no *{SUFFIX} in it"
+        if path.name.endswith(SUFFIX):
+            return None
+        data = read_extent(str(path), 0, _KEY_BYTES)
+        if _STEP.fullmatch(path.name) and (data[:1] in _DICTS or b"\x80" < data[:1] < b"\xa0"):
+            return None
+        return None if begins_tree(data) else "it does not begin as a dict in msgpack"
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`."""
+        file = _file_at(path)
+        return stored_tree(scan_file(file), path, file)
+
+    def open_whole(self, path: Path) -> StoredTree:
+        """See `WholeReader`."""
+        file = _file_at(path)
+        tree = scan_file(file)
+        return whole_tree(tree, path, file) or stored_tree(tree, path, file)
+
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`; in a directory with others a `checkpoint_<step>` is a step."""
+        match = _STEP.fullmatch(path.name)
+        if match is None or not path.is_file():
+            return None
+        return ForeignStep(_step_of(match), path, _time_of(path))
+
+
+FORMAT = FlaxFormat()
+
+
+def _file_at(path: Path) -> Path:
+    """Return the msgpack file of a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There are several.
+    """
+    file = path
+    if path.is_dir():
+        names = _candidates(path)
+        file = inner_file(path, names[-1])
+        if len(names) > 1:
+            raise CheckpointNotFoundError(
+                f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"
+                f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
+            )
+    return file
+
+
+def _candidates(directory: Path) -> Sequence[str]:
+    """Return which files of a directory are checkpoints, the latest step last."""
+    names = file_names(directory)
+    steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
+    return sorted(steps, key=lambda name: _step_of(steps[name])) or [
+        name for name in names if name.endswith(SUFFIX)
+    ]
+
+
+def _step_of(match: re.Match[str]) -> float:
+    """Return the number of a step, which Flax orders as a float; a whole one exactly."""
+    whole, _, fraction = match[1].partition(".")
+    return float(match[1]) if fraction.strip("0") else int(whole)
+
+
+def _time_of(file: Path) -> float | None:
+    return None if isinstance(file, StorePath) else file.stat().st_mtime
+
+
+def begins_tree(data: bytes) -> bool:
+    """Whether first bytes are those of a dict whose first key is a str, or of an array.
+
+    Keys of other types are read too, in files with a name of Flax's: begun with one are also files
+    of other kinds.
+    """
+    sizes = {0xDE: 3, 0xDF: 5}
+    if not data:
+        return False
+    if 0x80 <= data[0] < 0x90 or data[0] in sizes:
+        key = data[sizes.get(data[0], 1) :][:1]
+        return data == b"\x80" or (bool(key) and (0xA0 <= key[0] < 0xC0 or key[0] in (0xD9, 0xDA)))
+    codes = {0xC7: 2, 0xC8: 3, 0xC9: 5, 0xD4: 1, 0xD5: 1, 0xD6: 1, 0xD7: 1, 0xD8: 1}
+    code = data[codes[data[0]] :][:1] if data[0] in codes else b""
+    return code in (b"\x01", b"\x03", b"\x04")

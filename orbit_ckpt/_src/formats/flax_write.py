@@ -1,0 +1,178 @@
+"""Write trees as msgpack files of Flax, as `flax.serialization.to_bytes` would."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, cast
+
+import msgpack
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import storable
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import NameCollisionError, StorageError
+from orbit_ckpt._src.formats.flax_msgpack import SUFFIX, begins_tree
+from orbit_ckpt._src.formats.msgpack_scan import CHUNKED, COMPLEX, NDARRAY, SCALAR
+from orbit_ckpt._src.formats.outgoing import (
+    OutgoingArray,
+    WriteRequest,
+    kind_of,
+    new_file,
+    outgoing,
+    refusal,
+)
+from orbit_ckpt._src.tree.flatten import children_of, flatten, is_leaf
+from orbit_ckpt._src.tree.keypath import format_path, key_name
+
+MAX_PART_BYTES = 1 << 30
+"""Arrays above this size are written in parts of it, as Flax does."""
+
+
+def write(request: WriteRequest) -> None:
+    """Write a tree into one file.
+
+    Lists and tuples become dicts whose keys are the positions, namedtuples dicts of their fields,
+    and all keys become str.
+
+    Raises:
+        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
+        NameCollisionError: Keys of a dict are the same as str; nothing was written.
+        CheckpointExistsError: The path exists and `overwrite` is not set.
+        ValueError: A limit of the size of files is given, or the tree is a single value that
+            would not be known for a file of Flax under this name.
+    """
+    if request.max_shard_bytes is not None:
+        raise ValueError("Flax has a single file and no shards; give no size of them")
+    _check(request.tree)
+    _check_name(request)
+    with new_file(request.path, overwrite=request.overwrite) as file:
+        _write_node(file, request.tree, request)
+
+
+def _check(tree: object) -> None:
+    flat = flatten(tree)
+    refused = {
+        names: kind_of(value)
+        for names, value in zip(flat.names, flat.values, strict=True)
+        if not is_writable(value)
+    }
+    if refused:
+        raise refusal("Files of Flax", refused)
+    if len(set(flat.names)) < len(flat.names):
+        same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
+        raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)
+
+
+def _check_name(request: WriteRequest) -> None:
+    """Check that the file can be told from any other, which a number without a name cannot."""
+    tree = request.tree
+    if request.path.name.endswith(SUFFIX) or not is_leaf(tree) or outgoing(tree) is not None:
+        return
+    if not begins_tree(_pack(tree)):
+        raise ValueError(
+            f"{request.path}: a file of Flax with a single value ({kind_of(tree)}) is known only "
+            f"by a name that ends in {SUFFIX}. Choose such a name."
+        )
+
+
+def is_writable(value: object) -> bool:
+    """Whether a leaf is one that the format has."""
+    array = outgoing(value)
+    if array is not None:
+        return storable(array.dtype) and array.dtype.kind not in "mM"
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, str | bytes):
+        return len(value) < 2**30
+    return isinstance(value, float | complex) or (is_leaf(value) and _is_container(value))
+
+
+def _is_container(value: object) -> bool:
+    return value is None or isinstance(value, dict | list | tuple)
+
+
+def _write_node(file: BinaryIO, node: object, request: WriteRequest) -> None:
+    array = outgoing(node)
+    if array is not None:
+        _write_array(file, array, request, is_scalar=isinstance(node, np.generic))
+    elif is_leaf(node):
+        file.write(_pack(node))
+    else:
+        children = children_of(node)
+        file.write(_map_head(len(children)))
+        for key, child in children:
+            file.write(_pack(key_name(key)))
+            _write_node(file, child, request)
+
+
+def _write_array(
+    file: BinaryIO, array: OutgoingArray, request: WriteRequest, *, is_scalar: bool
+) -> None:
+    if array.nbytes <= MAX_PART_BYTES:
+        file.write(_array_head(array.shape, array, SCALAR if is_scalar else NDARRAY))
+        file.writelines(_exactly(array, request, [array.nbytes]))
+        return
+    itemsize = array.dtype.itemsize
+    part = max(1, MAX_PART_BYTES // itemsize) * itemsize
+    sizes = [min(part, array.nbytes - start) for start in range(0, array.nbytes, part)]
+    shape = {str(i): n for i, n in enumerate(array.shape)}
+    file.write(_map_head(3) + _pack(CHUNKED) + _pack(obj=True) + _pack("shape") + _pack(shape))
+    file.write(_pack("chunks") + _map_head(len(sizes)))
+    starts = {i * part: i for i in range(len(sizes))}
+    done = 0
+    for piece in _exactly(array, request, sizes):
+        if done in starts:
+            i = starts.pop(done)
+            file.write(_pack(str(i)) + _array_head((sizes[i] // itemsize,), array, NDARRAY))
+        file.write(piece)
+        done += piece.nbytes
+
+
+def _exactly(
+    array: OutgoingArray, request: WriteRequest, sizes: Sequence[int]
+) -> Iterator[memoryview]:
+    """Yield the bytes of an array, cut where parts of some sizes end.
+
+    Raises:
+        StorageError: There are not as many bytes as the shape says.
+    """
+    remaining = list(sizes)
+    for block in array.pieces(request):
+        piece = block
+        while piece.nbytes and remaining:
+            size = min(piece.nbytes, remaining[0])
+            yield piece[:size]
+            piece = piece[size:]
+            remaining[0] -= size
+            if not remaining[0]:
+                remaining.pop(0)
+    if sum(remaining):
+        raise StorageError(f"{sum(remaining)} bytes of an array could not be read")
+
+
+def _array_head(shape: Shape, array: OutgoingArray, code: int) -> bytes:
+    """Return what stands before the elements of an array."""
+    nbytes = array.dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    head = (
+        b"\x93"
+        + msgpack.packb(shape)
+        + _pack(array.dtype.name)
+        + b"\xc6"
+        + struct.pack(">I", nbytes)
+    )
+    return b"\xc9" + struct.pack(">Ib", len(head) + nbytes, code) + head
+
+
+def _map_head(count: int) -> bytes:
+    return b"\xdf" + struct.pack(">I", count)
+
+
+def _pack(obj: object) -> bytes:
+    if isinstance(obj, complex):
+        data = msgpack.packb([obj.real, obj.imag])
+        return msgpack.packb(msgpack.ExtType(COMPLEX, data))
+    is_empty = isinstance(obj, list | tuple) and not obj
+    return msgpack.packb({} if is_empty else cast(object, obj))

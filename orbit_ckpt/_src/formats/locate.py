@@ -1,0 +1,272 @@
+"""The checkpoints in a directory, whatever wrote them: the one list that all commands use."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
+from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.formats.run_metadata import latest_marked
+from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    RUN_METADATA,
+    STEP_METADATA,
+    TREE_METADATA,
+    is_temporary_name,
+)
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.path import resolve_local, storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+
+BUILT_IN = {
+    "eformer": "eFormer",
+    "safetensors": "safetensors",
+    "t5x": "T5X",
+    "tf_checkpoint": "TensorFlow",
+    "flax_msgpack": "flax msgpack",
+    "levanter": "Levanter",
+}
+"""Modules of this package with a `FORMAT`, and its name; those with the surest signs first."""
+
+_WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
+_MARKED = ("eFormer", "Levanter")
+_NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
+_FOREIGN_FILES = (RUN_METADATA, AGGREGATE)
+_FLAX_PREFIX = "checkpoint_"
+"""What every step of another program is, or has; these are told without the formats."""
+
+_FOREIGN_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+|checkpoint_tmp|checkpoint_[\d.]+tmp")
+"""What T5X and Flax call a save in progress."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RunStep(Struct, frozen=True):
+    """One finished checkpoint of a run.
+
+    Attributes:
+        path: Where it is.
+        step: Its number; None if it has none. Flax takes fractions too.
+        reader: The format it is read as; None for our own and Orbax's.
+        foreign: What another program recorded of it.
+    """
+
+    path: Path
+    step: float | None
+    reader: Format | None = None
+    foreign: ForeignStep | None = None
+
+
+class Run(Struct, frozen=True):
+    """What a directory holds.
+
+    Attributes:
+        steps: Its finished checkpoints, ascending; those without a number first. Of two with one
+            number our own or Orbax's is the last.
+        unfinished: Names of saves in progress and of what dead ones left.
+    """
+
+    steps: Sequence[RunStep] = ()
+    unfinished: Sequence[str] = ()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether several programs wrote into it."""
+        return len({step.reader and step.reader.name for step in self.steps}) > 1
+
+    @property
+    def newest(self) -> RunStep | None:
+        """The step with the highest number, None if there is no step."""
+        numbered = [step for step in self.steps if step.step is not None]
+        return numbered[-1] if numbered else None
+
+    def warn_of_duplicates(self) -> None:
+        """Log which of two checkpoints with the newest number is used."""
+        newest = self.newest
+        for other in self.steps[:-1]:
+            if newest is not None and other.step == newest.step and other is not newest:
+                _logger.warning(
+                    "Step %s exists twice: %s is used, %s is not",
+                    *(newest.step, newest.path, other.path),
+                )
+
+
+def locate_run(root: Path) -> Run:
+    """Return the checkpoints in a directory, by any program; none if it is one checkpoint itself.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    if isinstance(root, StorePath):
+        return _locate_in_store(root)
+    if not root.is_dir() or _is_checkpoint(root):
+        return Run()
+    steps: list[RunStep] = []
+    unfinished: list[str] = []
+    with os.scandir(root) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    for entry in entries:
+        is_dir = entry.is_dir()
+        if is_unfinished(entry.name) or (is_dir and _is_begun(entry.path)):
+            unfinished.append(entry.name)
+        elif (step := _step_at(root / entry.name, entry, is_dir=is_dir)) is not None:
+            steps.append(step)
+    if len(steps) == 1 and steps[0].path.is_file():
+        steps = []  # the directory of a single file is that checkpoint
+    return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
+
+
+def foreign_step(path: Path) -> RunStep | None:
+    """Return the checkpoint that another program finished at a path, None if there is none."""
+    if not isinstance(path, StorePath) and not _has_foreign_sign(path):
+        return None
+    for known in built_in_formats(_WITH_RUNS):
+        found = known.step_at(path) if isinstance(known, StepRecognizer) else None
+        if found is not None:
+            # a writer of eFormer's that was not told the step records -1
+            step = number_in(path.name) if found.step < 0 else found.step
+            return RunStep(path, step, known, found)
+    return None
+
+
+def _has_foreign_sign(path: Path) -> bool:
+    """Whether a path may be a step of another program; most are not, and no format is imported."""
+    if os.path.isdir(path):
+        return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
+    return path.name.startswith(_FLAX_PREFIX)
+
+
+def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
+    """Return the newest checkpoint of a run, whatever programs wrote it.
+
+    The step decides; of two with one number our own or Orbax's is taken, with a warning in the log.
+    In a run of eFormer and Levanter alone the time of writing decides, then the step, as it does
+    for these: there all that has a `metadata.json` counts, temporary ones too, and one whose file
+    is damaged is passed over, with a warning.
+
+    Args:
+        path: The run, or one checkpoint.
+
+    Returns:
+        The path of the checkpoint, None if there is none.
+
+    Raises:
+        ValueError: The path is a URL; runs in object stores are not looked through.
+        StorageError: The directory cannot be read.
+    """
+    root = resolve_local(path)
+    with storage_errors(root, "listing checkpoints", "Check that it may be read."):
+        run = locate_run(root)
+        if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
+            run.warn_of_duplicates()
+            return run.newest and run.newest.path
+        if not run.steps and root.is_dir() and _is_checkpoint(root):
+            return root
+        return latest_marked(root)
+
+
+def step_to_read(root: Path) -> Path | None:
+    """Return which step of a run that several programs wrote into is loaded for the run itself.
+
+    A run of T5X is loaded as its newest step, and so is one that was continued by others.
+
+    Returns:
+        The newest step; None if the run is of one program, or the directory is no run.
+
+    Raises:
+        CheckpointNotFoundError: One of the steps has to be given, as in runs without T5X's.
+    """
+    run = locate_run(root)
+    newest = run.newest
+    if newest is None or not run.is_mixed:
+        return None
+    run.warn_of_duplicates()
+    if any(step.reader is not None and step.reader.name == "T5X" for step in run.steps):
+        return newest.path
+    names = [step.path.name for step in run.steps]
+    shown = f"{'..., ' if len(names) > 8 else ''}{', '.join(names[-8:])}"
+    raise CheckpointNotFoundError(
+        f"{root} holds several checkpoints ({shown}); give one of them, for example the newest, "
+        f"{newest.path}."
+    )
+
+
+def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
+    """Yield the formats of other programs that this package reads."""
+    for name in names:
+        module = importlib.import_module(f"orbit_ckpt._src.formats.{name}")
+        yield cast(Format, module.FORMAT)
+
+
+def _is_checkpoint(root: Path) -> bool:
+    own = any((root / name).exists() for name in (STEP_METADATA, TREE_METADATA, COMMIT_MARKER))
+    return own or holds_tree(root) or foreign_step(root) is not None
+
+
+def _is_begun(directory: str) -> bool:
+    """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
+    return os.path.exists(os.path.join(directory, IN_PROGRESS))
+
+
+def _step_at(path: Path, entry: os.DirEntry[str], *, is_dir: bool) -> RunStep | None:
+    if is_dir and os.path.isfile(os.path.join(entry.path, STEP_METADATA)):
+        return RunStep(path, number_in(entry.name))
+    found = foreign_step(path)
+    if found is None and is_dir and (looks_like_checkpoint(path) or _is_old_tree(path)):
+        return RunStep(path, number_in(path.name))
+    return found
+
+
+def _is_old_tree(directory: Path) -> bool:
+    """Whether only arrays tell that a directory is a tree, as of Orbax's first releases.
+
+    Such are also the saves of eFormer and Levanter that did not finish.
+    """
+    others = built_in_formats(("eformer", "levanter"))
+    return holds_tree(directory) and all(known.sniff(directory) is not None for known in others)
+
+
+def _locate_in_store(root: StorePath) -> Run:
+    if is_committed(root):
+        return Run()
+    directories = [root / name for name in root.directories()]
+    committed = map_paths(is_committed, directories, root=root)
+    own = [at for at, is_own in zip(directories, committed, strict=True) if is_own]
+    others = [at for at, is_own in zip(directories, committed, strict=True) if not is_own]
+    begun = map_paths(is_in_progress, others, root=root)
+    unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
+    (flax,) = built_in_formats(("flax_msgpack",))
+    files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
+    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
+    steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
+    steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
+    if not own and len(steps) == 1:
+        steps = []  # the directory of a single file is that checkpoint
+    return Run(sorted(steps, key=_order), unfinished)
+
+
+def _order(step: RunStep) -> tuple[float, bool]:
+    return -1 if step.step is None else step.step, step.reader is None
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether our own, Orbax's, T5X's and Flax's saves in progress have such names."""
+    return is_temporary_name(name) or _FOREIGN_TEMPORARY.fullmatch(name) is not None
+
+
+def number_in(name: str) -> int | None:
+    """Return the number at the end of a name."""
+    found = _NUMBER.fullmatch(name)
+    return int(found[1]) if found else None

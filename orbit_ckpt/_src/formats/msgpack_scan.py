@@ -1,0 +1,390 @@
+"""Find what is in a msgpack file of Flax without reading its arrays.
+
+Only the bytes that say what follows are read; every length is compared with what the file has
+left before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, storable
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.formats.msgpack_nodes import ArrayNode, BytesNode, ObjectNode, with_values
+from orbit_ckpt._src.storage.foreign import check_shape
+from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
+from orbit_ckpt._src.storage.system import read_at
+from orbit_ckpt._src.storage.value_read import Pieces
+
+NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
+"""Codes of extension types; the last is Orbax's."""
+
+CHUNKED = "__msgpack_chunked_array__"
+
+_MAX_DEPTH = 200
+_MAX_DIMENSIONS = 64
+_WINDOW_BYTES = 1 << 12
+_RUN = 64
+"""Shorter lists are read value by value."""
+
+_RUN_BYTES = 1 << 16
+_TIMESTAMP = -1
+"""The extension type of msgpack itself."""
+
+
+class _Head(NamedTuple):
+    """What the first bytes of a value say: its kind, and how long it is or what it is."""
+
+    kind: str
+    value: Any
+    code: int = 0
+
+
+def scan_file(file: Path) -> object:
+    """Return the tree in a file: dicts, lists, tuples, scalars, None, and nodes for arrays.
+
+    Raises:
+        FormatError: It is cut short, damaged, or holds what Flax does not write.
+        OSError: It cannot be read.
+    """
+    where = f"{file} is not a sound msgpack file of Flax"
+    if isinstance(file, StorePath):
+        return _scan(_File(str(file), file_size(file), partial(read_extent, str(file))), where)
+    with open(file, "rb", buffering=0) as stream:
+        descriptor = stream.fileno()
+        size = os.fstat(descriptor).st_size
+
+        def read(start: int, length: int) -> bytes:
+            return read_at(descriptor, length, start)
+
+        return _scan(_File(str(file), size, read), where)
+
+
+def scan_bytes(data: bytes, where: str) -> object:
+    """Return the tree in bytes that are in memory already, with the values of its arrays.
+
+    Args:
+        data: The bytes.
+        where: What messages begin with.
+
+    Raises:
+        FormatError: They are cut short, damaged, or hold what Flax does not write.
+    """
+    return with_values(_scan(_Memory(data, len(data)), where))
+
+
+def _scan(source: _File | _Memory, where: str) -> object:
+    scanner = _Scanner(source)
+    try:
+        return scanner.scan_all()
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise FormatError(
+            f"{where}: byte {scanner.position}: {error}. It is damaged or incomplete, or was "
+            "written by something else; copy it again."
+        ) from error
+
+
+class _File:
+    """Bytes in a file, read a window at a time."""
+
+    def __init__(self, file: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        self.size = size
+        self._file = file
+        self._read = read
+        self._window = b""
+        self._start = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        offset = start - self._start
+        if not 0 <= offset <= len(self._window) - length:
+            self._window = self._read(start, max(length, _WINDOW_BYTES))
+            self._start, offset = start, 0
+        return self._window[offset : offset + length]
+
+    def place(self, start: int, length: int) -> Value:
+        return Extent(self._file, start, length)
+
+
+class _Memory(NamedTuple):
+    """Bytes in memory."""
+
+    data: bytes
+    size: int
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.data[start : start + length]
+
+    place = read
+
+
+class _Scanner:
+    """Goes through bytes value by value."""
+
+    def __init__(self, source: _File | _Memory) -> None:
+        self.position = 0
+        self.size = source.size
+        self._source = source
+
+    def scan_all(self) -> object:
+        """Return the value that the file is."""
+        value = self.scan(self.size, 0)
+        if self.position != self.size:
+            raise ValueError(f"{self.size - self.position} bytes follow what should be all of it")
+        return value
+
+    def scan(self, end: int, depth: int) -> object:
+        """Return the value at the position, which goes on to its end.
+
+        Args:
+            end: Where the value must have ended.
+            depth: In how many others it is.
+        """
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"more than {_MAX_DEPTH} levels")
+        head = self._head(end)
+        if head.kind == "value":
+            return head.value
+        if head.kind == "str":
+            return self._text(head.value, end)
+        if head.kind == "bin":
+            return BytesNode(self._skip(head.value, end))
+        if head.kind == "ext":
+            return self._extension(head.code, self._inside(head.value, end), depth)
+        if head.value > end - self.position:
+            raise ValueError(f"{head.value} elements in {end - self.position} bytes")
+        if head.kind == "array":
+            return self._list(head.value, end, depth)
+        return _join_chunks(self._map(head.value, end, depth))
+
+    def _list(self, count: int, end: int, depth: int) -> list[object]:
+        found: list[object] = []
+        while len(found) < count:
+            missing = count - len(found)
+            run = self._small_values(missing, end)
+            found += run or [self.scan(end, depth + 1) for _ in range(min(missing, _RUN))]
+        return found
+
+    def _small_values(self, count: int, end: int) -> list[object]:
+        """Decode the numbers and short texts that follow, at most as many as given.
+
+        Called once for many values: looking for them costs as much as reading some.
+        """
+        nbytes = min(_RUN_BYTES, end - self.position)
+        if count < _RUN or nbytes <= _SMALL_BYTES:
+            return []
+        data = self._source.read(self.position, nbytes)
+        unpacker = msgpack.Unpacker(max_buffer_size=_RUN_BYTES)
+        unpacker.feed(data)
+        found: list[object] = []
+        start, last = 0, nbytes - _SMALL_BYTES  # those that begin before are whole
+        while len(found) < count and start < last and data[start] in _SMALL:
+            found.append(unpacker.unpack())
+            start = unpacker.tell()
+        self.position += start
+        return found
+
+    def _key(self, end: int) -> object:
+        head = self._head(end)
+        if head.kind == "str":
+            return self._text(head.value, end)
+        if head.kind == "bin":
+            return self._take(head.value, end)
+        if head.kind != "value":
+            raise ValueError(f"a key of a dict is a msgpack {head.kind}, no str, bytes or number")
+        return head.value
+
+    def _map(self, count: int, end: int, depth: int) -> dict[object, object]:
+        found: dict[object, object] = {}
+        missing = count
+        while missing:
+            flat = self._small_values(2 * missing, end)
+            if len(flat) % 2:  # a key whose value is large
+                flat.append(self.scan(end, depth + 1))
+            for _ in range(0 if len(flat) > 2 else min(missing - len(flat) // 2, _RUN)):
+                flat += [self._key(end), self.scan(end, depth + 1)]
+            for key, value in zip(flat[::2], flat[1::2], strict=True):
+                if key in found:
+                    raise ValueError(f"a dict has the key {key!r} twice")
+                found[key] = value
+            missing -= len(flat) // 2
+        return found
+
+    def _extension(self, code: int, end: int, depth: int) -> object:
+        if code in (NDARRAY, SCALAR):
+            value = self._array(end, is_scalar=code == SCALAR)
+        elif code in (COMPLEX, TUPLE):
+            value = self.scan(end, depth + 1)
+            if not isinstance(value, list):
+                raise ValueError(f"extension type {code} does not hold a list")
+            elements = cast(list[Any], value)
+            value = complex(*elements) if code == COMPLEX else tuple(elements)
+        else:
+            data = self._take(end - self.position, end)
+            is_time = code == _TIMESTAMP
+            value = ObjectNode(
+                msgpack.Timestamp.from_bytes(data) if is_time else msgpack.ExtType(code, data)
+            )
+        if self.position != end:
+            raise ValueError(f"extension type {code} is longer than its value")
+        return value
+
+    def _array(self, end: int, *, is_scalar: bool) -> ArrayNode:
+        outer, inner = self._head(end), self._head(end)
+        is_array = (outer.kind, outer.value, inner.kind) == ("array", 3, "array")
+        if not is_array or inner.value > _MAX_DIMENSIONS:
+            raise ValueError("an array without shape, dtype and elements")
+        lengths = [self._head(end).value for _ in range(inner.value)]
+        if not all(type(n) is int for n in lengths):
+            raise ValueError(f"shape {str(lengths)[:80]}")
+        name = self._head(end)
+        if name.kind not in ("str", "bin"):
+            raise ValueError("an array without the name of its dtype")
+        dtype = _parse_dtype(self._text(name.value, end))
+        data = self._head(end)
+        if data.kind != "bin":
+            raise ValueError("an array without elements")
+        check_shape(tuple(lengths), dtype.itemsize)
+        node = ArrayNode(tuple(lengths), dtype, self._skip(data.value, end), is_scalar)
+        if _nbytes(node.shape, dtype) != data.value or (is_scalar and node.shape):
+            raise ValueError(f"{dtype} of shape {node.shape} does not have {data.value} bytes")
+        return node
+
+    def _head(self, end: int) -> _Head:
+        """Read the first bytes of a value; the position is then that of its contents."""
+        byte = self._take(1, end)[0]
+        if byte in _FIXED:
+            return _Head("value", _FIXED[byte])
+        if byte < 0x80 or byte >= 0xE0:
+            return _Head("value", byte if byte < 0x80 else byte - 0x100)
+        if byte < 0xC0:
+            kind, mask = (
+                ("map", 15) if byte < 0x90 else ("array", 15) if byte < 0xA0 else ("str", 31)
+            )
+            return _Head(kind, byte & mask)
+        if byte not in _FORMS:
+            raise ValueError(f"no msgpack: {byte:#x}")
+        kind, form = _FORMS[byte]
+        length = form if isinstance(form, int) else self._number(form, end)
+        return _Head(kind, length, self._number(">b", end) if kind == "ext" else 0)
+
+    def _number(self, form: str, end: int) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form), end))[0]
+
+    def _text(self, length: int, end: int) -> str:
+        return self._take(length, end).decode()
+
+    def _inside(self, length: int, end: int) -> int:
+        """Return where a value of some length ends."""
+        if length > end - self.position:
+            raise ValueError(f"{length} bytes are announced, there are {end - self.position}")
+        return self.position + length
+
+    def _skip(self, length: int, end: int) -> Value:
+        start, self.position = self.position, self._inside(length, end)
+        return self._source.place(start, length)
+
+    def _take(self, length: int, end: int) -> bytes:
+        """Return the next bytes."""
+        start, self.position = self.position, self._inside(length, end)
+        found = self._source.read(start, length)
+        if len(found) != length:
+            raise ValueError("the file has become shorter")
+        return found
+
+
+_FIXED: Mapping[int, object] = {0xC0: None, 0xC2: False, 0xC3: True}
+
+_SHORT = ("str", ">B")
+
+_FORMS: Mapping[int, tuple[str, str | int]] = {
+    0xC4: ("bin", ">B"),
+    0xC5: ("bin", ">H"),
+    0xC6: ("bin", ">I"),
+    0xC7: ("ext", ">B"),
+    0xC8: ("ext", ">H"),
+    0xC9: ("ext", ">I"),
+    0xCA: ("value", ">f"),
+    0xCB: ("value", ">d"),
+    0xCC: ("value", ">B"),
+    0xCD: ("value", ">H"),
+    0xCE: ("value", ">I"),
+    0xCF: ("value", ">Q"),
+    0xD0: ("value", ">b"),
+    0xD1: ("value", ">h"),
+    0xD2: ("value", ">i"),
+    0xD3: ("value", ">q"),
+    0xD4: ("ext", 1),
+    0xD5: ("ext", 2),
+    0xD6: ("ext", 4),
+    0xD7: ("ext", 8),
+    0xD8: ("ext", 16),
+    0xD9: ("str", ">B"),
+    0xDA: ("str", ">H"),
+    0xDB: ("str", ">I"),
+    0xDC: ("array", ">H"),
+    0xDD: ("array", ">I"),
+    0xDE: ("map", ">H"),
+    0xDF: ("map", ">I"),
+}
+"""What follows a first byte: a number that is the value or its length, or the length itself."""
+
+
+_SMALL = frozenset(
+    {*range(0x80), *range(0xA0, 0xC0), *range(0xE0, 0x100), *_FIXED}
+    | {code for code, (kind, form) in _FORMS.items() if kind == "value" or (kind, form) == _SHORT}
+)
+"""First bytes of numbers, booleans, None and texts of up to 255 bytes."""
+
+_SMALL_BYTES = 257
+"""What the largest of these has."""
+
+
+def _parse_dtype(name: str) -> DType:
+    dtype = as_dtype("bfloat16" if name == "V2" else name)  # as Flax before 0.4 called it
+    if not storable(dtype):
+        raise ValueError(f"arrays of dtype {name!r} cannot be read")
+    return dtype.newbyteorder("<")
+
+
+def _nbytes(shape: Shape, dtype: DType) -> int:
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    return nbytes
+
+
+def _join_chunks(fields: dict[object, object]) -> object:
+    """Put an array together that Flax split because msgpack limits the size of one value."""
+    if CHUNKED not in fields:
+        return fields
+    shape = tuple(cast(list[int], _ordered(fields["shape"])))
+    chunks = _ordered(fields["chunks"])
+    if not chunks or not all(isinstance(chunk, ArrayNode) for chunk in chunks):
+        raise ValueError("an array in parts that are none")
+    parts = cast(list[ArrayNode], chunks)
+    dtype = parts[0].dtype
+    if not all(type(n) is int for n in shape):
+        raise ValueError(f"shape {str(shape)[:80]}")
+    check_shape(shape, dtype.itemsize)
+    is_whole = _nbytes(shape, dtype) == sum(_nbytes(part.shape, part.dtype) for part in parts)
+    if not is_whole or any(part.dtype != dtype for part in parts):
+        raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
+    values = [part.value for part in parts]
+    extents = [value for value in values if isinstance(value, Extent)]
+    value = Pieces.of(extents) if extents else b"".join(cast(list[bytes], values))
+    return ArrayNode(shape, dtype, value)
+
+
+def _ordered(value: object) -> list[object]:
+    """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
+    fields = cast(Mapping[str, object], value)
+    return [fields[str(i)] for i in range(len(fields))]

@@ -1,0 +1,196 @@
+"""What a msgpack file of Flax holds, as a stored tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import as_dtype
+from orbit_ckpt._src.errors import FormatError, VersionError
+from orbit_ckpt._src.formats.base import StoredTree, TreeParts
+from orbit_ckpt._src.formats.msgpack_nodes import (
+    NUMBERS,
+    ArrayNode,
+    BytesNode,
+    ObjectNode,
+    with_values,
+)
+from orbit_ckpt._src.formats.orbax_legacy import empty_typestr
+from orbit_ckpt._src.metadata.rich_types import encode_rich_types, outline_of
+from orbit_ckpt._src.metadata.schema import (
+    NUMPY_ARRAY,
+    UNKNOWN_TYPE,
+    LeafDetail,
+    LeafRecord,
+    TreeDetails,
+    TreeDocument,
+    encode_value,
+)
+from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore, RawArray
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import format_path, name_path, storage_name
+from orbit_ckpt._src.type_handlers.numpy import BYTES
+from orbit_ckpt._src.type_handlers.scalar import NUMPY
+
+_ELSEWHERE = "//GDAPlaceholder:"
+"""Begins what Flax writes in place of an array that is spread over processes."""
+
+_SCALAR, _STRING = "scalar", "string"
+_MANY_VALUES = 20_000
+
+
+class LinkedNode(Struct, frozen=True, gc=False):
+    """An array that a file refers to, and that is elsewhere."""
+
+    array: ForeignArray
+
+
+def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
+    """Return a tree of what `scan_file` finds as one whose leaves are read from the file.
+
+    Args:
+        tree: The tree.
+        path: What the user calls the checkpoint.
+        file: The file.
+
+    Raises:
+        FormatError: A number is none that an array can hold.
+        VersionError: An array is in another place.
+    """
+    try:
+        flat: FlatTree = flatten(tree)
+    except ValueError as error:
+        raise FormatError(
+            f"{file}: {error} `load` without options returns such a tree all the same."
+        ) from error
+    arrays: dict[str, ForeignArray] = {}
+    strings: dict[str, object] = {}
+    inline: dict[str, object] = {}
+    details: dict[str, LeafDetail] = {}
+    records: list[LeafRecord] = []
+    names = unique_names([name_path(keys) for keys in flat.paths])
+    for keys, name, value in zip(flat.paths, names, flat.values, strict=True):
+        typestr, type_ = _kind_of(value)
+        is_empty = is_empty_node(value)
+        records.append(LeafRecord(keys, name_path(keys), name, typestr, is_empty))
+        if type_ is not None:
+            details[name] = LeafDetail(type_)
+        if isinstance(value, str):
+            _check_here(value, f"{file}: {format_path(keys)}", file)
+            strings[name] = value
+        elif isinstance(value, ObjectNode):
+            inline[name] = value.value
+        elif not is_empty:
+            arrays[name] = _array_of(value, f"{file}: {format_path(keys)}")
+    texts = [encode_value(record) for record in records]
+    document = TreeDocument(records, rich_types=encode_rich_types(outline_of(tree), texts))
+    return StoredTree(
+        path,
+        document,
+        lambda: TreeParts(ForeignStore(arrays, [file]), strings=strings),
+        TreeDetails(leaves=details),
+        inline,
+        identity=file,
+    )
+
+
+def whole_tree(tree: object, path: Path, file: Path) -> StoredTree | None:
+    """Return a tree of what `scan_file` finds as one that is read in one go, as Flax reads it.
+
+    Returns:
+        The tree if it has so many values besides arrays that each as a leaf would take long, or
+        keys that JAX cannot sort; else None.
+
+    Raises:
+        VersionError: An array is in another place.
+    """
+    count, is_sorted = _measure(tree)
+    if is_sorted and count <= _MANY_VALUES:
+        return None
+    _check_strings(tree, file)
+    return StoredTree(
+        path,
+        TreeDocument([]),
+        lambda: TreeParts(ForeignStore({}, [file])),
+        identity=file,
+        read_whole=lambda: with_values(tree),
+    )
+
+
+def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> None:
+    """Check that no string of a tree stands for an array that is in another place."""
+    if isinstance(node, str):
+        _check_here(node, f"{file}: {format_path(names)}", file)
+    pairs: Iterable[tuple[object, object]] = ()
+    if isinstance(node, dict):
+        pairs = cast(dict[object, object], node).items()
+    elif isinstance(node, list | tuple):
+        pairs = enumerate(cast(list[object], node))
+    for key, child in pairs:
+        if isinstance(child, str | dict | list | tuple):
+            _check_strings(cast(object, child), file, (*names, str(key)))
+
+
+def _measure(node: object) -> tuple[int, bool]:
+    """Return how many values there are besides arrays, and whether the keys of all dicts sort."""
+    if not isinstance(node, dict | list | tuple):
+        return 0 if isinstance(node, ArrayNode) else 1, True
+    fields = cast(dict[object, object], node) if isinstance(node, dict) else {}
+    children = list(fields.values() if fields else cast(Iterable[object], node))
+    is_sorted = len(set(map(type, fields))) < 2
+    others = [child for child in children if type(child) not in NUMBERS]
+    found = [_measure(child) for child in others]
+    count = len(children) - len(others) + sum(count for count, _ in found)
+    return count, is_sorted and all(is_fine for _, is_fine in found)
+
+
+def _check_here(text: str, where: str, file: Path) -> None:
+    if text.startswith(_ELSEWHERE):
+        raise VersionError(
+            f"{where}: its array was saved by several processes into {file}_gda, which cannot be "
+            "read. Restore it with Flax and save it again."
+        )
+
+
+def unique_names(paths: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return storage names of leaves, also where keys have dots that make two the same."""
+    found: dict[str, None] = {}
+    for names in paths:
+        name = storage_name(names)
+        while name in found:
+            name += "~"
+        found[name] = None
+    return list(found)
+
+
+def _kind_of(value: object) -> tuple[str, str | None]:
+    """Return the type of a leaf, as documents call it, and what else is to be said of it."""
+    if is_empty_node(value):
+        return empty_typestr(value), None
+    if isinstance(value, LinkedNode | ObjectNode):
+        return UNKNOWN_TYPE, None
+    if isinstance(value, ArrayNode):
+        return (_SCALAR, NUMPY) if value.is_scalar else (UNKNOWN_TYPE, None)
+    if isinstance(value, BytesNode):
+        return NUMPY_ARRAY, BYTES
+    return (_STRING if isinstance(value, str) else _SCALAR), None
+
+
+def _array_of(value: object, where: str) -> ForeignArray:
+    if isinstance(value, LinkedNode):
+        return value.array
+    if isinstance(value, ArrayNode):
+        return RawArray(value.shape, value.dtype, value.value)
+    if isinstance(value, BytesNode):
+        return RawArray((value.nbytes,), as_dtype(np.uint8), value.value)
+    try:
+        host = np.asarray(value)
+    except OverflowError:
+        host = np.asarray(None)
+    if host.dtype.kind not in "biufc":
+        raise FormatError(f"{where}: {value!r} is no number of 64 bits")
+    return RawArray((), host.dtype, host.tobytes())

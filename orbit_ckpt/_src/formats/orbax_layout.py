@@ -1,0 +1,169 @@
+"""Find checkpoints of Orbax's format, and the items and trees in them, by the names of files.
+
+Opens no documents, and so imports nothing that reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt._src.storage.atomic import is_in_progress
+from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    OCDBT_MANIFEST,
+    STEP_METADATA,
+    TREE_METADATA,
+    ZARR2_DOCUMENT,
+    ZARR3_DOCUMENT,
+    is_temporary_name,
+)
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.path import explain_no_checkpoint
+from orbit_ckpt._src.storage.store_path import StorePath
+
+_USUAL_ITEMS = ("default", "state", "pytree")
+_NEVER_TREES = frozenset({"metrics", "metadata"})
+_TREE_FILES = (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)
+_ARRAY_FILES = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
+
+
+def check_complete(path: Path, *, needs_marker: bool = False) -> None:
+    """Check that a directory is a committed checkpoint, or part of one.
+
+    Args:
+        path: The directory.
+        needs_marker: Whether it must have a commit marker.
+
+    Raises:
+        IncompleteCheckpointError: It is a save that did not finish.
+        CheckpointNotFoundError: It is not a directory.
+    """
+    if isinstance(path, StorePath):
+        _check_committed(path)
+        return
+    unmarked = needs_marker and not (path / COMMIT_MARKER).exists()
+    if is_temporary_name(path.name) or (path.is_dir() and (unmarked or is_in_progress(path))):
+        raise IncompleteCheckpointError(
+            f"Found incomplete checkpoint at {path}: the save that wrote it did not finish. "
+            "Restore an earlier one; this directory can be deleted."
+        )
+    if not path.is_dir():
+        raise CheckpointNotFoundError(
+            explain_no_checkpoint(path, "Give the directory that was saved to.")
+        )
+
+
+def _check_committed(path: StorePath) -> None:
+    if is_committed(path):
+        return
+    names = path.keys_below()
+    is_tree = COMMIT_MARKER in names or not _CHECKPOINT_FILES.isdisjoint(names)
+    if IN_PROGRESS in names or is_tree:
+        raise IncompleteCheckpointError(
+            f"Found incomplete checkpoint at {path}: there is no {COMMIT_MARKER}, so the save or "
+            "copy that wrote it did not finish. Restore an earlier one; what is there can be "
+            f"deleted. If you know it to be complete, put an empty {COMMIT_MARKER} there."
+        )
+    raise CheckpointNotFoundError(explain_no_checkpoint(path, "Give the URL that was saved to."))
+
+
+_CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
+"""Names that other programs, who write no marker, do not use."""
+
+
+def find_tree(path: Path) -> Path:
+    """Return the directory of the tree in a checkpoint: the path itself or one of its items.
+
+    Among several items one called `default`, `state` or `pytree` is taken, else the first that
+    holds a tree.
+
+    Raises:
+        IncompleteCheckpointError: The checkpoint is a save that did not finish.
+        CheckpointNotFoundError: There is no tree; says what was found instead.
+    """
+    check_complete(path)
+    if holds_tree(path):
+        return path
+    names = find_items(path)
+    # an item has no such file of its own; a directory that has one is a checkpoint by itself
+    if isinstance(path, StorePath):
+        checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
+    else:
+        checkpoints = [name for name in names if _is_step(f"{path}/{name}")]
+    others = {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}
+    items = [name for name in names if name not in others]
+    usual = [name for name in _USUAL_ITEMS if name in items]
+    for name in (*usual, *(name for name in items if name not in usual)):
+        if holds_tree(path / name):
+            return inner_file(path, name)
+    steps = checkpoints or [name for name in names if _step_of(name) is not None]
+    raise CheckpointNotFoundError(_no_tree_message(path, steps))
+
+
+def is_tree(directory: Path) -> bool:
+    """Whether a directory has a file that only trees of Orbax's format have.
+
+    Old writers leave none: their trees are recognized by names that other programs use too.
+    """
+    return any((directory / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST))
+
+
+def holds_tree(path: Path) -> bool:
+    """Whether a directory has the files of a tree."""
+    return any((path / name).is_file() for name in _TREE_FILES) or _holds_arrays(path)
+
+
+def _holds_arrays(path: Path) -> bool:
+    """Whether there are arrays right below a directory, as in trees of old writers."""
+    if isinstance(path, StorePath):  # where one request lists everything
+        keys = (key.partition("/") for key in path.keys_below())
+        return any(rest in _ARRAY_FILES for _, _, rest in keys)
+    with os.scandir(path) as entries:  # of a run, perhaps tens of thousands
+        below = [entry.path for entry in entries if entry.is_dir()]
+    return not any(map(_is_step, below)) and any(
+        os.path.isfile(f"{at}/{name}") for at in below for name in _ARRAY_FILES
+    )
+
+
+def _is_step(directory: str) -> bool:
+    return os.path.isfile(f"{directory}/{STEP_METADATA}")
+
+
+def holds_steps(path: Path) -> bool:
+    """Whether a directory is a run of Orbax's format, told by the first step that is found."""
+    if isinstance(path, StorePath):
+        return path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path))
+    return path.is_dir() and any(_is_step(f"{path}/{name}") for name in find_items(path))
+
+
+def find_items(path: Path) -> list[str]:
+    """Return the names of the items of a checkpoint: its directories."""
+    if isinstance(path, StorePath):
+        return path.directories()
+    with os.scandir(path) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not is_temporary_name(e.name))
+
+
+def _step_of(name: str) -> int | None:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else None
+
+
+def _no_tree_message(path: Path, checkpoints: list[str]) -> str:
+    if checkpoints:
+        ordered = sorted(checkpoints, key=lambda name: (_step_of(name) or 0, name))
+        return (
+            f"{path} holds several checkpoints ({', '.join(ordered[:8])}"
+            f"{', ...' if len(ordered) > 8 else ''}); give one of them, for example "
+            f"{path / ordered[-1]}."
+        )
+    return explain_no_checkpoint(
+        path,
+        f"A checkpoint of orbit_ckpt or Orbax has a {TREE_METADATA} or a {OCDBT_MANIFEST}, or an "
+        "item that has.",
+    )

@@ -1,0 +1,197 @@
+"""What writers of other formats need: bytes of leaves in pieces, files that appear whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import jax
+import numpy as np
+from msgspec import Struct, field
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.arrays.transfer import byte_view
+from orbit_ckpt._src.errors import CheckpointExistsError, UnsupportedLeafError
+from orbit_ckpt._src.storage import system
+from orbit_ckpt._src.storage.atomic import make_directories, sync_directory
+from orbit_ckpt._src.storage.partial import partial_path
+from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.lazy import LazyArray
+
+_BLOCK_BYTES = 1 << 25
+_SHOWN = 20
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
+
+
+class WriteRequest(Struct, frozen=True):
+    """A tree to write in another format.
+
+    Attributes:
+        path: Where to write it.
+        tree: Its leaves may be `LazyArray`.
+        metadata: What to keep with it, if the format can.
+        max_bytes: About how many bytes to hold at once.
+        max_shard_bytes: Size above which a new file is begun, None for a single file.
+        overwrite: Whether to replace a file that exists.
+    """
+
+    path: Path
+    tree: object
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    max_bytes: int = 1 << 28
+    max_shard_bytes: int | None = None
+    overwrite: bool = False
+
+    @property
+    def block_bytes(self) -> int:
+        """Of what size pieces of arrays are."""
+        return max(1, min(_BLOCK_BYTES, self.max_bytes // 8))
+
+
+class OutgoingArray(Struct, frozen=True):
+    """An array to write.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype, little-endian as its bytes are.
+        blocks: Returns its values in blocks that follow one another in C order.
+    """
+
+    shape: Shape
+    dtype: DType
+    blocks: Callable[[WriteRequest], Iterator[HostArray]]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    def pieces(self, request: WriteRequest) -> Iterator[memoryview]:
+        """Yield its bytes, little-endian, in C order."""
+        for block in self.blocks(request):
+            native = block.astype(block.dtype.newbyteorder("<"), copy=False)
+            yield byte_view(np.ascontiguousarray(native))
+
+
+def outgoing(leaf: object) -> OutgoingArray | None:
+    """Return a leaf as an array to write; None if it is none, or holds PRNG keys."""
+    if isinstance(leaf, LazyArray):
+        if leaf.leaf.key_impl is not None:
+            return None
+        lazy = leaf.leaf
+        return OutgoingArray(
+            leaf.shape,
+            leaf.dtype.newbyteorder("<"),
+            lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2),
+        )
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        host = cast(HostArray, leaf)
+        if is_prng_dtype(host.dtype):
+            return None
+        dtype = np.dtype(host.dtype).newbyteorder("<")
+        return OutgoingArray(host.shape, dtype, lambda r: _cut(host, r.block_bytes))
+    return None
+
+
+def kind_of(leaf: object) -> str:
+    """Return what messages call a leaf that cannot be written: its dtype, or its type."""
+    is_array = isinstance(leaf, LazyArray | jax.Array | np.ndarray | np.generic)
+    return str(cast(HostArray, leaf).dtype) if is_array else type(leaf).__name__
+
+
+def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
+    """Return the error that lists leaves which cannot be written, and how to skip them.
+
+    Args:
+        what: What cannot hold them.
+        refused: Their names and why, a word or two.
+    """
+    shown = [f"{format_path(names)} ({why})" for names, why in refused.items()]
+    skip = [join_name(names) for names in refused]
+    more = "" if len(skip) <= _SHOWN else f" and {len(skip) - _SHOWN} more"
+    return UnsupportedLeafError(
+        f"{what} cannot hold {len(refused)} leaves: {', '.join(shown[:_SHOWN])}{more}. Skip "
+        f"{', '.join(map(repr, skip[:_SHOWN]))}{more}, or change them by rules.",
+        paths=list(map(format_path, refused)),
+    )
+
+
+def _cut(value: HostArray, max_bytes: int) -> Iterator[HostArray]:
+    flat = np.asarray(value).reshape(-1)
+    step = max(1, max_bytes // flat.dtype.itemsize)
+    for start in range(0, flat.size, step):
+        yield flat[start : start + step]
+
+
+@contextlib.contextmanager
+def new_file(path: Path, *, overwrite: bool) -> Generator[BinaryIO]:
+    """Open a file that appears under its name when the block ends without an error.
+
+    Raises:
+        CheckpointExistsError: It exists and `overwrite` is not set.
+    """
+    _check_free(path, overwrite=overwrite)
+    make_directories(path.parent)
+    with partial_path(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
+        with open(temporary, "r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _name(temporary, path, overwrite=overwrite)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Generator[Path]:
+    """Make a directory that appears under its name when the block ends without an error.
+
+    Raises:
+        CheckpointExistsError: There is something already; it is never replaced.
+    """
+    _check_free(path, overwrite=False)
+    make_directories(path.parent)
+    with partial_path(path, Path.mkdir) as temporary:
+        yield temporary
+        sync_directory(temporary)
+        _check_free(path, overwrite=False)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise _exists(path, overwrite=False) from error
+            raise
+    sync_directory(path.parent)
+
+
+def _name(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a complete file its name, in one step even if another writer does the same."""
+    if not overwrite:
+        try:
+            system.link(temporary, path)
+        except FileExistsError as error:
+            raise _exists(path, overwrite=False) from error
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    _check_free(path, overwrite=overwrite)
+    temporary.replace(path)
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    if path.exists() and not (overwrite and path.is_file()):
+        raise _exists(path, overwrite=overwrite)
+
+
+def _exists(path: Path, *, overwrite: bool) -> CheckpointExistsError:
+    advice = "Choose another path" if overwrite or path.is_dir() else "Set overwrite=True"
+    return CheckpointExistsError(f"{path} exists already. {advice}, or remove it.")

@@ -1,0 +1,81 @@
+"""Open a checkpoint of any format: our own and Orbax's first, then those of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.base import Format, StoredTree, WholeReader
+from orbit_ckpt._src.formats.detect import detect_format, find_format, foreign_format
+from orbit_ckpt._src.formats.locate import step_to_read
+from orbit_ckpt._src.formats.orbax import open_tree
+from orbit_ckpt._src.formats.orbax_layout import find_tree, holds_steps, is_tree
+from orbit_ckpt._src.runtime.checks import show
+
+
+def open_checkpoint(
+    path: Path,
+    *,
+    allow_unstructured: bool = False,
+    reader: Format | None = None,
+    as_whole: bool = False,
+) -> StoredTree:
+    """Open the tree in a checkpoint of any format.
+
+    Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
+    older ones are used by others too, who are asked before.
+
+    Args:
+        path: A directory, or a file of a format with a single one.
+        allow_unstructured: See `orbax.open_tree`.
+        reader: The format, None to find out.
+        as_whole: Whether a tree with `read_whole` will do.
+
+    Raises:
+        IncompleteCheckpointError: The checkpoint is a save that did not finish.
+        CheckpointNotFoundError: There is none of a known format; lists what each format lacks.
+        CorruptionError: A file differs from its checksum.
+        FormatError: A document is not understood.
+    """
+    if reader is not None:
+        return _open(reader, path, as_whole=as_whole)
+    missing = directory = None
+    try:
+        directory = find_tree(path)
+    except CheckpointNotFoundError as error:
+        missing = str(error)
+    if directory is None or not is_tree(directory):
+        step = step_to_read(path)
+        if step is not None:
+            return open_checkpoint(step, allow_unstructured=allow_unstructured, as_whole=as_whole)
+        found = find_format(path)
+        if not isinstance(found, str):
+            return _open(found, path, as_whole=as_whole)
+        if directory is None:
+            others = "" if holds_steps(path) else found
+            raise CheckpointNotFoundError(f"{missing}{others}")
+    return open_tree(directory, allow_unstructured=allow_unstructured)
+
+
+def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
+    check_reader(known)
+    return (
+        known.open_whole(path) if as_whole and isinstance(known, WholeReader) else known.open(path)
+    )
+
+
+def check_reader(reader: object) -> None:
+    """Check what a caller gives as the format to read as; None passes.
+
+    Raises:
+        TypeError: It is no format, such as the name or the class of one.
+    """
+    if isinstance(reader, type) or not isinstance(reader, Format | None):
+        raise TypeError(
+            f"reader must be a format to read as, found {show(reader)}. Give "
+            "orbit_ckpt.t5x.T5XFormat() or orbit_ckpt.t5x.TensorFlowFormat(); all others are "
+            "recognized without it."
+        )
+
+
+__all__ = ["check_reader", "detect_format", "find_format", "foreign_format", "open_checkpoint"]

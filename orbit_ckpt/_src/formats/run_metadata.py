@@ -1,0 +1,118 @@
+"""`metadata.json`, with which eFormer and Levanter mark a checkpoint as complete."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.formats.base import ForeignStep
+from orbit_ckpt._src.formats.zarr_find import has_arrays
+from orbit_ckpt._src.metadata.codec import decode_file
+from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.layout import RUN_METADATA
+
+_MAX_BYTES = 1 << 20
+_logger = logging.getLogger(__name__)
+
+
+class RunMetadata(Struct, frozen=True):
+    """What the file holds.
+
+    Attributes:
+        timestamp: When the checkpoint was written, in ISO 8601, in the writer's own time zone
+            unless it names one.
+        step: The step, -1 if the writer was not told.
+        is_temporary: Whether the run deletes it once it has saved the next one.
+    """
+
+    timestamp: str
+    step: int = -1
+    is_temporary: bool = False
+
+    @property
+    def time(self) -> float:
+        """When the checkpoint was written, in seconds since the epoch.
+
+        Raises:
+            ValueError: The timestamp is none.
+        """
+        return datetime.fromisoformat(self.timestamp).timestamp()
+
+
+def read_run_metadata(directory: Path) -> RunMetadata | None:
+    """Return what the file in a checkpoint's directory says, None if there is none.
+
+    Raises:
+        FormatError: It is damaged, or another program's.
+    """
+    file = directory / RUN_METADATA
+    if file.is_dir():
+        return None
+    try:
+        found = decode_file(inner_file(directory, RUN_METADATA), RunMetadata, max_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found.time  # noqa: B018 - checked here, where the file is known
+    except (ValueError, OverflowError, OSError) as error:
+        raise FormatError(f"{file}: timestamp: {error}. The file is damaged.") from error
+    return found
+
+
+def is_marked(directory: Path) -> bool:
+    """Whether a directory has such a file; one of another program is as good as none."""
+    try:
+        return read_run_metadata(directory) is not None
+    except FormatError:
+        return False
+
+
+def marked_step(path: Path) -> ForeignStep | None:
+    """Return the checkpoint with arrays that a directory with the file is, None if it is none."""
+    try:
+        metadata = read_run_metadata(path)
+    except FormatError:
+        return None
+    if metadata is None or not has_arrays(path):
+        return None
+    return ForeignStep(metadata.step, path, metadata.time, is_temporary=metadata.is_temporary)
+
+
+def latest_marked(path: Path) -> Path | None:
+    """Return which of a directory and those in it was marked last, None if none is.
+
+    One whose file is damaged is passed over, with a warning in the log.
+    """
+    problems: list[FormatError] = []
+    found = _marked(path, problems)
+    for error in problems:
+        _logger.warning("Not taken for a checkpoint: %s", error)
+    return max(found)[2] if found else None
+
+
+def several_message(path: Path) -> str:
+    """Return text that says which checkpoints a directory holds, empty if none with arrays."""
+    found = _marked(path, [])
+    names = sorted(at.name for _, _, at in found if at != path)
+    if not any(has_arrays(path / name) for name in names):
+        return ""
+    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    return f"; it holds several checkpoints ({shown}): give one, {max(found)[2]} is the latest"
+
+
+def _marked(path: Path, problems: list[FormatError]) -> list[tuple[float, int, Path]]:
+    """Return time, step and directory of what is marked as a checkpoint; note damaged files."""
+    found: list[tuple[float, int, Path]] = []
+    for directory in (path, *sorted(path.iterdir())) if path.is_dir() else ():
+        try:
+            metadata = read_run_metadata(directory)
+        except FormatError as error:
+            problems.append(error)
+            continue
+        if metadata is not None:
+            found.append((metadata.time, metadata.step, directory))
+    return found

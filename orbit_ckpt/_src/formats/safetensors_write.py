@@ -1,0 +1,156 @@
+"""Write trees of arrays as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from orbit_ckpt._src.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt._src.formats.eformer_sums import without_sums
+from orbit_ckpt._src.formats.outgoing import (
+    OutgoingArray,
+    WriteRequest,
+    kind_of,
+    new_directory,
+    new_file,
+    outgoing,
+    refusal,
+)
+from orbit_ckpt._src.formats.safetensors import INDEX, SINGLE, SUFFIX
+from orbit_ckpt._src.formats.safetensors_header import (
+    DTYPES,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    METADATA,
+    PACKED_BITS,
+)
+from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
+
+_ALIGNMENT = 8
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BITS}
+
+
+def write(request: WriteRequest) -> None:
+    """Write a tree: a path that ends in `.safetensors` is one file, any other a directory.
+
+    Tensors are called by the keys of their paths, joined by dots. Numbers become tensors without
+    dimensions; None and empty containers are left out, as there is nothing in them.
+
+    Raises:
+        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
+        NameCollisionError: Two leaves would have one name; nothing was written.
+        CheckpointExistsError: The path exists.
+        ValueError: One file is asked for, and a limit of its size.
+    """
+    arrays = _arrays_of(request.tree)
+    metadata = {name: _text(value) for name, value in without_sums(request.metadata).items()}
+    path = request.path
+    if path.name.endswith(SUFFIX):
+        if request.max_shard_bytes is not None:
+            raise ValueError(f"{path} is one file; give a directory for shards of limited size")
+        with new_file(path, overwrite=request.overwrite) as file:
+            _write_file(file, arrays, metadata, request)
+        return
+    shards = _divide(arrays, request.max_shard_bytes)
+    with new_directory(path) as directory:
+        for i, names in enumerate(shards):
+            name = f"model-{i + 1:05}-of-{len(shards):05}{SUFFIX}" if len(shards) > 1 else SINGLE
+            with new_file(directory / name, overwrite=False) as file:
+                _write_file(file, {n: arrays[n] for n in names}, metadata, request)
+        if len(shards) > 1:
+            _write_index(directory / INDEX, arrays, shards)
+
+
+def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
+    flat: FlatTree = flatten(tree)
+    arrays: dict[str, OutgoingArray] = {}
+    refused: dict[NamePath, str] = {}
+    same: set[str] = set()
+    for names, value in zip(flat.names, flat.values, strict=True):
+        if is_empty_node(value):
+            continue
+        is_number = isinstance(value, bool | int | float | complex)
+        array = outgoing(np.asarray(value) if is_number else value)
+        name = storage_name(names)
+        if array is None or array.dtype not in _NAMES:
+            refused[names] = kind_of(value)
+        elif name in arrays or name == METADATA:
+            same.add(name)
+        else:
+            arrays[name] = array
+    if refused:
+        raise refusal("safetensors", refused)
+    if same:
+        leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
+        raise NameCollisionError(
+            f"{len(leaves)} leaves ({', '.join(leaves[:20])}) would be called "
+            f"{', '.join(sorted(same)[:20])}. Rename them by a rule.",
+            paths=leaves,
+        )
+    return arrays
+
+
+def _divide(arrays: Mapping[str, OutgoingArray], max_bytes: int | None) -> Sequence[Sequence[str]]:
+    """Return the names of the tensors of every file."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, array in arrays.items():
+        if max_bytes is not None and shards[-1] and held + array.nbytes > max_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += array.nbytes
+    return shards
+
+
+def _write_file(
+    file: BinaryIO,
+    arrays: Mapping[str, OutgoingArray],
+    metadata: Mapping[str, str],
+    request: WriteRequest,
+) -> None:
+    # wide elements first, so that all are aligned, as the library does it
+    ordered = dict(sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+    header: dict[str, object] = {METADATA: metadata} if metadata else {}
+    position = 0
+    for name, array in ordered.items():
+        end = position + array.nbytes
+        dtype = _NAMES[array.dtype]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise UnsupportedLeafError(f"The header would have {len(text)} bytes.", paths=[])
+    file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    for name, array in ordered.items():
+        written = 0
+        for piece in array.pieces(request):
+            file.write(piece)
+            written += piece.nbytes
+        if written != array.nbytes:
+            raise StorageError(f"{name}: {written} of {array.nbytes} bytes could be read")
+
+
+def _write_index(
+    index: Path, arrays: Mapping[str, OutgoingArray], shards: Sequence[Sequence[str]]
+) -> None:
+    count = len(shards)
+    places = {
+        name: f"model-{i + 1:05}-of-{count:05}{SUFFIX}"
+        for i, names in enumerate(shards)
+        for name in names
+    }
+    size = sum(array.nbytes for array in arrays.values())
+    document = {"metadata": {"total_size": size}, "weight_map": places}
+    write_file(index, json.dumps(document, indent=2, sort_keys=True).encode())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

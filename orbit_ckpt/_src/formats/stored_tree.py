@@ -1,0 +1,116 @@
+"""As what every format presents a tree: a document of its leaves, and a store of zarr arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt._src.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
+from orbit_ckpt._src.storage.array_sums import ArraySum
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.identity import OpenedDirectory
+from orbit_ckpt._src.storage.kvstore import ValueStore
+from orbit_ckpt._src.storage.layout import TREE_METADATA
+from orbit_ckpt._src.type_handlers.base import LoadBatch
+
+
+class TreeParts(Struct, frozen=True):
+    """What there is of a tree beside its document; foreign formats have a store only.
+
+    Attributes:
+        store: Where the arrays are.
+        arrays: Records of JAX arrays by storage name, where they say more than the rest.
+        decode_shardings: Returns their recorded shardings.
+        strings: Contents of the strings file.
+        sums: Sums of whole arrays by storage name, of formats that have them.
+    """
+
+    store: ValueStore
+    arrays: Mapping[str, ArrayRecord] = field(default_factory=dict[str, ArrayRecord])
+    decode_shardings: Callable[[], Mapping[str, ShardingMetadata]] = dict[str, ShardingMetadata]
+    strings: Mapping[str, object] = field(default_factory=dict[str, object])
+    sums: Mapping[str, ArraySum] = field(default_factory=dict[str, ArraySum])
+
+
+class StoredTree(Struct, frozen=True):
+    """A tree in a checkpoint of any format, opened for reading.
+
+    Attributes:
+        path: The directory or file that it is in.
+        document: Its leaves.
+        open_parts: Returns how its arrays are read; called once for every restore. May raise
+            CorruptionError and FormatError.
+        details: What the document loses of them.
+        inline: Values that are not read through the store, by storage name.
+        identity: The file that tells this tree from one that is put in its place; None for one of
+            those that every save of our own format writes.
+        has_checksums: Whether its store compares all arrays with checksums of its own.
+        is_inferred: Whether nothing records its structure, so that empty containers, the kinds of
+            containers and the types of leaves are not known.
+        read_whole: Returns the tree with all values, where that is all that can be done with it.
+    """
+
+    path: Path
+    document: TreeDocument
+    open_parts: Callable[[], TreeParts]
+    details: TreeDetails = field(default_factory=TreeDetails)
+    inline: Mapping[str, object] = field(default_factory=dict[str, object])
+    identity: Path | None = None
+    has_checksums: bool = False
+    is_inferred: bool = False
+    read_whole: Callable[[], object] | None = None
+
+    @property
+    def loss(self) -> str | None:
+        """What to say of a tree whose structure is not recorded, None if it is."""
+        if not self.is_inferred:
+            return None
+        return (
+            f"{self.path}: there is no {TREE_METADATA}, so that the structure of the tree was "
+            "inferred from the names of its arrays and strings. Empty dicts and lists and None, if "
+            "it had any, are missing; lists and tuples are dicts, and scalars are arrays. Give a "
+            "target (like=, item=) that has the saved structure."
+        )
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Generator[None]:
+        """Make sure that what a `with` block reads is of this tree, where no checksum tells.
+
+        Raises:
+            CheckpointNotFoundError: The file of `identity` was deleted, moved or replaced.
+        """
+        if self.identity is None:
+            yield
+            return
+        with OpenedDirectory.now(self.path, self.identity).reading("the tree"):
+            yield
+
+    def load_batch(
+        self, *, max_bytes: int | None = None, resolver: ShardingResolver | None = None
+    ) -> LoadBatch:
+        """Return what type handlers need to read leaves.
+
+        Raises:
+            CorruptionError: The database or a document is damaged.
+            FormatError: A document is not understood.
+        """
+        parts = self.open_parts()
+        reader = BatchReader(
+            parts.store,
+            zarr_format=3 if self.document.use_zarr3 else 2,
+            max_bytes=max_bytes,
+            fill_missing=not self.document.stores_fill_values,
+            sums=parts.sums,
+        )
+        return LoadBatch(
+            reader=reader,
+            arrays=parts.arrays,
+            decode_shardings=parts.decode_shardings,
+            details=self.details.leaves,
+            strings=parts.strings,
+            resolver=resolver or ShardingResolver(),
+        )

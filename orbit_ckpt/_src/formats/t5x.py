@@ -1,0 +1,338 @@
+"""Checkpoints of T5X, versions 2 and 3.
+
+A directory `checkpoint_<step>` has a msgpack file `checkpoint` with the tree: small leaves as they
+are, TensorStore's specifications in the place of the others, which are zarr arrays beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from orbit_ckpt._src.errors import (
+    CheckpointNotFoundError,
+    FormatError,
+    IncompleteCheckpointError,
+    ProcessCountError,
+    VersionError,
+)
+from orbit_ckpt._src.formats.base import ForeignStep, StoredTree
+from orbit_ckpt._src.formats.msgpack_scan import scan_file
+from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
+from orbit_ckpt._src.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
+from orbit_ckpt._src.storage.path import (
+    describe_directory,
+    resolve_local,
+    resolve_path,
+    storage_errors,
+)
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths, read_extent
+
+PathLike = str | os.PathLike[str]
+
+VERSION = 3
+"""The latest version of the format."""
+
+TF_STATE = b"model_checkpoint_path"
+"""What the text file `checkpoint` of TensorFlow begins with."""
+
+_OLDEST_VERSION = 2
+_STEP = re.compile(r"checkpoint_([0-9]+)")
+_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+")
+_DATASET = re.compile(r"train_ds-\d{3,}-of-(\d{3,})\..+")
+_BODY, _VERSION = "optimizer", "version"
+_KEY_BYTES = 64
+
+
+class T5XFormat:
+    """Reads checkpoints of T5X; see `Format`.
+
+    Args:
+        step: Which step of a run to read, None for the latest.
+        uint16: What arrays of uint16 are. T5X before version 3 wrote those of bfloat16 as such;
+            `"as_bfloat16"` reads them. T5X itself refuses them, and so does `"error"`.
+        allow_legacy: Whether to read versions 0 and 1, which T5X refuses, as they are.
+    """
+
+    name = "T5X"
+    extra = None
+
+    def __init__(
+        self, *, step: int | None = None, uint16: Uint16 = "error", allow_legacy: bool = False
+    ) -> None:
+        self._step = step
+        self._uint16: Uint16 = uint16
+        self._allow_legacy = allow_legacy
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        if not path.is_dir():
+            return _lacks(path)
+        files = [path / AGGREGATE]
+        if not files[0].is_file():
+            names = [entry.name for entry in path.iterdir()]
+            steps = [entry.name for _, entry in sorted(_directories(path).items())]
+            files = [
+                path / name / AGGREGATE for name in (*steps[::-1], *filter(_is_temporary, names))
+            ]
+        files = [file for file in files if file.is_file()]
+        if not files:
+            return f"no file {AGGREGATE} in it, and no directory checkpoint_<step> with one"
+        return None if _is_temporary(files[0].parent.name) else _lacks(files[0])
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`; not from object stores."""
+        file = find_checkpoint(resolve_local(path), self._step)
+        if _is_temporary(file.parent.name):
+            raise IncompleteCheckpointError(
+                f"Found incomplete checkpoint at {file.parent}: the save of T5X that wrote it did "
+                "not finish. Restore an earlier one; this directory can be deleted."
+            )
+        if file != resolve_local(path):
+            inner_file(file.parent, file.name)
+        with open(file, "rb") as stream:
+            if stream.read(len(TF_STATE)) == TF_STATE:
+                raise VersionError(
+                    "Attempting to restore a TensorFlow checkpoint as a native T5X checkpoint. "
+                    f"Load it as one of TensorFlow. Path: {file}"
+                )
+        body = self._body(scan_file(file), file)
+        return stored_tree(self._arrays(body, file, ()), path, file)
+
+    def step_at(self, path: Path) -> ForeignStep | None:
+        """See `StepRecognizer`."""
+        match, file = _STEP.fullmatch(path.name), path / AGGREGATE
+        if match is None or isinstance(path, StorePath) or not file.is_file():
+            return None
+        if _lacks(file) is not None:
+            return None
+        pinned = (path / PINNED).exists()
+        return ForeignStep(int(match[1]), path, file.stat().st_mtime, is_pinned=pinned)
+
+    def _body(self, root: object, file: Path) -> object:
+        """Return the state, once its version is known to be readable."""
+        fields = cast(Mapping[str, object], root) if isinstance(root, dict) else None
+        version = fields.get(_VERSION, 0) if fields is not None else 0
+        if fields is None or type(version) is not int:
+            raise FormatError(f"{file} is not of T5X: it is no dict with a version")
+        if version > VERSION:
+            raise VersionError(
+                f"{file}: version {version} of T5X's format; this version of orbit_ckpt reads up "
+                f"to {VERSION}. Install a newer one."
+            )
+        if version < _OLDEST_VERSION and not self._allow_legacy:
+            raise VersionError(
+                "Checkpoint versions earlier than 2 are not supported. Got version: "
+                f"{version} ({file}). T5XFormat(allow_legacy=True), on the "
+                "command line --reader t5x:allow_legacy=true, reads it as it is."
+            )
+        if version == 0:
+            return fields
+        if not isinstance(fields.get(_BODY), dict):
+            raise FormatError(f"{file} is not of T5X, or is damaged: it has no {_BODY!r}")
+        return fields[_BODY]
+
+    def _arrays(self, node: object, file: Path, keys: tuple[str, ...]) -> object:
+        """Return a tree with arrays in the place of their specifications."""
+        if isinstance(node, list):
+            nodes = enumerate(cast(list[object], node))
+            return [self._arrays(value, file, (*keys, str(i))) for i, value in nodes]
+        if not isinstance(node, dict):
+            return node
+        fields = cast(dict[str, Any], node)
+        if not is_spec(fields):
+            return {key: self._arrays(fields[key], file, (*keys, str(key))) for key in fields}
+        where = f"{file}: {'/'.join(keys)}"
+        try:
+            spec = parse_spec(fields, file.parent)
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{where}: {error}") from error
+        if self._uint16 == "error" and spec.dtype is not None and spec.dtype.name == "uint16":
+            shown = {
+                "driver": "zarr",
+                "dtype": "uint16",
+                "kvstore": {"driver": "file", "path": f"{spec.directory}/"},
+                "metadata": {"shape": list(spec.shape or ())},
+            }
+            raise VersionError(
+                f"{where}: Found unsupported uint16 type in Tensorstore spec: {shown}. Please use "
+                "t5x/google/scripts/convert_uint16_checkpoint.py to update saved types to "
+                "bfloat16. T5XFormat(uint16='as_bfloat16'), on the command line --reader "
+                "t5x:uint16=as_bfloat16, reads it as it was meant."
+            )
+        return LinkedNode(SpecArray(spec, "/".join(keys), self._uint16))
+
+
+FORMAT = T5XFormat()
+
+
+def checkpoint_directory(directory: PathLike, step: int) -> Path:
+    """Return where a run has a step."""
+    return resolve_path(directory) / f"checkpoint_{step}"
+
+
+def all_steps(directory: PathLike) -> list[int]:
+    """Return the steps of a run, ascending, without those that T5X did not finish.
+
+    A directory that does not exist has none, as at the first start of a job.
+
+    Raises:
+        StorageError: The directory cannot be read.
+    """
+    return sorted(_directories(directory))
+
+
+def _directories(run: PathLike) -> dict[int, Path]:
+    """Return the directories of the steps that T5X finished."""
+    root = resolve_path(run)
+    found = {entry: match for entry in _entries(root) if (match := _STEP.fullmatch(entry.name))}
+    finished = map_paths(lambda entry: (entry / AGGREGATE).is_file(), found, root=root)
+    pairs = zip(found, finished, strict=True)
+    return {int(found[entry][1]): entry for entry, is_finished in pairs if is_finished}
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Return what a directory holds: nothing if it does not exist or is a file."""
+    with storage_errors(directory, "listing", "Check that it may be read."):
+        try:
+            return list(directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def latest_step(directory: PathLike) -> int | None:
+    """Return the last step of a run, None if it has none or does not exist."""
+    steps = all_steps(directory)
+    return steps[-1] if steps else None
+
+
+def all_dataset_checkpoint_steps(directory: PathLike) -> list[int]:
+    """Return the steps of a run that have the state of a data iterator, ascending.
+
+    A directory that does not exist has none.
+    """
+    return sorted(
+        int(match[1])
+        for entry in _entries(resolve_path(directory))
+        if (match := _STEP.fullmatch(entry.name))
+        if any(_DATASET.fullmatch(file.name) for file in _entries(entry))
+    )
+
+
+def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
+    """Return where the state of one data iterator is in a step, as TensorFlow takes it.
+
+    `tf.train.Checkpoint(ds=iterator).read(str(prefix)).assert_consumed()` restores it.
+
+    Args:
+        directory: The directory of the step.
+        shard: Which iterator.
+        num_shards: How many there are now.
+
+    Raises:
+        CheckpointNotFoundError: The step has no state of it.
+        ProcessCountError: There were more or fewer iterators when it was saved.
+    """
+    directory = resolve_path(directory)
+    name = f"train_ds-{shard:03}-of-{num_shards:03}"
+    if (directory / f"{name}.index").is_file():
+        return directory / name
+    found = [_DATASET.fullmatch(entry.name) for entry in _entries(directory)]
+    counts = {int(match[1]) for match in found if match is not None}
+    if counts and num_shards not in counts:
+        raise ProcessCountError(
+            f"{directory} has the states of {counts} data iterators, there are {num_shards} now. "
+            "Restore with as many, or begin the data anew.",
+            saved=min(counts),
+            current=num_shards,
+        )
+    raise CheckpointNotFoundError(
+        f"{directory} has no {name}.index, the state of a data iterator: "
+        f"{describe_directory(directory)}. Give the directory of a step that "
+        "`all_dataset_checkpoint_steps` lists."
+    )
+
+
+def find_checkpoint(path: PathLike, step: int | None = None) -> Path:
+    """Return the msgpack file of a checkpoint.
+
+    Args:
+        path: The file, the directory of a step, or that of a run.
+        step: Which step of a run, None for the latest; not used for a file.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+    """
+    path = resolve_path(path)
+    if path.is_file():
+        return path
+    if step is not None:
+        found = _directories(path) if path.is_dir() else {}
+        path = found.get(step, checkpoint_directory(path, step))
+    elif path.is_dir() and not (path / AGGREGATE).is_file() and not _STEP.fullmatch(path.name):
+        found = _directories(path)
+        if not found:
+            raise CheckpointNotFoundError(
+                f"No checkpoints found in {path}. Give the directory of a run or of a step of T5X."
+            )
+        path = found[max(found)]
+    file = path / AGGREGATE
+    if not file.is_file():
+        raise CheckpointNotFoundError(f"Path is not a valid T5X checkpoint: {path} has no {file}.")
+    return file
+
+
+def _is_temporary(name: str) -> bool:
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def _lacks(file: Path) -> str | None:
+    """Return why a file is none of T5X's, None if it seems to be one."""
+    data = read_extent(str(file), 0, _KEY_BYTES)
+    key = _first_key(data)
+    problem = None
+    if data.startswith(TF_STATE):
+        problem = "it is of TensorFlow"
+    elif key is None:
+        problem = "it does not begin as a dict in msgpack"
+    elif key == _VERSION or (key == _BODY and file.name == AGGREGATE):
+        pass
+    elif key != _BODY and file.name != AGGREGATE:
+        problem = f"its first key is neither {_VERSION} nor {_BODY}"
+    elif not _is_state(file):
+        problem = f"it has neither {_VERSION} and {_BODY} nor TensorStore's specifications"
+    return problem
+
+
+def _is_state(file: Path) -> bool:
+    try:
+        root = scan_file(file)
+    except FormatError:
+        return False
+    is_dict = isinstance(root, dict)
+    has_keys = is_dict and cast(dict[str, object], root).keys() >= {_VERSION, _BODY}
+    return has_keys or _has_spec(cast(object, root))
+
+
+def _has_spec(node: object) -> bool:
+    if isinstance(node, dict):
+        fields = cast(dict[str, object], node)
+        return is_spec(fields) or any(map(_has_spec, fields.values()))
+    return isinstance(node, list) and any(map(_has_spec, cast(list[object], node)))
+
+
+def _first_key(data: bytes) -> str | None:
+    """Return the first key of a dict in msgpack, of those that are short."""
+    if not data:
+        return None
+    sizes = {0xDE: 3, 0xDF: 5}
+    start = 1 if 0x80 < data[0] < 0x90 else sizes.get(data[0])
+    if start is None or len(data) <= start or not 0xA0 <= data[start] < 0xC0:
+        return None
+    key = data[start + 1 : start + 1 + (data[start] & 31)]
+    return key.decode(errors="replace")

@@ -1,0 +1,141 @@
+"""zarr2 arrays in gzip, written as their elements come, in C order."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.slices import Shape
+
+MAX_OPEN = 64
+"""Most chunks that may begin before the first of them ends."""
+
+_GZIP_WINDOW = 31
+_LEVEL = 1
+_ZEROS = bytes(1 << 16)
+
+
+def document_of(
+    shape: Shape, dtype: DType, chunks: Shape, compressor: Mapping[str, object] | None
+) -> bytes:
+    """Return an array's `.zarray`, byte for byte as TensorStore writes it."""
+    fields = {
+        "chunks": chunks,
+        "compressor": compressor,
+        "dimension_separator": ".",
+        # numpy has no type strings for the ml_dtypes; TensorStore takes their names
+        "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": shape,
+        "zarr_format": 2,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+class ChunkFiles:
+    """The files of an array's chunks; use as a context manager.
+
+    In C order a chunk gets its elements in its own C order, so that chunks are compressed while
+    the array goes by once. Chunks that reach beyond the array do so in the last dimension that is
+    divided, the dimensions before it having chunks of length 1, or nowhere.
+
+    Args:
+        directory: Where they are made.
+        shape: Shape of the array, not empty.
+        chunks: Shape of its chunks.
+        itemsize: Size of an element.
+    """
+
+    def __init__(self, directory: Path, shape: Shape, chunks: Shape, itemsize: int) -> None:
+        self.written = 0
+        self._directory = directory
+        self._chunks = chunks
+        self._grid = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
+        divided = [axis for axis, count in enumerate(self._grid) if count > 1]
+        axis = divided[-1] if divided else 0
+        inner = math.prod(shape[axis + 1 :]) * itemsize
+        self._outer = shape[:axis]
+        self._row = shape[axis] * inner
+        self._run = chunks[axis] * inner
+        self._axis = axis
+        self._nbytes = math.prod(chunks) * itemsize
+        self._open: dict[Shape, _ChunkFile] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for chunk in self._open.values():
+            chunk.close()
+
+    def write(self, data: memoryview) -> None:
+        """Write the bytes that follow those written before."""
+        while data.nbytes:
+            row, column = divmod(self.written, self._row)
+            part, start = divmod(column, self._run)
+            size = min(data.nbytes, self._run - start, self._row - column)
+            index = self._index(row, part)
+            chunk = self._open.get(index)
+            if chunk is None:
+                name = ".".join(map(str, index))
+                chunk = self._open[index] = _ChunkFile(self._directory / name, self._nbytes)
+            chunk.write(data[:size])
+            self.written += size
+            if self._ends(row, column + size):
+                self._open.pop(index).finish()
+            data = data[size:]
+
+    def _index(self, row: int, part: int) -> Shape:
+        """Return the index of the chunk with a part of a row along the last divided dimension."""
+        index = [0] * len(self._grid)
+        index[self._axis] = part
+        for axis in reversed(range(self._axis)):
+            row, position = divmod(row, self._outer[axis])
+            index[axis] = position // self._chunks[axis]
+        return tuple(index)
+
+    def _ends(self, row: int, end: int) -> bool:
+        """Whether the chunk with the part of a row that ends there has all its elements."""
+        if end != self._row and end % self._run:
+            return False
+        for axis in reversed(range(self._axis)):
+            row, position = divmod(row, self._outer[axis])
+            is_last = position == self._outer[axis] - 1
+            if not is_last and (position + 1) % self._chunks[axis]:
+                return False
+        return True
+
+
+class _ChunkFile:
+    """One chunk, compressed as it comes."""
+
+    def __init__(self, file: Path, nbytes: int) -> None:
+        self._file: BinaryIO = open(file, "xb")  # noqa: SIM115 - closed by close
+        self._compress = zlib.compressobj(_LEVEL, wbits=_GZIP_WINDOW)
+        self._missing = nbytes
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Add bytes."""
+        self._file.write(self._compress.compress(data))
+        self._missing -= len(data)
+
+    def finish(self) -> None:
+        """Add what lies beyond the array, and wait until all is on the disk."""
+        while self._missing:
+            self.write(_ZEROS[: self._missing])
+        self._file.write(self._compress.flush())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

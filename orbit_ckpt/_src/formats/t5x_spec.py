@@ -1,0 +1,247 @@
+"""TensorStore specifications as T5X puts them into its msgpack file in the place of arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from msgspec import UNSET, Struct, UnsetType
+
+from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, parse_dtype
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import CorruptionError, FormatError
+from orbit_ckpt._src.formats.t5x_chunks import document_of
+from orbit_ckpt._src.storage.foreign import LinkedArray
+from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
+from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.ocdbt_encode import Value
+from orbit_ckpt._src.storage.zarr import ZarrArray, parse_array
+
+Uint16 = Literal["error", "as_bfloat16", "as_uint16"]
+"""What arrays of uint16 are: unknown; those of bfloat16 of T5X before version 3; or what they say.
+"""
+
+_KEYS = frozenset({"driver", "kvstore", "metadata"})
+_LOCAL = ("file", "gfile", "gcs")
+_MAX_DOCUMENT_BYTES = 1 << 20
+_MAX_DIMENSIONS = 32
+_MAX_RATIO = 1032
+"""More than gzip makes of a byte."""
+
+_SLACK_BYTES = 1 << 20
+_DEFLATED = frozenset({None, "gzip", "zlib"})
+
+
+def is_spec(node: object) -> bool:
+    """Whether a node of a tree stands for an array, by T5X's rule."""
+    return isinstance(node, Mapping) and cast(Mapping[str, object], node).keys() >= _KEYS
+
+
+class Spec(Struct, frozen=True):
+    """What a specification says of an array; None or UNSET where it says nothing.
+
+    Attributes:
+        root: The directory of its checkpoint.
+        name: Where its files are, below that.
+        shape: Its shape.
+        dtype: Its dtype, as it is stored.
+        chunks: Shape of its chunks.
+        compressor: How these are compressed, as zarr writes it; None if they are not.
+    """
+
+    root: Path
+    name: str
+    shape: Shape | None
+    dtype: DType | None
+    chunks: Shape | None
+    compressor: Mapping[str, object] | UnsetType | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it says all that the array's own document does."""
+        is_shaped = self.shape is not None and self.chunks is not None
+        return is_shaped and self.dtype is not None and self.compressor is not UNSET
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are."""
+        return self.root / self.name
+
+
+def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
+    """Return what a specification says.
+
+    Args:
+        fields: The specification.
+        directory: That of the checkpoint, which its path is relative to.
+
+    Raises:
+        ValueError: It is none of T5X's, or leads out of the directory.
+    """
+    if fields["driver"] != "zarr":
+        raise ValueError(f"it is an array of the driver {fields['driver']!r}, not zarr")
+    metadata = fields["metadata"]
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"its metadata are {str(metadata)[:80]}")
+    known = cast(Mapping[str, Any], metadata)
+    name = fields.get("dtype", known.get("dtype"))
+    compressor = known.get("compressor", UNSET)
+    if compressor is not None and not isinstance(compressor, Mapping | UnsetType):
+        raise ValueError(f"its compressor is {str(compressor)[:80]}")
+    return Spec(
+        directory,
+        _relative_path(fields),
+        _lengths(known.get("shape"), "shape"),
+        None if name is None else parse_dtype(_text(name)).newbyteorder("<"),
+        _lengths(known.get("chunks"), "chunks"),
+        cast("Mapping[str, object] | UnsetType | None", compressor),
+    )
+
+
+def _relative_path(fields: Mapping[str, Any]) -> str:
+    """Return where an array is, below the directory of its checkpoint.
+
+    An absolute path is of the machine that the checkpoint was born on; its last part is the name
+    of the array's directory here too.
+    """
+    found = fields["kvstore"]
+    is_dict = isinstance(found, Mapping)
+    kvstore = cast(Mapping[str, object], found) if is_dict else dict[str, object]()
+    driver = kvstore.get("driver")
+    if driver not in _LOCAL:
+        raise ValueError(f"Unsupported TensoreStore driver. Got {driver}.")  # T5X's spelling
+    path = fields.get("path", kvstore.get("path"))
+    if path is None:
+        raise ValueError(
+            'Incorrect TensorStore Spec. Expects "path" to be a key of spec or `spec["kvstore"]`. '
+            f"Got {str(fields)[:400]}"
+        )
+    text = _text(path)
+    parts = PurePosixPath(text).parts
+    if text.startswith("/"):
+        parts = parts[-1:] if len(parts) > 1 else ()
+    name = "/".join(parts)
+    if "\\" in name or not is_inner_name(name):
+        raise ValueError(f"its path {text[:200]!r} does not lead to a directory in the checkpoint")
+    return name
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:80]} is where a text should be")
+    return value
+
+
+def _lengths(value: object, what: str) -> Shape | None:
+    if value is None:
+        return None
+    lengths = cast(list[object], value) if isinstance(value, list | tuple) else [None]
+    is_sound = len(lengths) <= _MAX_DIMENSIONS
+    if not is_sound or not all(type(n) is int and 0 <= n < 2**63 for n in lengths):
+        raise ValueError(f"its {what} are {str(lengths)[:80]}")
+    return tuple(cast(Sequence[int], lengths))
+
+
+class SpecArray:
+    """An array that T5X's msgpack file refers to; see `ForeignArray`.
+
+    Its `.zarray` says how it is stored, as for T5X; where copying has lost that, being hidden, the
+    specification does.
+
+    Args:
+        spec: What the specification says.
+        where: The leaf, for messages.
+        uint16: What it is if its dtype is uint16, not an error.
+    """
+
+    def __init__(self, spec: Spec, where: str, uint16: Uint16) -> None:
+        self._spec = spec
+        self._where = where
+        self._is_bfloat16 = uint16 == "as_bfloat16" and spec.dtype == as_dtype("uint16")
+        self._inner = InnerFiles(spec.root)
+        self._files = LinkedArray(self._inner, spec.name)
+        self._document: bytes | None = None
+
+    def find(self, key: str) -> Value | None:
+        """See `ForeignArray`."""
+        if key != ZARR2_DOCUMENT:
+            return self._files.find(key)
+        if self._document is None:
+            try:
+                self._document = self._read_document()
+            except CorruptionError:
+                raise
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                raise FormatError(
+                    f"{self._where}: {self._spec.directory}: {error}. The checkpoint is damaged, "
+                    "or files of several are mixed; copy it again."
+                ) from error
+        return self._document
+
+    def spec(self) -> Json:
+        """See `ForeignArray`."""
+        return self._files.spec()
+
+    def keys(self) -> Sequence[str]:
+        """See `ForeignArray`."""
+        return self._files.keys()
+
+    def _read_document(self) -> bytes:
+        """Return `.zarray`, checked.
+
+        Raises:
+            ValueError: It is damaged, or contradicts the specification.
+        """
+        spec = self._spec
+        is_partial_copy = not spec.directory.is_dir()
+        if is_partial_copy and not spec.is_complete:
+            raise CorruptionError(
+                f"{self._where}: the array's directory {spec.directory} is missing. Was the "
+                "checkpoint copied completely?",
+                path=self._where,
+                file=str(spec.directory),
+            )
+        try:
+            with open(self._inner.file(f"{spec.name}/{ZARR2_DOCUMENT}"), "rb") as stream:
+                data = stream.read(_MAX_DOCUMENT_BYTES)
+        except FileNotFoundError:
+            data = _document_of(spec)
+        layout = parse_array(data, zarr_format=2, where=ZARR2_DOCUMENT)
+        found = (layout.shape, layout.dtype)
+        if spec.shape is not None and spec.dtype is not None and found != (spec.shape, spec.dtype):
+            raise ValueError(
+                f"{ZARR2_DOCUMENT} says {layout.dtype} of shape {layout.shape}, the msgpack file "
+                f"{spec.dtype} of shape {spec.shape}"
+            )
+        if not is_partial_copy:  # else its chunks are missing, which matters if they are read
+            self._check_size(layout)
+        if not self._is_bfloat16:
+            return data
+        return json.dumps({**json.loads(data), "dtype": "bfloat16"}).encode()
+
+    def _check_size(self, layout: ZarrArray) -> None:
+        """Check that the array can be in its files, before memory is taken for it."""
+        nbytes = math.prod(layout.shape) * layout.dtype.itemsize
+        most = max(nbytes, layout.chunk_nbytes)
+        if most <= _SLACK_BYTES or layout.compression not in _DEFLATED:
+            return
+        stored = sum(
+            os.stat(self._spec.directory / name).st_size
+            for name in self._files.keys()  # noqa: SIM118 - no mapping
+        )
+        if most > _SLACK_BYTES + _MAX_RATIO * stored:
+            raise ValueError(f"an array of {nbytes} bytes cannot be in files of {stored} bytes")
+
+
+def _document_of(spec: Spec) -> bytes:
+    """Return the `.zarray` that a specification is of."""
+    dtype = spec.dtype
+    if dtype is None or not spec.is_complete:
+        raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
+    compressor = cast("Mapping[str, object] | None", spec.compressor)
+    return document_of(cast(Shape, spec.shape), dtype, cast(Shape, spec.chunks), compressor)

@@ -1,0 +1,221 @@
+"""Write trees as checkpoints of T5X, version 3."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from orbit_ckpt._src.arrays.chunking import choose_chunk_shape
+from orbit_ckpt._src.arrays.dtypes import as_dtype, logical_name
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import NameCollisionError, StorageError
+from orbit_ckpt._src.formats.flax_write import is_writable
+from orbit_ckpt._src.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR
+from orbit_ckpt._src.formats.msgpack_tree import unique_names
+from orbit_ckpt._src.formats.outgoing import (
+    OutgoingArray,
+    WriteRequest,
+    kind_of,
+    new_directory,
+    outgoing,
+    refusal,
+)
+from orbit_ckpt._src.formats.t5x import VERSION
+from orbit_ckpt._src.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.storage.atomic import sync_directory, write_file
+from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
+from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is_leaf
+from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
+
+CHUNK_BYTES = 64 << 20
+"""Size of chunks that T5X aims at."""
+
+_GZIP = {"id": "gzip", "level": 1}
+_MAX_THREADS = 4
+_THREAD_BYTES = 1 << 25
+"""More than compressors hold in one thread."""
+
+_MIN_FILL = 8
+"""Chunks smaller than the limit by this factor are too many."""
+
+
+class _Plan(Struct, frozen=True):
+    """An array that becomes one of zarr.
+
+    Attributes:
+        name: The name of its directory.
+        array: The array.
+        chunks: Shape of its chunks.
+    """
+
+    name: str
+    array: OutgoingArray
+    chunks: Shape
+
+    def spec(self) -> dict[str, object]:
+        """Return what stands for it in the msgpack file."""
+        return {
+            "driver": "zarr",
+            "dtype": self.array.dtype.name,
+            "kvstore": {"driver": "file", "path": f"{self.name}/"},
+            "metadata": {
+                "chunks": self.chunks,
+                "compressor": _GZIP,
+                "shape": self.array.shape,
+            },
+        }
+
+
+def write(request: WriteRequest) -> None:
+    """Write a tree into the directory of a step, which T5X wants to be called `checkpoint_<step>`.
+
+    Lists, tuples and namedtuples become dicts as for Flax. Arrays become zarr arrays in gzip, as
+    T5X writes those that are partitioned; scalars and arrays without dimensions or elements are in
+    the msgpack file, and so are arrays of uint16, which T5X refuses elsewhere. The msgpack file is
+    written last, and then the directory appears.
+
+    Raises:
+        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
+        NameCollisionError: Keys of a dict are the same as str; nothing was written.
+        CheckpointExistsError: The path exists; it is never replaced.
+        ValueError: A limit of the size of files is given, or the tree is a single leaf.
+    """
+    if request.max_shard_bytes is not None:
+        raise ValueError("T5X has no shards of limited size; give no size of them")
+    if is_leaf(request.tree) and not is_empty_node(request.tree):
+        raise ValueError("A checkpoint of T5X is a tree, not a single leaf")
+    plans = _plans(request)
+    state = {"version": VERSION, "optimizer": _node(request.tree, (), plans, request)}
+    data = msgpack.packb(state)
+    room = request.max_bytes // _THREAD_BYTES
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(plans), room))
+    share = replace(request, max_bytes=max(1, request.max_bytes // threads))
+    with new_directory(request.path) as directory:
+        _write_arrays(directory, list(plans.values()), share, threads)
+        write_file(directory / AGGREGATE, data)
+
+
+def choose_chunks(shape: Shape, itemsize: int) -> Shape:
+    """Return T5X's chunks; where these would be many small ones, some rows of the array.
+
+    T5X divides what is written without a rest, a prime length therefore into single elements.
+    """
+    chunks = choose_chunk_shape(shape, shape, itemsize=itemsize, max_bytes=CHUNK_BYTES)
+    nbytes = math.prod(shape) * itemsize
+    is_filled = math.prod(chunks) * itemsize * _MIN_FILL >= min(CHUNK_BYTES, nbytes)
+    across = math.prod(n // c for n, c in zip(shape[1:], chunks[1:], strict=True))
+    if is_filled and across <= MAX_OPEN:
+        return chunks
+    rows: list[int] = []
+    room = max(1, CHUNK_BYTES // itemsize)
+    for n in reversed(shape):
+        rows.append(min(n, room))
+        room = max(1, room // n) if rows[-1] == n else 1
+    return tuple(reversed(rows))
+
+
+def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
+    """Return the arrays that are zarr arrays, by their keys; checks all leaves."""
+    flat = flatten(request.tree)
+    plans: dict[tuple[str, ...], _Plan] = {}
+    refused: dict[NamePath, str] = {}
+    inline = 0
+    if len(set(flat.names)) < len(flat.names):
+        same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
+        raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)
+    directories = unique_names([_directory_keys(names) for names in flat.names])
+    for names, name, value in zip(flat.names, directories, flat.values, strict=True):
+        array = outgoing(value)
+        if not is_writable(value) or (array and logical_name(array.dtype) is not None):
+            refused[names] = kind_of(value)
+        elif array is not None and not _is_inline(array):
+            chunks = choose_chunks(array.shape, array.dtype.itemsize)
+            plans[names] = _Plan(name, array, chunks)
+        elif array is not None:
+            inline += array.nbytes
+            if inline > request.max_bytes // 4:
+                refused[names] = "too large for the msgpack file"
+    if refused:
+        raise refusal("Checkpoints of T5X", refused)
+    return plans
+
+
+def _is_inline(array: OutgoingArray) -> bool:
+    return array.nbytes == 0 or not array.shape or array.dtype == as_dtype("uint16")
+
+
+def _directory_keys(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the name of a leaf's directory is made of."""
+    joined = "/".join(names).replace("\\", "_").replace("\0", "_").replace("/", ".")
+    is_taken = not joined.strip(".") or joined in (AGGREGATE, PINNED)
+    return (f"{joined}~",) if is_taken or joined.startswith("train_ds-") else (joined,)
+
+
+def _node(
+    node: object,
+    names: tuple[str, ...],
+    plans: dict[tuple[str, ...], _Plan],
+    request: WriteRequest,
+) -> object:
+    """Return what the msgpack file holds of a part of the tree."""
+    if is_empty_node(node):
+        return None if node is None else {}
+    if not is_leaf(node):
+        children = sorted((key_name(key), child) for key, child in children_of(node))
+        return {key: _node(child, (*names, key), plans, request) for key, child in children}
+    if names in plans:
+        return plans[names].spec()
+    array = outgoing(node)
+    if array is not None:
+        data = b"".join(array.pieces(request)) if array.nbytes else b""
+        fields = [array.shape, array.dtype.name, data]
+        code = SCALAR if isinstance(node, np.generic) else NDARRAY
+        return msgpack.ExtType(code, msgpack.packb(fields))
+    if isinstance(node, complex):
+        parts = [node.real, node.imag]
+        return msgpack.ExtType(COMPLEX, msgpack.packb(parts))
+    return node
+
+
+def _write_arrays(
+    directory: Path, plans: Sequence[_Plan], request: WriteRequest, threads: int
+) -> None:
+    ended = threading.Event()
+    with Workers(threads, "orbit_ckpt-write") as pool:
+        try:
+            for done in [pool.submit(_write_array, directory, p, request, ended) for p in plans]:
+                done.result()
+        except BaseException:  # an interrupt too: the other threads stop before the directory goes
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _write_array(
+    directory: Path, plan: _Plan, request: WriteRequest, ended: threading.Event
+) -> None:
+    array = plan.array
+    place = directory / plan.name
+    place.mkdir()
+    write_file(place / ZARR2_DOCUMENT, document_of(array.shape, array.dtype, plan.chunks, _GZIP))
+    with ChunkFiles(place, array.shape, plan.chunks, array.dtype.itemsize) as files:
+        for piece in _pieces(array, request):
+            if ended.is_set():
+                return
+            files.write(piece)
+    if files.written != array.nbytes:
+        raise StorageError(f"{plan.name}: {files.written} of {array.nbytes} bytes could be read")
+    sync_directory(place)
+
+
+def _pieces(array: OutgoingArray, request: WriteRequest) -> Iterator[memoryview]:
+    return (piece.cast("B") for piece in array.pieces(request))

@@ -1,0 +1,245 @@
+"""Checkpoints of TensorFlow (TensorBundle), with the names of T5X; TensorFlow is not needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import numpy as np
+from crc32c import crc32c
+from msgspec.structs import replace
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
+from orbit_ckpt._src.formats.base import StoredTree
+from orbit_ckpt._src.formats.msgpack_nodes import ArrayNode
+from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
+from orbit_ckpt._src.formats.t5x import TF_STATE
+from orbit_ckpt._src.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index
+from orbit_ckpt._src.formats.tf_names import translate_t5
+from orbit_ckpt._src.storage.foreign import RawArray
+from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_file
+from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.ocdbt_encode import Value
+from orbit_ckpt._src.storage.path import resolve_local
+
+Translate = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+_LATEST = re.compile(rb'model_checkpoint_path: *"([^"\\]*)"')
+_STATE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 22
+
+
+class TFVariable:
+    """A variable in a checkpoint of TensorFlow, as rules for names get it.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype; None for what is no number, such as texts.
+    """
+
+    def __init__(self, name: str, entry: IndexEntry) -> None:
+        self.shape: Shape = entry.shape
+        self.dtype: DType | None = entry.dtype
+        self._name = name
+        self._entry = entry
+
+    def get(self) -> HostArray:
+        """Read it.
+
+        Raises:
+            CorruptionError: It is missing or damaged.
+            FormatError: It is no array of numbers.
+        """
+        if self.dtype is None:
+            raise FormatError(f"{self._name} is no array of numbers")
+        data = b"".join(self.pieces())
+        return np.frombuffer(data, self.dtype.newbyteorder("<")).reshape(self.shape)
+
+    def astype(self, dtype: object) -> HostArray:
+        """Read it as another dtype."""
+        return self.get().astype(as_dtype(dtype))
+
+    def array(self) -> RawArray:
+        """Return it as an array that is read when it is needed."""
+        if self.dtype is None:
+            raise FormatError(
+                f"{self._name} is no array of numbers. Leave it out: give a translator whose rule "
+                "for it returns None as its name."
+            )
+        return _CheckedArray(self, self.dtype, self._entry)
+
+    def pieces(self) -> Sequence[bytes]:
+        """Return its bytes in pieces, checked."""
+        pieces: list[bytes] = []
+        self.check(pieces.append)
+        return pieces
+
+    def check(self, take: Callable[[bytes], object] | None = None) -> None:
+        """Read its bytes and compare them with their checksum.
+
+        Args:
+            take: Gets every piece.
+
+        Raises:
+            CorruptionError: It is missing or damaged.
+        """
+        place = self._entry.extent
+        crc, missing = 0, place.length
+        problem = None
+        try:
+            with open(place.file, "rb") as stream:
+                stream.seek(place.offset)
+                while missing and (piece := stream.read(min(missing, _PIECE_BYTES))):
+                    crc = crc32c(piece, crc)
+                    missing -= len(piece)
+                    if take is not None:
+                        take(piece)
+        except FileNotFoundError:
+            problem = "the file is missing"
+        if problem is None and missing:
+            problem = f"the file ends {missing} bytes before it does"
+        if problem is None and mask_checksum(crc) != self._entry.checksum:
+            problem = "its checksum does not match"
+        if problem is not None:
+            raise CorruptionError(
+                f"{self._name}: {place.file}, bytes {place.offset} to "
+                f"{place.offset + place.length}: {problem}. Copy the checkpoint again.",
+                path=self._name,
+                file=place.file,
+            )
+
+    def __repr__(self) -> str:
+        return f"TFVariable(shape={self.shape}, dtype={self.dtype})"
+
+
+class _CheckedArray(RawArray):
+    """An array that is compared with its checksum before it is read first."""
+
+    def __init__(self, variable: TFVariable, dtype: DType, entry: IndexEntry) -> None:
+        super().__init__(entry.shape, dtype.newbyteorder("<"), entry.extent)
+        self._variable = variable
+        self._is_checked = False
+
+    def find(self, key: str) -> Value | None:
+        """See `ForeignArray`."""
+        value = super().find(key)
+        if key != ZARR2_DOCUMENT and value is not None and not self._is_checked:
+            self._variable.check()
+            self._is_checked = True
+        return value
+
+
+class TensorFlowFormat:
+    """Reads checkpoints of TensorFlow; see `Format`.
+
+    Args:
+        translate: Takes variables by their names and returns values, variables or arrays, by the
+            names that they are to have, keys joined by slashes. The default knows T5, and gives
+            it the names of T5X; that of a `CheckpointTranslator` is its `apply`. None keeps names.
+    """
+
+    name = "TensorFlow"
+    extra = None
+
+    def __init__(self, *, translate: Translate | None = translate_t5) -> None:
+        self._translate = translate
+
+    def sniff(self, path: Path) -> str | None:
+        """See `Format`."""
+        file = path / AGGREGATE if path.is_dir() else path
+        if path.is_dir() and not file.is_file():
+            has_one = len(list(path.glob(f"*{SUFFIX}"))) == 1
+            return None if has_one else f"no file {AGGREGATE} and not just one *{SUFFIX} in it"
+        with open(file, "rb") as stream:
+            is_state = stream.read(len(TF_STATE)) == TF_STATE
+            stream.seek(max(0, file.stat().st_size - len(MAGIC)))
+            is_index = stream.read() == MAGIC
+        return None if is_state or is_index else f"{file.name} is no state file and no index of it"
+
+    def open(self, path: Path) -> StoredTree:
+        """See `Format`; the path may be that of the index without its suffix too.
+
+        Not from object stores.
+        """
+        index = _find_index(resolve_local(path))
+        entries = read_index(index)
+        files = InnerFiles(index.parent)
+        for file in {entry.extent.file for entry in entries.values()}:
+            files.status(Path(file).name)
+        variables: Mapping[str, Any] = {
+            name: TFVariable(name, entry) for name, entry in entries.items()
+        }
+        if self._translate is not None:
+            try:
+                variables = self._translate(variables)
+            except (ValueError, LookupError) as error:
+                if isinstance(error, FormatError | CorruptionError):
+                    raise
+                raise FormatError(
+                    f"{index}: {str(error)[:2000]}. TensorFlowFormat(translate=None) reads "
+                    "variables under their own names."
+                ) from error
+        return replace(stored_tree(_tree(variables, index), path, index), has_checksums=True)
+
+
+FORMAT = TensorFlowFormat()
+
+
+def _find_index(path: Path) -> Path:
+    """Return the index of a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+    """
+    beside = path.with_name(path.name + SUFFIX)
+    if not path.is_dir() and beside.is_file():
+        return beside
+    if path.name.endswith(SUFFIX) and path.is_file():
+        return path
+    state = path / AGGREGATE if path.is_dir() else path
+    index = None
+    if state.is_file():
+        with open(state, "rb") as stream:
+            match = _LATEST.search(stream.read(_STATE_BYTES))
+        # it may be absolute, of the machine that the checkpoint is from
+        name = PurePosixPath(match[1].decode(errors="replace")).name if match else ""
+        index = inner_file(state.parent, name + SUFFIX) if name else None
+    elif path.is_dir():
+        found = sorted(path.glob(f"*{SUFFIX}"))
+        index = inner_file(path, found[0].name) if found else None
+    if index is None or not index.is_file():
+        raise CheckpointNotFoundError(
+            f"No checkpoint of TensorFlow at {path}: there is no {index or '*' + SUFFIX}."
+        )
+    return index
+
+
+def _tree(variables: Mapping[str, Any], index: Path) -> object:
+    """Return variables as nested dicts."""
+    root: dict[str, Any] = {}
+    for name, value in variables.items():
+        *parents, last = name.split("/")
+        node = root
+        for key in parents:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise FormatError(f"{index}: {name!r} is below another variable")
+            node = cast(dict[str, Any], node)
+        if last in node:
+            raise FormatError(f"{index}: {name!r} is above another variable, or is there twice")
+        node[last] = _leaf(value)
+    return root
+
+
+def _leaf(value: object) -> object:
+    if isinstance(value, TFVariable):
+        return LinkedNode(value.array())
+    if isinstance(value, np.ndarray | np.generic):
+        host: HostArray = np.asarray(cast(HostArray, value))
+        data = host.astype(host.dtype.newbyteorder("<")).tobytes()
+        return ArrayNode(host.shape, host.dtype, data, is_scalar=not host.shape)
+    return value

@@ -1,0 +1,304 @@
+"""The interface of item handlers, and how their arguments are registered; Orbax's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+from orbit_ckpt._src.items.foreign import (
+    foreign_args,
+    foreign_handler_class,
+    is_foreign_args,
+    is_foreign_args_class,
+)
+from orbit_ckpt._src.overrides import depth_of, is_overridden
+from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
+
+ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
+"""What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
+
+
+class CheckpointArgs:
+    """Base of the argument classes of item handlers."""
+
+
+@dataclass
+class PassedArgs(CheckpointArgs):
+    """What a caller gives a handler that has no argument classes; it is passed on as it is.
+
+    Attributes:
+        args: Positional arguments of `save` or `restore` after the directory.
+        kwargs: Named ones.
+    """
+
+    args: Sequence[object] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+ArgsT = TypeVar("ArgsT", bound=CheckpointArgs)
+
+
+@runtime_checkable
+class CheckpointHandler(Protocol):
+    """Saves and restores one item in a directory of its own.
+
+    By itself a handler is not atomic; use it through a `Checkpointer`. What `save` and `restore`
+    take besides the directory is each handler's own affair.
+    """
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the item into an existing empty directory."""
+        ...
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> object:
+        """Read the item."""
+        ...
+
+    def finalize(self, directory: Any) -> None:
+        """Do what must be done once everything is written, before the commit."""
+        ...
+
+    def close(self) -> None:
+        """Give up resources."""
+        ...
+
+
+@runtime_checkable
+class StagingHandler(Protocol):
+    """An item handler that saves in two phases."""
+
+    async def stage(self, directory: Path, args: Any, *, copy: bool) -> Commit:
+        """Take an item from the caller and return what remains to be done.
+
+        Args:
+            directory: Where the item will be written; may not exist yet.
+            args: What to save.
+            copy: Whether the caller may change the item before the commit has run.
+        """
+        ...
+
+
+def item_name(directory: Path) -> str:
+    """Return what to call an item in messages, from where it will be written."""
+    return directory.name.partition(TEMPORARY_SUFFIX)[0]
+
+
+_SAVE, _RESTORE, _HANDLER = "_orbit_save_args", "_orbit_restore_args", "_orbit_handler"
+
+
+def register_with_handler(
+    handler_cls: type,
+    for_save: bool = False,
+    for_restore: bool = False,
+) -> Callable[[type[ArgsT]], type[ArgsT]]:
+    """Return a class decorator that makes an argument class belong to a handler class.
+
+    A handler may have several. The first one that is registered is made of the fields that a caller
+    gives instead of an argument object.
+
+    Raises:
+        ValueError: Neither `for_save` nor `for_restore` is set.
+        TypeError: The decorated class is not derived from `CheckpointArgs`.
+    """
+    if not for_save and not for_restore:
+        raise ValueError("Set for_save or for_restore: the arguments must be for something.")
+
+    def register(args_cls: type[ArgsT]) -> type[ArgsT]:
+        kind = cast(object, args_cls)
+        if not (isinstance(kind, type) and is_args_class(kind)):
+            raise TypeError(
+                f"{args_cls!r} is not derived from CheckpointArgs, so it cannot hold the arguments "
+                f"of {handler_cls.__qualname__}; derive it from args.CheckpointArgs."
+            )
+        for attribute, is_wanted in ((_SAVE, for_save), (_RESTORE, for_restore)):
+            if is_wanted:
+                own = cast(tuple[type, ...], vars(handler_cls).get(attribute, ()))
+                setattr(handler_cls, attribute, _with_class(own, args_cls))
+        setattr(args_cls, _HANDLER, handler_cls)
+        _remember(handler_cls)
+        return args_cls
+
+    return register
+
+
+def _with_class(classes: tuple[type, ...], added: type) -> tuple[type, ...]:
+    """Add a class; one that is defined again, in a notebook, takes the place of its predecessor."""
+    name = (added.__module__, added.__qualname__)
+    kept = [added if (c.__module__, c.__qualname__) == name else c for c in classes]
+    return tuple(kept) if added in kept else (*classes, added)
+
+
+def _remember(kind: type) -> None:
+    """Find a handler class by its typestr from now on, unless that of another one is the same."""
+    known = _known_handlers.setdefault(typestr_of(kind), kind)
+    if (known.__module__, known.__qualname__) == (kind.__module__, kind.__qualname__):
+        _known_handlers[typestr_of(kind)] = kind  # defined again, in a notebook
+
+
+_known_handlers: dict[str, type] = {}
+"""Handler classes by typestr: those that have been imported, wherever they are from."""
+
+
+def known_handlers() -> Mapping[str, type[CheckpointHandler]]:
+    """Return the item handlers that have been imported, by typestr."""
+    return cast(Mapping[str, type[CheckpointHandler]], _known_handlers)
+
+
+def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
+    """Return the argument classes of a handler for save and restore, None if it has none.
+
+    They are registered here, or with Orbax if that has been imported. Of several it is the first.
+    """
+    save = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _SAVE, ()))
+    restore = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _RESTORE, ()))
+    return (save[0], restore[0]) if save and restore else foreign_args(handler_cls)
+
+
+def own_args(handler_cls: type, position: int) -> type[CheckpointArgs] | None:
+    """Return the class that is made of a caller's fields for `save` (0) or `restore` (1).
+
+    It is None if there is none, or if it is inherited and the method is not: an override is given
+    what the caller gives, as in Orbax, unless `args` is the first thing that it takes.
+    """
+    classes = registered_args(handler_cls)
+    if classes is None:
+        return None
+    attribute = (_SAVE, _RESTORE)[position]
+    methods = ("restore",) if position else ("save", "async_save")
+    inherits = hasattr(handler_cls, attribute) and any(
+        is_overridden(handler_cls, method, since=attribute) for method in methods
+    )
+    return None if inherits and not _begins_with_args(handler_cls, methods) else classes[position]
+
+
+def _begins_with_args(handler_cls: type, methods: Sequence[str]) -> bool:
+    """Whether the most derived of some methods takes `args` next to the directory."""
+    method = min(methods, key=lambda name: depth_of(handler_cls, name))
+    parameters = list(inspect.signature(getattr(handler_cls, method)).parameters.values())[2:3]
+    return any(p.name == "args" and p.kind is not p.VAR_POSITIONAL for p in parameters)
+
+
+def takes_args(handler_cls: type, args: object, position: int) -> bool:
+    """Whether arguments are those of a handler for `save` (0) or `restore` (1).
+
+    They are if their class is registered for the handler or one of its bases, is derived from such
+    a class, or is one that such a class extends.
+    """
+    kind, attribute = type(args), (_SAVE, _RESTORE)[position]
+    if kind in (CheckpointArgs, PassedArgs):
+        return kind is PassedArgs
+    known = [c for base in handler_cls.__mro__ for c in vars(base).get(attribute, ())]
+    foreign = foreign_args(handler_cls)
+    known += [] if foreign is None else [foreign[position]]
+    return not known or any(isinstance(args, c) or issubclass(c, kind) for c in known)
+
+
+def is_args(value: object) -> bool:
+    """Whether a value is an argument object, ours or Orbax's."""
+    return isinstance(value, CheckpointArgs) or is_foreign_args(value)
+
+
+def is_args_class(kind: type) -> bool:
+    """Whether a class is one of argument objects, ours or Orbax's."""
+    known: type = kind
+    return issubclass(kind, CheckpointArgs) or is_foreign_args_class(known)
+
+
+def args_name(args: object) -> str:
+    """Return what users call arguments, or a class of them: `args.StandardSave`, for example."""
+    kind = args if isinstance(args, type) else type(args)
+    is_ours = kind.__module__.startswith("orbit_ckpt.")
+    return f"args.{kind.__name__.removesuffix('Args')}" if is_ours else _full_name(kind)
+
+
+def check_args(name: str, args: object) -> None:
+    """Check that arguments of an item handler are such.
+
+    Args:
+        name: What messages call them.
+        args: The arguments.
+
+    Raises:
+        TypeError: They are a class of arguments.
+        ValueError: They are something else, such as the tree itself.
+    """
+    if isinstance(args, type) and is_args_class(args):
+        call = f"{args_name(args)}(...)"
+        raise TypeError(f"{name} is the class {args_name(args)}. Give an object of it: {call}.")
+    if not is_args(args):
+        raise ValueError(
+            f"{name} must be CheckpointArgs, found {show(args)}. Put it into the arguments of its "
+            "handler: args.StandardSave(tree) to save, args.StandardRestore(tree) to restore."
+        )
+
+
+def wrong_args(handler_cls: type, args: object, position: int) -> str:
+    """Return the message about arguments that are not those of a handler for save or restore."""
+    classes = registered_args(handler_cls)
+    wanted = "its own arguments" if classes is None else args_name(classes[position])
+    method = ("save", "restore")[position]
+    return (
+        f"args: {handler_cls.__qualname__} takes {wanted} to "
+        f"{method}, found {args_name(args)}. Give {wanted}(...)."
+    )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_handler(name: str, handler: object) -> None:
+    """Check that a handler of an item is one.
+
+    Args:
+        name: What messages call it.
+        handler: The handler.
+
+    Raises:
+        TypeError: It is something else, such as a class of handlers.
+    """
+    if isinstance(handler, type):
+        raise TypeError(
+            f"{name} must be an item handler, found {show(handler)}. Give an object of "
+            "it, made by calling it."
+        )
+    if not (hasattr(handler, "save") and hasattr(handler, "restore")):
+        raise TypeError(
+            f"{name} must be an item handler, with save and restore, found {show(handler)}. Give "
+            "PyTreeCheckpointHandler() or StandardCheckpointHandler(), for example."
+        )
+
+
+def handler_class_of(args: object) -> type[CheckpointHandler]:
+    """Return the handler class that an args object or class belongs to, here or at Orbax.
+
+    Raises:
+        ValueError: It belongs to none.
+    """
+    found = getattr(args, _HANDLER, None) or foreign_handler_class(args)
+    if found is None:
+        if not isinstance(args, type):
+            check_args("args", args)
+        name = args.__qualname__ if isinstance(args, type) else type(args).__qualname__
+        raise ValueError(
+            f"{name} belongs to no item handler; decorate it with register_with_handler."
+        )
+    return cast(type[CheckpointHandler], found)
+
+
+def typestr_of(handler: object) -> str:
+    """Return the name under which a checkpoint records a handler, or a handler class.
+
+    A subclass that reads in its own way is recorded by its own name: what it inherits it from would
+    not restore what it saves.
+    """
+    kind = handler if isinstance(handler, type) else type(handler)
+    typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
+    if typestr is None or is_overridden(kind, "restore", since="typestr"):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return typestr()

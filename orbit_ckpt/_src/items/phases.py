@@ -1,0 +1,321 @@
+"""Save and restore one item through its handler, whatever the handler's class overrides.
+
+The handlers of this package save in two phases, `stage` and the commit that it returns. Their
+`save` and `async_save` are made of the two, and are what subclasses override and what other
+handlers wrap. Overrides are always called: `stage` is used directly only if no subclass of its
+class overrides them. What an override saves through `super()`, or through a handler that it wraps,
+becomes part of the save around it: the primary process finishes it when all processes have written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from orbit_ckpt._src.items.base import CheckpointHandler, PassedArgs, StagingHandler
+from orbit_ckpt._src.items.foreign import foreign_path
+from orbit_ckpt._src.overrides import depth_of, is_overridden
+from orbit_ckpt._src.runtime.commit import Commit, Progress
+from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
+from orbit_ckpt._src.storage.atomic import sync_files
+from orbit_ckpt._src.storage.identity import stamp_of
+from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.store_path import StorePath
+
+
+class _Result(Protocol):
+    def result(self, timeout: float | None = None) -> object: ...
+
+
+async def stage_item(
+    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, copy: bool
+) -> Commit:
+    """Take an item from the caller; a handler that cannot do so saves it at once.
+
+    Args:
+        handler: What saves it.
+        directory: Where it will be written.
+        args: Arguments of the handler's `save`.
+        copy: Whether the caller may change the item before the commit has run.
+    """
+    method = _overriding_method(handler, copy=copy)
+    if method is None:
+        commit = await cast(StagingHandler, handler).stage(directory, args["args"], copy=copy)
+        if is_overridden(handler, "finalize", since="stage"):
+            return _with_finalize(handler, directory, commit)
+        return commit
+    await asyncio.to_thread(directory.mkdir, exist_ok=True)
+    path = foreign_path(handler, directory)
+    positional, named = _unpack(args)
+    parts = _Parts(directory, copy=copy)
+    futures: Sequence[_Result] = ()
+    save: Any = getattr(handler, method)
+    with parts.collected(handler, method):
+        if method == "async_save":
+            futures = await save(path, *positional, **named) or ()
+        else:
+            await run_blocking(partial(save, path, *positional, **named))
+
+    async def write() -> None:
+        await parts.run()
+        for future in futures:
+            await asyncio.to_thread(future.result)
+
+    def finalize() -> None:
+        parts.finalize()
+        _call_finalize(handler, directory)
+
+    return Commit(write, finalize, parts.progress, parts.recorded_as)
+
+
+def _overriding_method(handler: CheckpointHandler, *, copy: bool) -> str | None:
+    """Return which of `save` and `async_save` saves an item, None if `stage` does."""
+    save, async_save = depth_of(handler, "save"), depth_of(handler, "async_save")
+    is_ours = isinstance(handler, StagingHandler)
+    if is_ours and min(save, async_save) >= depth_of(handler, "stage"):
+        return None
+    if not hasattr(handler, "async_save"):
+        return "save"
+    if save == async_save:  # both are overridden
+        return "save" if is_ours and not copy else "async_save"
+    return "save" if save < async_save else "async_save"
+
+
+def _unpack(args: Mapping[str, object]) -> tuple[Sequence[object], Mapping[str, object]]:
+    """Return the positional and the named arguments of a handler's method."""
+    given = args.get("args")
+    return (given.args, given.kwargs) if isinstance(given, PassedArgs) else ((), args)
+
+
+def _with_finalize(handler: CheckpointHandler, directory: Path, commit: Commit) -> Commit:
+    def finalize() -> None:
+        commit.finalize()
+        _call_finalize(handler, directory)
+
+    return Commit(commit.run, finalize, lambda: commit.progress, commit.recorded_as)
+
+
+def _call_finalize(handler: CheckpointHandler, directory: Path) -> None:
+    """Call a handler's own `finalize`; bring a manifest up to date with what it does to files."""
+    before = _stamps(directory)
+    handler.finalize(foreign_path(handler, directory))
+    if before is None or before != _stamps(directory):
+        renew_manifest(directory)
+    sync_files(directory)  # who knows whether it has
+
+
+def _stamps(directory: Path) -> dict[Path, object] | None:
+    """Return what changes when files are changed, by file; None if it is not known."""
+    if isinstance(directory, StorePath):
+        return None
+    return {file: stamp_of(file) for file in directory.rglob("*") if file.is_file()}
+
+
+class _Parts:
+    """What a handler saves through other handlers, or through its base class, as part of a save."""
+
+    def __init__(self, directory: Path, *, copy: bool) -> None:
+        self.copy = copy
+        self._directory = resolve_path(directory)
+        self._parts: list[_Part] = []
+        self._asked: object = None
+
+    @contextlib.contextmanager
+    def collected(self, handler: object, method: str) -> Generator[None]:
+        """Collect what is saved below the directory while a method of a handler runs."""
+        self._asked = handler if method == "async_save" else None
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def is_asking(self, handler: object) -> bool:
+        """Whether `async_save` of a handler is running."""
+        return self._asked is handler
+
+    def holds(self, path: Path) -> bool:
+        """Whether a directory is part of this save."""
+        return path == self._directory or self._directory in path.parents
+
+    def add(self, path: Path, commit: Commit, *, has_run: bool = False) -> _Part:
+        """Add a part, whose end is put off until the end of the save."""
+        part = _Part(path, commit, has_run=has_run)
+        self._parts.append(part)
+        return part
+
+    async def run(self) -> None:
+        """Write the parts that nobody has waited for."""
+        await run_all(part.run() for part in self._parts)
+
+    def finalize(self) -> None:
+        """Finish all parts."""
+        for part in self._parts:
+            part.commit.finalize()
+
+    def progress(self) -> Progress:
+        """How much of the parts has been written."""
+        return sum((part.commit.progress for part in self._parts), Progress())
+
+    @property
+    def recorded_as(self) -> Mapping[str, str] | None:
+        """Typestrs of the items if the parts are several items by name."""
+        found = [part.commit.recorded_as for part in self._parts if part.path == self._directory]
+        return next((names for names in found if names is not None), None)
+
+
+_current: ContextVar[_Parts | None] = ContextVar("orbit_ckpt_parts", default=None)
+"""The save of an item in progress, in the context of the handler's method."""
+
+
+class _Part:
+    """One part; also the future that `async_save` returns for it."""
+
+    def __init__(self, path: Path, commit: Commit, *, has_run: bool) -> None:
+        self.path = path
+        self.commit = commit
+        self._outcome: Future[None] = Future()
+        self._unclaimed = [self]  # whoever pops it writes the part
+        if has_run:
+            self._unclaimed.clear()
+            self._outcome.set_result(None)
+
+    def result(self, timeout: float | None = None) -> None:
+        """Write it if nobody has, and return when it is written.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        if self._claims():
+            run_sync(self._write())
+        self._outcome.result(timeout)
+
+    async def run(self) -> None:
+        """Do the same in a coroutine."""
+        if self._claims():
+            await self._write()
+        await asyncio.to_thread(self._outcome.result)
+
+    def _claims(self) -> bool:
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return False
+        return True
+
+    async def _write(self) -> None:
+        try:
+            await self.commit.run()
+        except BaseException as error:  # raised again
+            self._outcome.set_exception(error)
+            raise
+        self._outcome.set_result(None)
+
+
+def save_in_phases(
+    handler: StagingHandler, directory: str | os.PathLike[str], args: object
+) -> None:
+    """Do what `save` of a handler of this package does.
+
+    As in Orbax it goes through `async_save` if a subclass overrides that. Called by an override of
+    `save`, it leaves the end, which only one process does, to the save around it.
+    """
+    path = resolve_path(directory)
+    parts = _parts_around(path)
+    is_asked = parts is not None and parts.is_asking(handler)
+    if is_overridden(handler, "async_save", since="stage") and not is_asked:
+        _save_through_override(handler, path, args, parts)
+        return
+
+    async def both_phases() -> Commit:
+        commit = await handler.stage(path, args, copy=False)
+        await commit.run()
+        return commit
+
+    commit = run_sync(both_phases())
+    if parts is None:
+        commit.finalize()
+    else:
+        parts.add(path, commit, has_run=True)
+
+
+def _save_through_override(
+    handler: StagingHandler, path: Path, args: object, around: _Parts | None
+) -> None:
+    parts = around or _Parts(path, copy=False)
+    save: Any = getattr(handler, "async_save")  # noqa: B009 - not part of the protocol
+
+    async def save_and_wait() -> None:
+        with parts.collected(handler, "async_save"):
+            futures = await save(foreign_path(handler, path), args=args) or ()
+        await parts.run()
+        for future in futures:
+            await asyncio.to_thread(future.result)
+
+    run_sync(save_and_wait())
+    if around is None:
+        parts.finalize()
+        cast(CheckpointHandler, handler).finalize(path)
+
+
+async def save_in_background(
+    handler: StagingHandler, directory: str | os.PathLike[str], args: object
+) -> list[Future[None]]:
+    """Do what `async_save` of a handler of this package does.
+
+    Returns:
+        What remains to be done. Called by an override of `async_save`, it is a part of the save
+        around it; else it has begun, and finishes the directory.
+    """
+    path = resolve_path(directory)
+    parts = _parts_around(path)
+    commit = await handler.stage(path, args, copy=True if parts is None else parts.copy)
+    if parts is not None:
+        return [cast("Future[None]", parts.add(path, commit))]
+
+    async def finish() -> None:
+        await commit.run()
+        await asyncio.to_thread(commit.finalize)
+
+    return [run_in_background(finish())]
+
+
+def _parts_around(path: Path) -> _Parts | None:
+    """Return the save that a directory belongs to, None if it is saved by itself."""
+    parts = _current.get()
+    return parts if parts is not None and parts.holds(path) else None
+
+
+def restore_item(
+    handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, item: str = ""
+) -> object:
+    """Read an item.
+
+    The files of a handler that reads them itself are compared with the checkpoint's manifest first:
+    nothing else would notice damage to them.
+
+    Args:
+        handler: What reads it.
+        directory: A checkpoint.
+        args: Arguments of the handler's `restore`.
+        item: Name of the item in the checkpoint; empty if it is all of it.
+
+    Raises:
+        CorruptionError: A file differs from what was written.
+    """
+    path = inner_file(directory, item) if item else directory
+    is_ours = isinstance(handler, StagingHandler)
+    if not is_ours or is_overridden(handler, "restore", since="stage"):
+        open_checked(directory).verify_below(f"{item}/" if item else "")
+        path = foreign_path(handler, path)
+    positional, named = _unpack(args)
+    return cast(Callable[..., object], handler.restore)(path, *positional, **named)

@@ -1,0 +1,202 @@
+"""A protocol buffer as an item, in its text form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, MissingPackageError
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    item_name,
+    register_with_handler,
+)
+from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.unused import warn_of_unused
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.process import this_process
+from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.integrity import open_checked, write_manifest
+from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+
+class ProtoHandler:
+    """Saves and restores a protocol buffer; needs the package `protobuf`."""
+
+    def __init__(
+        self, filename: str = "proto.pbtxt", *, multiprocessing_options: object = None
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            filename: Name of the file in the item's directory.
+            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
+        """
+        warn_of_unused(self, multiprocessing_options=multiprocessing_options)
+        self._filename = filename
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: Message | None = None,
+        args: ProtoSaveArgs | None = None,
+    ) -> None:
+        """Write a message into an existing directory.
+
+        Raises:
+            TypeError: It is no message.
+            ValueError: It has fields that its class does not know.
+        """
+        save_in_phases(self, directory, args or ProtoSaveArgs(cast(Any, item)))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: Message | None = None,
+        args: ProtoSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a message from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args or ProtoSaveArgs(cast(Any, item)))
+
+    async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
+        """Take the message from the caller; see `StagingHandler`.
+
+        Raises:
+            TypeError: It is no message.
+            ValueError: It has fields that its class does not know.
+        """
+        text = _encode(item_name(directory), args.item)
+
+        async def write() -> None:
+            if this_process().is_primary:
+                await asyncio.to_thread(write_file, directory / self._filename, text)
+
+        return Commit(write, lambda: write_manifest(directory))
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: type[Message] | None = None,
+        args: ProtoRestoreArgs | None = None,
+    ) -> Any:  # a message of the class asked for
+        """Read a message.
+
+        Args:
+            directory: Where it is.
+            item: Class of the message, if `args` is not given.
+            args: What to restore.
+
+        Raises:
+            CheckpointNotFoundError: There is no such file.
+            FormatError: It is not the text form of such a message.
+            TypeError: No class of messages was given.
+        """
+        path = resolve_path(directory)
+        kind = _message_class(path, args.item if args is not None else item)
+        data = open_checked(path).read_bytes(self._filename)
+        if data is None:
+            raise CheckpointNotFoundError(
+                f"No protocol buffer at {path}: there is no file {self._filename!r} "
+                f"({describe_directory(path)})."
+            )
+        return _decode(data, kind, str(path / self._filename))
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(ProtoHandler, for_save=True)
+@dataclass
+class ProtoSaveArgs(CheckpointArgs):
+    """What protocol buffer to save.
+
+    Attributes:
+        item: The message.
+    """
+
+    item: Message
+
+
+@register_with_handler(ProtoHandler, for_restore=True)
+@dataclass
+class ProtoRestoreArgs(CheckpointArgs):
+    """What protocol buffer to restore.
+
+    Attributes:
+        item: Class of the message.
+    """
+
+    item: type[Message]
+
+
+def _encode(name: str, message: Message) -> bytes:
+    base, text_format = _protobuf()
+    if not isinstance(cast(object, message), base):
+        raise TypeError(
+            f"{name}: expected a message of protobuf, found {type(message).__qualname__}. Use "
+            "JsonSave or PyTreeSave for other values."
+        )
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    if known.ByteSize() != message.ByteSize():
+        raise ValueError(
+            f"{name}: the {message.DESCRIPTOR.full_name} has fields that its class does not know; "
+            "the text form would lose them. Use the definition that it was made with, or call "
+            "DiscardUnknownFields()."
+        )
+    return text_format.MessageToString(message).encode()
+
+
+def _message_class(path: Path, kind: object) -> type[Message]:
+    base, _ = _protobuf()
+    if isinstance(kind, type) and issubclass(kind, base):
+        return kind
+    raise TypeError(
+        f"{path}: give the class of the message, as in ProtoRestore(MyMessage): the text form does "
+        f"not say which it is; found {kind!r}"
+    )
+
+
+def _decode(data: bytes, kind: type[Message], where: str) -> Message:
+    _, text_format = _protobuf()
+    try:
+        return text_format.Parse(data.decode(), kind())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"{where}: expected the text form of a {kind.DESCRIPTOR.full_name}: {error}. The file "
+            "is damaged, or is of another message."
+        ) from error
+
+
+def _protobuf() -> tuple[type[Message], Any]:
+    """Return the base of all messages and the module of their text form.
+
+    Raises:
+        MissingPackageError: The package, which most programs do not need, is not there.
+    """
+    try:
+        from google.protobuf import text_format  # noqa: PLC0415 - optional
+        from google.protobuf.message import Message  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Items of protocol buffers need the package protobuf, which cannot be imported "
+            f"({error}). Install it: pip install protobuf"
+        ) from error
+    return Message, text_format

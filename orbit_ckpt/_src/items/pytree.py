@@ -1,0 +1,452 @@
+"""Any pytree as an item."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from msgspec.structs import replace
+
+from orbit_ckpt._src.arrays.dtypes import as_flag
+from orbit_ckpt._src.arrays.sharding import ShardingResolver
+from orbit_ckpt._src.formats.base import Format, StoredTree
+from orbit_ckpt._src.formats.orbax import open_tree
+from orbit_ckpt._src.formats.registry import open_checkpoint
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    register_with_handler,
+)
+from orbit_ckpt._src.items.memory import MemoryOptions
+from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.unchanged import read_unchanged
+from orbit_ckpt._src.items.unused import warn_of_unused
+from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.pytree.plan import plan_save
+from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.restore import (
+    TreePlan,
+    plan_tree,
+    read_metadata,
+    rebuild,
+    restore_tree,
+)
+from orbit_ckpt._src.pytree.save import TreeSaveOptions, stage_tree
+from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.process import Process, this_process
+from orbit_ckpt._src.runtime.warn import warn_caller
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.transform.rules import LegacyRules
+from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.pytree.explain import RestorePlan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PyTreeMetadataOptions:
+    """What is recorded of a tree.
+
+    Attributes:
+        support_rich_types: Whether tuples and namedtuples are recorded as such, and come back
+            without a target.
+    """
+
+    support_rich_types: bool = False
+
+
+class PyTreeHandler:
+    """Saves and restores a pytree."""
+
+    def __init__(  # noqa: PLR0913 - Orbax's signature
+        self,
+        aggregate_filename: str | None = None,
+        *,
+        save_concurrent_gb: float | None = None,
+        restore_concurrent_gb: float | None = None,
+        save_device_host_concurrent_gb: float | Literal["auto"] | None = None,
+        memory_options: MemoryOptions | None = None,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        use_compression: bool = True,
+        type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
+        process: Process | None = None,
+        memory_limit_options: object = None,
+        multiprocessing_options: object = None,
+        handler_impl: object = None,
+        array_metadata_validator: object = None,
+        enable_pinned_host_transfer: bool | None = None,
+        is_prioritized_key_fn: object = None,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            aggregate_filename: Name of the msgpack file of early Orbax; None for `checkpoint`.
+            save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; an
+                array that is larger is written alone. None for the default.
+            restore_concurrent_gb: The same for reading.
+            save_device_host_concurrent_gb: Most GB being copied from devices at once; `"auto"` is
+                half of the free host memory.
+            memory_options: The three limits in bytes, instead of in GB.
+            use_ocdbt: Whether arrays go into one database, else into a directory each.
+            use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
+            use_compression: Whether arrays are compressed with zstd; small ones never are.
+            type_handler_registry: Where type handlers are looked up.
+            pytree_metadata_options: What is recorded of the tree.
+            process: Which process saves, and among how many; None for JAX's. One that is alone
+                saves a tree of its own.
+            memory_limit_options: Does nothing here, as the other four that follow; set, they warn
+                and say why.
+            multiprocessing_options: See there; give it to the checkpointer or manager.
+            handler_impl: Not supported.
+            array_metadata_validator: See there.
+            enable_pinned_host_transfer: See there.
+            is_prioritized_key_fn: See there.
+
+        Raises:
+            TypeError: A flag is something else than True, False, 1 and 0.
+            ValueError: A limit is not positive, or is given in GB and in bytes, or `handler_impl`
+                is given.
+        """
+        if handler_impl is not None:
+            raise ValueError(
+                f"handler_impl={type(handler_impl).__qualname__} is not supported: it would not be "
+                "asked. Derive a class from PyTreeCheckpointHandler, or pass that handler itself."
+            )
+        warn_of_unused(
+            self,
+            memory_limit_options=memory_limit_options,
+            multiprocessing_options=multiprocessing_options,
+            array_metadata_validator=array_metadata_validator,
+            enable_pinned_host_transfer=enable_pinned_host_transfer,
+            is_prioritized_key_fn=is_prioritized_key_fn,
+        )
+        in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
+        if memory_options is not None and any(limit is not None for limit in in_gb):
+            raise ValueError("Give memory limits in GB or as memory_options, not both.")
+        self._memory = memory_options or MemoryOptions.from_gb(*in_gb)
+        self._registry = type_handler_registry
+        self._process = process
+        self._aggregate = aggregate_filename
+        self._rich_types = pytree_metadata_options.support_rich_types
+        self._options = TreeSaveOptions(
+            use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
+            use_zarr3=as_flag("use_zarr3", use_zarr3),
+            use_compression=as_flag("use_compression", use_compression),
+            max_bytes=self._memory.write_concurrent_bytes,
+            rich_types=self._rich_types,
+        )
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}pytree_checkpoint_handler.PyTreeCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: PyTreeSaveArgs | None = None,
+    ) -> None:
+        """Write a tree into an existing empty directory; not atomic by itself.
+
+        Args:
+            directory: Where to write.
+            item: The tree, if `args` is not given.
+            save_args: Tree of `SaveArgs` like the tree, if `args` is not given.
+            args: What to save.
+
+        Raises:
+            UnsupportedLeafError: Some leaves cannot be written; nothing was.
+            NameCollisionError: Leaves would share a storage name; nothing was written.
+            StorageError: The storage refused a write.
+        """
+        save_in_phases(self, directory, args or PyTreeSaveArgs(_not_args(item), save_args))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: PyTreeSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a tree from the caller; return futures of what remains to be done, see `save`."""
+        args = args or PyTreeSaveArgs(_not_args(item), save_args)
+        return await save_in_background(self, directory, args)
+
+    async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
+        """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
+        options = replace(
+            args.apply(self._options),
+            max_transfer_bytes=self._memory.max_transfer_bytes,
+            process=self._process or this_process(),
+        )
+        plan = plan_save(
+            args.item,
+            self._registry,
+            save_args=args.save_args,
+            use_ocdbt=options.use_ocdbt,
+            use_zarr3=options.use_zarr3,
+            rich_types=options.rich_types,
+        )
+        return await stage_tree(plan, directory, options, copy=copy)
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        restore_args: object = None,
+        transforms: object = None,
+        transforms_default_to_original: bool = True,
+        legacy_transform_fn: LegacyFunction | None = None,
+        args: PyTreeRestoreArgs | None = None,
+    ) -> object:
+        """Read a tree.
+
+        Args:
+            directory: Where it is.
+            item: Tree whose structure the result has, if `args` is not given, as for the next four.
+            restore_args: Tree of `RestoreArgs`.
+            transforms: See `PyTreeRestoreArgs`.
+            transforms_default_to_original: See there.
+            legacy_transform_fn: See there.
+            args: What to restore and how.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            TreeMismatchError: The target differs from the checkpoint.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        transform = (transforms, transforms_default_to_original, legacy_transform_fn)
+        args = args or PyTreeRestoreArgs(_not_args(item), restore_args, *transform)
+        request = RestoreRequest(
+            target=args.item,
+            has_target=args.item is not None,
+            restore_args=args.restore_args,
+            missing="keep" if args.partial_restore else "error",
+            unexpected="ignore" if args.partial_restore else "error",
+            rich_types=self._rich_types,
+            legacy=args.legacy(),
+        )
+        return self.run_request(directory, request)
+
+    def run_request(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+    ) -> object:
+        """Read a tree as a request says; see `restore_tree`."""
+        as_whole = request.is_plain and (resolver is None or resolver.fallback is None)
+        return self._run(directory, request, resolver, restore_tree, as_whole=as_whole)
+
+    def explain_request(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+        on_host: bool = False,
+    ) -> RestorePlan:
+        """Return what `run_request` would do; see `explain`."""
+        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+
+        return self._run(directory, request, resolver, partial(explain, on_host=on_host))
+
+    def run_and_explain(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        *,
+        resolver: ShardingResolver | None = None,
+    ) -> tuple[object, RestorePlan]:
+        """Read a tree as a request says, and return what was done too."""
+        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+
+        async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
+            explained = await explain(plan)
+            return await restore_tree(plan), explained
+
+        return self._run(directory, request, resolver, both)
+
+    def _run(
+        self,
+        directory: str | os.PathLike[str],
+        request: RestoreRequest,
+        resolver: ShardingResolver | None,
+        run: Callable[[TreePlan], Coroutine[object, object, T]],
+        *,
+        as_whole: bool = False,
+    ) -> T:
+        losses: set[str | None] = set()
+
+        async def read(path: Path) -> T:
+            source = self._aggregated(path, request.reader) or open_checkpoint(
+                path,
+                allow_unstructured=request.has_target,
+                reader=request.reader,
+                as_whole=as_whole,
+            )
+            losses.add(None if request.has_target else source.loss)
+            with source.unchanged():
+                if source.read_whole is not None:
+                    return cast(T, await asyncio.to_thread(source.read_whole))
+                batch = source.load_batch(
+                    max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
+                )
+                return await run(await plan_tree(source, batch, self._registry, request))
+
+        result = read_unchanged([resolve_path(directory)], read)
+        for loss in filter(None, losses):
+            warn_caller(loss)
+        return result
+
+    def _aggregated(self, path: Path, reader: Format | None) -> StoredTree | None:
+        """Return a tree whose msgpack file has the name that this handler was told."""
+        name = None if reader is not None else self._aggregate
+        return open_tree(path, aggregate=name) if name and (path / name).is_file() else None
+
+    def metadata(
+        self, directory: str | os.PathLike[str], *, reader: Format | None = None
+    ) -> TreeMetadata:
+        """Return what is known of a tree without reading it; touches no device.
+
+        Args:
+            directory: Where it is.
+            reader: The format to read as, None to find out.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        losses: set[str | None] = set()
+
+        async def read(path: Path) -> TreeMetadata:
+            source = self._aggregated(path, reader) or open_checkpoint(path, reader=reader)
+            losses.add(source.loss)
+            found = await read_metadata(source, source.load_batch(), self._registry)
+            tree = rebuild(source, found, rich_types=self._rich_types)
+            return TreeMetadata(tree, source.document.custom_metadata)
+
+        result = read_unchanged([resolve_path(directory)], read)
+        for loss in filter(None, losses):
+            warn_caller(loss)
+        return result
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(PyTreeHandler, for_save=True)
+@dataclass
+class PyTreeSaveArgs(CheckpointArgs):
+    """What to save of a tree, and how.
+
+    Attributes:
+        item: The tree.
+        save_args: Tree of `SaveArgs` like it; may lack leaves.
+        ocdbt_target_data_file_size: Size in bytes at which a new data file is begun; None is
+            2 GiB, 0 no limit.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    item: object
+    save_args: object = None
+    ocdbt_target_data_file_size: int | None = None
+    custom_metadata: object = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.item, TreeMetadata):
+            raise ValueError("Cannot save TreeMetadata.")
+        size = self.ocdbt_target_data_file_size
+        if size is not None and size < 0:
+            raise ValueError(
+                f"ocdbt_target_data_file_size must be >= 0, where 0 means no limit; got {size}"
+            )
+
+    def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
+        """Return a handler's options with those of one save."""
+        return replace(
+            options,
+            data_file_bytes=self.ocdbt_target_data_file_size,
+            custom_metadata=self.custom_metadata,
+        )
+
+
+@register_with_handler(PyTreeHandler, for_restore=True)
+@dataclass
+class PyTreeRestoreArgs(CheckpointArgs):
+    """What to restore of a tree, and how.
+
+    Attributes:
+        item: Tree whose structure the result has. Its leaves matter in two ways only: PLACEHOLDER
+            leaves are not read, and those with `ArrayRestoreArgs` complete these. None for the
+            recorded structure.
+        restore_args: Tree of `RestoreArgs` like the result. `ArrayRestoreArgs` that are strict and
+            have no shape, or no dtype, ask for that of the leaf of `item`.
+        transforms: Tree of `Transform` and `RestoreTransform`, by regular expressions for leaves
+            of `item`; says which leaves of the checkpoint these are. `{}` is not the same as None:
+            with it `item` may differ from the checkpoint.
+        transforms_default_to_original: Whether leaves that no transform matches are those of the
+            checkpoint, if it has them; else those of `item`.
+        legacy_transform_fn: Instead of `transforms`, a function of `item`, the stored tree and a
+            tree of `ParamInfo`; returns the last two in the structure of the result.
+        partial_restore: Whether `item` may lack leaves of the checkpoint, and have leaves that the
+            checkpoint lacks: these keep their values and are logged. With `transforms` it may
+            always.
+    """
+
+    item: object = None
+    restore_args: object = None
+    transforms: object = None
+    transforms_default_to_original: bool = True
+    legacy_transform_fn: LegacyFunction | None = None
+    partial_restore: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("item", "restore_args", "transforms"):
+            value = getattr(self, name)
+            if isinstance(value, TreeMetadata):
+                setattr(self, name, value.tree)
+
+    def legacy(self) -> LegacyRules | LegacyFunction | None:
+        """Return what is asked for with `transforms` or `legacy_transform_fn`.
+
+        Raises:
+            ValueError: There is no `item`, or both are given.
+        """
+        if self.transforms is not None and self.legacy_transform_fn is not None:
+            raise ValueError("Cannot provide both `transforms` and `legacy_transform_fn`.")
+        if self.transforms is None and self.legacy_transform_fn is None:
+            return None
+        if self.item is None:
+            name = "transforms" if self.legacy_transform_fn is None else "legacy_transform_fn"
+            raise ValueError(
+                f"If providing `{name}`, must provide `item` matching structure of expected result."
+            )
+        if self.legacy_transform_fn is not None:
+            return self.legacy_transform_fn
+        return LegacyRules(self.transforms, self.transforms_default_to_original)
+
+
+def _not_args(item: object) -> object:
+    if isinstance(item, CheckpointArgs):
+        raise ValueError(
+            f"Make sure to specify kwarg name `args=` when providing `{type(item).__name__}`."
+        )
+    return item

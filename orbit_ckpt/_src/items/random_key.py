@@ -1,0 +1,245 @@
+"""Random keys as items: JAX's of any implementation, and the state of numpy's global generator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.items.array import ArrayHandler, ArrayRestoreArgs, ArraySaveArgs
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    CheckpointHandler,
+    item_name,
+    register_with_handler,
+)
+from orbit_ckpt._src.items.composite import Composite, CompositeHandler
+from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
+from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
+from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key, wrap_keys
+
+
+class _KeyFiles:
+    """A key and a JSON document that says what it is, in two directories of an item."""
+
+    def __init__(self, name: str, handler: CheckpointHandler) -> None:
+        self._key, self._about = name, f"{name}_metadata"
+        self._items = CompositeHandler()
+        self._items.set_handler(self._key, handler)
+        self._items.set_handler(self._about, JsonHandler())
+
+    async def stage(
+        self, directory: Path, key: CheckpointArgs, about: Mapping[str, object], *, copy: bool
+    ) -> Commit:
+        both = Composite(**{self._key: key, self._about: JsonSaveArgs(dict(about))})
+        commit = await self._items.stage(directory, both, copy=copy)
+        return Commit(commit.run, commit.finalize, lambda: commit.progress)
+
+    def restore(
+        self, directory: str | os.PathLike[str], key: CheckpointArgs, field: str
+    ) -> tuple[Any, Mapping[str, object]]:
+        both = Composite(**{self._key: key, self._about: JsonRestoreArgs()})
+        found = self._items.restore(directory, args=both)
+        about = cast(dict[str, object], found[self._about])
+        if type(about) is not dict or type(about.get(field)) not in (bool, int):
+            raise FormatError(
+                f"{resolve_path(directory) / self._about}: expected an object that says whether "
+                f"the key is {field!r}, found {about!r}"
+            )
+        return found[self._key], about
+
+
+class JaxRandomKeyHandler:
+    """Saves and restores a key of JAX, typed or not; the implementation is recorded."""
+
+    def __init__(self, key_name: str | None = None) -> None:
+        """Make a handler.
+
+        Args:
+            key_name: Name of the key's directory; `jax_random_key` by default.
+        """
+        self._files = _KeyFiles(key_name or "jax_random_key", ArrayHandler())
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
+
+    def save(self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs) -> None:
+        """Write a key into an existing directory."""
+        save_in_phases(self, directory, args)
+
+    async def async_save(
+        self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs
+    ) -> list[Future[None]]:
+        """Take a key from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args)
+
+    async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
+        """Take the key from the caller; see `StagingHandler`.
+
+        Raises:
+            TypeError: It is no array of JAX.
+            ValueError: Its implementation has no registered name.
+        """
+        key = cast(object, args.item)
+        if not isinstance(key, jax.Array):
+            raise TypeError(
+                f"{item_name(directory)}: expected a key of JAX, found {type(key).__name__}"
+            )
+        about: dict[str, object] = {"typed": is_prng_dtype(key.dtype)}
+        if about["typed"]:
+            reason = unsupported_key(key)
+            if reason is not None:
+                raise ValueError(f"{item_name(directory)}: the key cannot be saved: {reason}")
+            about["impl"] = key_impl(key)
+            key = key_data(key)
+        return await self._files.stage(
+            directory, ArraySaveArgs(key, args.save_args), about, copy=copy
+        )
+
+    def restore(
+        self, directory: str | os.PathLike[str], args: JaxRandomKeyRestoreArgs | None = None
+    ) -> jax.Array:
+        """Read a key.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            FormatError: What is recorded of it is not understood.
+        """
+        restore_args = args.restore_args if args is not None else None
+        key, about = self._files.restore(
+            directory, ArrayRestoreArgs(restore_args=restore_args), "typed"
+        )
+        if not about["typed"]:
+            return key
+        # Orbax does not record the implementation and takes the default one
+        impl = about.get("impl")
+        default = cast(str, jax.config.jax_default_prng_impl)  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue] - untyped
+        return wrap_keys(key, impl if isinstance(impl, str) else default)
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(JaxRandomKeyHandler, for_save=True)
+@dataclass
+class JaxRandomKeySaveArgs(CheckpointArgs):
+    """What key to save, and how.
+
+    Attributes:
+        item: A key or an array of keys, typed or not.
+        save_args: Options of its data.
+    """
+
+    item: jax.Array
+    save_args: SaveArgs | None = None
+
+
+@register_with_handler(JaxRandomKeyHandler, for_restore=True)
+@dataclass
+class JaxRandomKeyRestoreArgs(CheckpointArgs):
+    """How to restore a key.
+
+    Attributes:
+        restore_args: Sharding of its data.
+    """
+
+    restore_args: RestoreArgs | None = None
+
+
+class NumpyRandomKeyHandler:
+    """Saves and restores what `np.random.get_state` returns, as a tuple or a dict."""
+
+    def __init__(self, key_name: str | None = None) -> None:
+        """Make a handler.
+
+        Args:
+            key_name: Name of the state's directory; `np_random_key` by default.
+        """
+        self._files = _KeyFiles(key_name or "np_random_key", PyTreeHandler())
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
+
+    def save(self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs) -> None:
+        """Write a state into an existing directory."""
+        save_in_phases(self, directory, args)
+
+    async def async_save(
+        self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs
+    ) -> list[Future[None]]:
+        """Take a state from the caller; see `PyTreeHandler.async_save`."""
+        return await save_in_background(self, directory, args)
+
+    async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
+        """Take the state from the caller; see `StagingHandler`.
+
+        Raises:
+            TypeError: It is no tuple and no dict.
+        """
+        state = cast(object, args.item)
+        if not isinstance(state, tuple | dict):
+            raise TypeError(
+                f"{item_name(directory)}: expected what np.random.get_state returns, found "
+                f"{type(state).__name__}"
+            )
+        about = {"legacy": isinstance(state, tuple)}
+        tree = PyTreeSaveArgs(cast(object, state))
+        return await self._files.stage(directory, tree, about, copy=copy)
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        args: NumpyRandomKeyRestoreArgs | None = None,  # noqa: ARG002 - it has no fields
+    ) -> tuple[Any, ...] | dict[str, Any]:
+        """Read a state, which `np.random.set_state` takes.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            FormatError: What is recorded of it is not understood.
+        """
+        state, about = self._files.restore(directory, PyTreeRestoreArgs(), "legacy")
+        return tuple(state) if about["legacy"] else state
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(NumpyRandomKeyHandler, for_save=True)
+@dataclass
+class NumpyRandomKeySaveArgs(CheckpointArgs):
+    """What state to save.
+
+    Attributes:
+        item: What `np.random.get_state` returned.
+    """
+
+    item: tuple[str, np.ndarray, int, int, float] | dict[str, Any]
+
+
+@register_with_handler(NumpyRandomKeyHandler, for_restore=True)
+@dataclass
+class NumpyRandomKeyRestoreArgs(CheckpointArgs):
+    """How to restore a state; there is nothing to choose."""

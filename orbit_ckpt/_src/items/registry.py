@@ -1,0 +1,164 @@
+"""Which handler saves and restores an item."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointHandler,
+    handler_class_of,
+    known_handlers,
+    registered_args,
+    takes_args,
+)
+from orbit_ckpt._src.plugins import ITEMS, load_plugins
+
+Key = tuple[str | None, type]
+
+JAX_RANDOM_KEY = f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
+NUMPY_RANDOM_KEY = f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
+
+_LATER = {
+    f"{ORBAX_PREFIX}array_checkpoint_handler.ArrayCheckpointHandler": "array",
+    f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler": "proto",
+    JAX_RANDOM_KEY: "random_key",
+    NUMPY_RANDOM_KEY: "random_key",
+    "orbit_ckpt.items.stateful.StatefulHandler": "stateful",
+}
+"""Modules of the handlers that are imported when something is theirs, by typestr."""
+
+
+class DefaultCheckpointHandlerRegistry:
+    """Handlers by item name and class of arguments; Orbax's."""
+
+    def __init__(self, other_registry: DefaultCheckpointHandlerRegistry | None = None) -> None:
+        """Make a registry, with the entries of another."""
+        self._entries: dict[Key, CheckpointHandler] = {}
+        if other_registry is not None:
+            self._entries.update(other_registry.get_all_entries())
+
+    def add(
+        self,
+        item: str | None,
+        args: object,
+        handler: CheckpointHandler | type[CheckpointHandler] | None = None,
+    ) -> None:
+        """Register a handler.
+
+        Args:
+            item: Name of the item; None for all items.
+            args: A class of arguments, or an object of one.
+            handler: A handler or its class; None for the one that the arguments belong to.
+
+        Raises:
+            ValueError: There is one already, or the arguments belong to no handler.
+        """
+        key = item, _class_of(args)
+        if key in self._entries:
+            raise ValueError(
+                f"item {item!r} has a handler for {key[1].__name__} already: {self._entries[key]!r}"
+            )
+        handler = handler or handler_class_of(args)
+        self._entries[key] = cast(Any, handler)() if isinstance(handler, type) else handler
+
+    def has(self, item: str | None, args: object) -> bool:
+        """Whether there is a handler for an item, or for all items, with these arguments."""
+        return self._find(item, args) is not None
+
+    def get(self, item: str | None, args: object) -> CheckpointHandler:
+        """Return the handler of an item.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = self._find(item, args)
+        if found is None:
+            raise KeyError(f"no handler for item {item!r} with {_class_of(args).__name__}")
+        return found
+
+    def find(self, item: str, args: object, *, for_save: bool) -> CheckpointHandler | None:
+        """Return the handler of an item for a save or a restore, None if the registry has none.
+
+        Args:
+            item: The item.
+            args: Its arguments: of a registered class, of one derived from it, or of another class
+                that the handler takes.
+            for_save: Whether it is saved, else restored.
+
+        Raises:
+            ValueError: The item has handlers, and none of them takes these arguments.
+        """
+        found = self._find(item, args)
+        if found is not None or args is None:
+            return found
+        own = [(kind, h) for (name, kind), h in self._entries.items() if name == item]
+        position = 0 if for_save else 1
+        for kind, handler in own:
+            if isinstance(args, kind) or takes_args(type(handler), args, position):
+                return handler
+        if own:
+            raise ValueError(
+                f"Item {item!r} is registered for {', '.join(k.__name__ for k, _ in own)}; found "
+                f"{type(args).__name__}, which no handler of the item takes. Give one of these, or "
+                f"register a handler for {type(args).__name__}."
+            )
+        for (name, kind), handler in self._entries.items():
+            if name is None and isinstance(args, kind):
+                return handler
+        return None
+
+    def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
+        """Return all handlers by item and class of arguments."""
+        return MappingProxyType(self._entries)
+
+    def _find(self, item: str | None, args: object) -> CheckpointHandler | None:
+        kind = _class_of(args)
+        found = self._entries.get((item, kind)) or self._entries.get((None, kind))
+        if found is None and args is None:
+            # what was saved under this name says enough
+            of_item = [h for (name, _), h in self._entries.items() if name == item]
+            return of_item[0] if of_item else None
+        return found
+
+
+def find_handler_class(typestr: str) -> type[CheckpointHandler]:
+    """Return the handler class that a checkpoint records: built-in, imported, or a plug-in.
+
+    Raises:
+        ValueError: There is none, or it is a plug-in that cannot be used.
+    """
+    if typestr in _LATER:
+        importlib.import_module(f"orbit_ckpt._src.items.{_LATER[typestr]}")
+    known = known_handlers()
+    if typestr in known:
+        return known[typestr]
+    for _, kind in load_plugins(ITEMS, prepare_item_handler, name=typestr):
+        return kind
+    module, _, name = typestr.rpartition(".")
+    imported = getattr(sys.modules.get(module), name, None)
+    if isinstance(imported, type) and registered_args(imported) is not None:
+        return cast(type[CheckpointHandler], imported)  # registered with Orbax
+    raise ValueError(
+        f"no item handler {typestr!r} is known here. Import the module that defines it, or give "
+        "arguments for the item."
+    )
+
+
+def prepare_item_handler(plugin: object) -> type[CheckpointHandler]:
+    """Return the class of item handlers that a plug-in provides.
+
+    Raises:
+        TypeError: It provides something else.
+    """
+    if isinstance(plugin, type) and hasattr(plugin, "save") and hasattr(plugin, "restore"):
+        return cast(type[CheckpointHandler], plugin)
+    raise TypeError(f"{plugin!r} is no class with the methods of an item handler")
+
+
+def _class_of(args: object) -> type:
+    return args if isinstance(args, type) else type(args)

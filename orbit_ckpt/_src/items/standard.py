@@ -1,0 +1,174 @@
+"""A pytree as an item, restored like a target: its types, shapes, dtypes and shardings."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointArgs,
+    register_with_handler,
+)
+from orbit_ckpt._src.items.memory import MemoryOptions
+from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt._src.items.unused import warn_of_unused
+from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+from orbit_ckpt._src.unused import warn_set
+
+
+class StandardHandler:
+    """Saves a pytree; restores it into the types, shapes, dtypes and shardings of a target."""
+
+    def __init__(  # noqa: PLR0913 - Orbax's signature
+        self,
+        *,
+        save_concurrent_gb: float | None = None,
+        restore_concurrent_gb: float | None = None,
+        memory_options: MemoryOptions | None = None,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),  # noqa: B008 - frozen
+        use_ocdbt: bool = True,
+        use_zarr3: bool = True,
+        type_handler_registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY,
+        multiprocessing_options: object = None,
+    ) -> None:
+        """Make a handler; for the arguments see `PyTreeHandler`."""
+        warn_of_unused(self, multiprocessing_options=multiprocessing_options)
+        self._rich_types = pytree_metadata_options.support_rich_types
+        self._trees = PyTreeHandler(
+            save_concurrent_gb=save_concurrent_gb,
+            restore_concurrent_gb=restore_concurrent_gb,
+            memory_options=memory_options,
+            use_ocdbt=use_ocdbt,
+            use_zarr3=use_zarr3,
+            type_handler_registry=type_handler_registry,
+            pytree_metadata_options=pytree_metadata_options,
+        )
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Return the name under which checkpoints record this handler; Orbax's own."""
+        return f"{ORBAX_PREFIX}standard_checkpoint_handler.StandardCheckpointHandler"
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: StandardSaveArgs | None = None,
+    ) -> None:
+        """Write a tree; see `PyTreeHandler.save`."""
+        save_in_phases(self, directory, args or StandardSaveArgs(item, save_args))
+
+    async def async_save(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        save_args: object = None,
+        args: StandardSaveArgs | None = None,
+    ) -> list[Future[None]]:
+        """Take a tree from the caller; see `PyTreeHandler.async_save`."""
+        args = args or StandardSaveArgs(item, save_args)
+        return await save_in_background(self, directory, args)
+
+    async def stage(self, directory: Path, args: StandardSaveArgs, *, copy: bool) -> Commit:
+        """Take the tree from the caller; see `PyTreeHandler.stage`."""
+        return await self._trees.stage(directory, args.as_pytree_args(), copy=copy)
+
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Finish a directory that has been written; see `PyTreeHandler.finalize`."""
+        self._trees.finalize(directory)
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        item: object = None,
+        args: StandardRestoreArgs | None = None,
+    ) -> object:
+        """Read a tree.
+
+        Args:
+            directory: Where it is.
+            item: Target of the restore, if `args` is not given.
+            args: What to restore and how.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            TreeMismatchError: Structure, a shape or the kind of a dtype differs from the target.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        args = args or StandardRestoreArgs(item)
+        target = args.item
+        request = RestoreRequest(
+            target=target,
+            has_target=target is not None,
+            typed=True,
+            strict=args.strict,
+            rich_types=self._rich_types,
+        )
+        fallback = args.fallback_sharding
+        if fallback is not None:
+            fallback = as_sharding(fallback, "fallback_sharding")
+        resolver = ShardingResolver(fallback)
+        return self._trees.run_request(directory, request, resolver=resolver)
+
+    def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
+        """Return what is known of a tree without reading it; see `PyTreeHandler.metadata`."""
+        return self._trees.metadata(directory)
+
+    def close(self) -> None:
+        """Give up resources; there are none."""
+
+
+@register_with_handler(StandardHandler, for_save=True)
+@dataclass
+class StandardSaveArgs(CheckpointArgs):
+    """What to save of a tree, and how.
+
+    Attributes:
+        item: The tree.
+        save_args: Tree of `SaveArgs` like it; may lack leaves.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    item: object
+    save_args: object = None
+    custom_metadata: object = None
+
+    def as_pytree_args(self) -> PyTreeSaveArgs:
+        """Return the same as arguments of `PyTreeHandler`."""
+        return PyTreeSaveArgs(self.item, self.save_args, custom_metadata=self.custom_metadata)
+
+
+@register_with_handler(StandardHandler, for_restore=True)
+@dataclass
+class StandardRestoreArgs(CheckpointArgs):
+    """What to restore of a tree, and how.
+
+    Attributes:
+        item: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata.
+            None restores what was saved.
+        strict: Whether shapes must be the stored ones; else arrays are padded with zeros or cut.
+        support_layout: Does nothing here.
+        fallback_sharding: Sharding of arrays whose recorded one cannot be had here.
+    """
+
+    item: object = None
+    strict: bool = True
+    support_layout: bool = False
+    fallback_sharding: jax.sharding.Sharding | None = None
+
+    def __post_init__(self) -> None:
+        why = "arrays come back in the default layout"
+        warn_set("StandardRestore", {"support_layout": (self.support_layout, False, why)})
+        if isinstance(self.item, TreeMetadata):
+            self.item = self.item.tree

@@ -1,0 +1,36 @@
+"""Options of Orbax's item handlers that do nothing here."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import cast
+
+from orbit_ckpt._src.unused import warn_set
+
+_WHY = {
+    "memory_limit_options": "give memory_options",
+    "multiprocessing_options": (
+        "the checkpointer or manager decides which processes save; give it to that"
+    ),
+    "array_metadata_validator": "processes always compare what they save",
+    "enable_pinned_host_transfer": "arrays are copied from devices in another way",
+    "is_prioritized_key_fn": "what may change is copied before a save returns",
+}
+
+
+def warn_of_unused(handler: object, **given: object) -> None:
+    """Warn of options of a handler's constructor that are set and do nothing.
+
+    Args:
+        handler: The handler that is being made.
+        **given: Their values by name.
+    """
+    options = {name: (value, _default(value), _WHY[name]) for name, value in given.items()}
+    warn_set(type(handler).__qualname__, options)
+
+
+def _default(value: object) -> object:
+    """Return what an option of this type is when it asks for nothing."""
+    if is_dataclass(value):
+        return cast(object, type(value)())
+    return False if isinstance(value, bool) else None

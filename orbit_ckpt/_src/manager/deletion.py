@@ -1,0 +1,158 @@
+"""Delete steps so that a crash never leaves half of one that is listed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+from orbit_ckpt._src.manager.steps import StepNames, StepParser
+from orbit_ckpt._src.storage.atomic import make_directories, remove_abandoned, sync_directory
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    RUN_METADATA,
+    TEMPORARY_SUFFIX,
+)
+from orbit_ckpt._src.storage.object_commit import (
+    is_committed,
+    is_half_removed,
+    remove_checkpoint,
+    withdraw,
+)
+from orbit_ckpt._src.storage.path import storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.text import visible
+
+_DELETED = f"{TEMPORARY_SUFFIX}-deleted-"
+
+_logger = logging.getLogger(__name__)
+
+
+class StepDeleter:
+    """Deletes directories below a run's directory, in two phases.
+
+    A directory is first put aside by renaming it, which takes it out of every listing at once, and
+    then removed. What a process that died left of this is removed by `sweep`. Other processes may
+    do the same at the same time. In a store its marker is deleted instead, and it stays where it
+    is until it is removed: nothing may be saved there before that.
+    """
+
+    def __init__(self, root: Path, names: StepNames, *, todelete_subdir: str | None = None) -> None:
+        """Make a deleter.
+
+        Args:
+            root: The run's directory.
+            names: How steps are named.
+            todelete_subdir: Where to put directories instead of removing them, below `root`.
+
+        Raises:
+            ValueError: They are in a store, which cannot move them.
+        """
+        if todelete_subdir is not None and isinstance(root, StorePath):
+            raise ValueError(
+                f"{root}: todelete_subdir={todelete_subdir!r}: object stores have no rename. Leave "
+                "it out; steps are then deleted."
+            )
+        self.root = root
+        self._names = names
+        self._subdir = todelete_subdir
+
+    def put_aside(self, directory: Path) -> Path | None:
+        """Rename a step, or an item of one; return where it is now, None if it is gone already.
+
+        Raises:
+            OSError: The storage refused; the directory is as it was.
+        """
+        if isinstance(directory, StorePath):
+            return directory if withdraw(directory) else None
+        aside = self.root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        if self._subdir is not None:
+            make_directories(self.root / self._subdir)
+            aside = self.root / self._subdir / directory.name
+            if aside.exists():
+                aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
+        try:
+            directory.rename(aside)
+        except FileNotFoundError:
+            return None  # another process was faster
+        return aside
+
+    def remove(self, aside: Path, directory: Path) -> None:
+        """Remove what has been put aside, unless that is where it is to stay.
+
+        Args:
+            aside: Where it is.
+            directory: Where it was.
+
+        Raises:
+            OSError: The storage refused; this may be tried again.
+        """
+        if isinstance(aside, StorePath):
+            if not is_committed(aside):
+                remove_checkpoint(aside)
+            return
+        for parent in (aside.parent, directory.parent):
+            if parent.exists():  # the step of an item may have been put aside since
+                sync_directory(parent)
+        if self._subdir is None:
+            _remove(aside)
+        _logger.debug("Deleted %s", directory)
+
+    def sweep(self, *, everything: bool = False) -> None:
+        """Remove what processes that died have left: half deletions and saves.
+
+        Args:
+            everything: Whether to remove unfinished saves of other writers too, which may still
+                go on.
+
+        Raises:
+            StorageError: The directory cannot be read.
+        """
+        advice = "Check that it is a directory that may be written."
+        with storage_errors(self.root, "removing what was left behind", advice):
+            if isinstance(self.root, StorePath):
+                self._sweep_store(self.root, everything=everything)
+                return
+            if not self.root.is_dir():
+                return
+            for name in sorted(os.listdir(self.root)):
+                if _DELETED in name or (everything and TEMPORARY_SUFFIX in name):
+                    _logger.info("Removing %s, left behind", visible(str(self.root / name)))
+                    with contextlib.suppress(OSError):
+                        _remove(self.root / name)
+            remove_abandoned(self.root, self._is_step)
+
+    def _sweep_store(self, root: StorePath, *, everything: bool) -> None:
+        keys = set(root.keys_below())  # tells of most steps that nothing more need be asked
+        names = {key.partition("/")[0] for key in keys if "/" in key}
+        for name in sorted(filter(self._is_step, names)):
+            path = root / name
+            is_foreign = any(f"{name}/{file}" in keys for file in (AGGREGATE, RUN_METADATA))
+            unmarked = everything and not is_foreign and f"{name}/{COMMIT_MARKER}" not in keys
+            begun = f"{name}/{IN_PROGRESS}" in keys
+            if (unmarked and not is_committed(path)) or (begun and is_half_removed(path)):
+                _logger.info("Removing %s, left behind", visible(str(path)))
+                remove_checkpoint(path)
+
+    def _is_step(self, name: str) -> bool:
+        return isinstance(self._names, StepParser) and self._names.parse(name) is not None
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, or a link to one; others may be removing it too."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+        return
+    # by the time of Python 3.12 this is `onexc`
+    while True:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if path.exists():
+                continue  # only a part was gone
+        return

@@ -1,0 +1,191 @@
+"""Follow a run from another process: wait for its checkpoints as they are saved."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step, latest_step
+from orbit_ckpt._src.runtime.checks import check_callable, check_number
+from orbit_ckpt._src.storage.path import resolve_path
+
+TIMED_OUT = -1
+"""What `wait_for_new_checkpoint` yields in place of a step."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Clock(Protocol):
+    """Where the time comes from; tests give their own."""
+
+    def monotonic(self) -> float:
+        """Return seconds since some moment."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return after that many seconds."""
+        ...
+
+
+@contextlib.contextmanager
+def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    until_step: int | None = None,
+    seconds_to_sleep: float = 1,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    step_name_format: StepNames | None = None,
+    snapshot_dir: str | os.PathLike[str] | None = None,
+    set_immutable: bool | None = None,
+    ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
+    _clock: Clock = time,
+) -> Generator[int]:
+    """Wait until a run has a checkpoint; a context that gives its step, or -1 after a timeout.
+
+        with wait_for_new_checkpoint("run", until_step=1000, timeout=3600) as step:
+            ...
+
+    Args:
+        checkpoint_dir: The run's directory; it need not exist yet.
+        until_step: The least step to wait for; any will do by default. What is given is the
+            latest step that there is.
+        seconds_to_sleep: How often to look.
+        timeout: How many seconds to wait at most; no limit by default.
+        timeout_fn: Asked, once the timeout has passed, whether no further checkpoint will come.
+            While it says no, the wait goes on, and it is asked each time that nothing is found.
+        step_prefix: As in `CheckpointManagerOptions`, like the two below.
+        step_format_fixed_length: Shortest number of digits in the names of steps.
+        step_name_format: How steps are named; used in place of the two above.
+        snapshot_dir: Not supported, see the exceptions.
+        set_immutable: Not supported.
+        ignore_snapshot_errors: Not used; there are no snapshots.
+
+    Raises:
+        ValueError: Snapshots are asked for. A checkpoint is not copied aside while it is used:
+            let the run keep a few steps more than the time that you need allows it to save.
+        StorageError: The run's directory cannot be read.
+    """
+    _check_no_snapshots(snapshot_dir, set_immutable)
+    check_number("seconds_to_sleep", seconds_to_sleep, can_be_zero=True)
+    if timeout is not None:
+        check_number("timeout", timeout, can_be_zero=True)
+    check_callable("timeout_fn", timeout_fn, "Give one that says whether to stop waiting.")
+    names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
+    waiting = _Waiting(
+        resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
+    )
+    yield waiting.wait(0 if until_step is None else as_step(until_step))
+
+
+def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    min_interval_secs: float = 0,
+    seconds_to_sleep: float = 1,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    step_name_format: StepNames | None = None,
+    snapshot_dir: str | os.PathLike[str] | None = None,
+    set_immutable: bool | None = None,
+    ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
+    _clock: Clock = time,
+) -> Generator[int]:
+    """Yield the steps of a run as they are saved, from another process.
+
+    Each time the latest step is yielded, if it is later than the one before: those that were saved
+    in the meantime are skipped, and none comes twice. A run that keeps only its last few steps may
+    delete one that has been yielded.
+
+        for step in checkpoints_iterator("run", timeout=600, timeout_fn=training_is_over):
+            evaluate(load(f"run/{step}"))
+
+    Args:
+        checkpoint_dir: The run's directory; it need not exist yet.
+        min_interval_secs: Least time from yielding a step to looking for the next.
+        seconds_to_sleep: How often to look.
+        timeout: How many seconds to wait for a step at most, after which the iterator ends; no
+            limit by default.
+        timeout_fn: Asked, once the timeout has passed, whether no further checkpoint will come.
+            While it says no, the wait goes on, and it is asked each time that nothing is found. A
+            last step that was saved before it said yes is still yielded.
+        step_prefix: As in `CheckpointManagerOptions`, like the two below.
+        step_format_fixed_length: Shortest number of digits in the names of steps.
+        step_name_format: How steps are named; used in place of the two above.
+        snapshot_dir: Not supported, see `wait_for_new_checkpoint`.
+        set_immutable: Not supported.
+        ignore_snapshot_errors: Not used; there are no snapshots.
+
+    Raises:
+        ValueError: Snapshots are asked for.
+        StorageError: The run's directory cannot be read.
+    """
+    _check_no_snapshots(snapshot_dir, set_immutable)
+    names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
+    waiting = _Waiting(
+        resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
+    )
+    return waiting.steps(min_interval_secs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    root: Path
+    names: StepNames
+    seconds_to_sleep: float
+    timeout_s: float | None
+    timeout_fn: Callable[[], bool] | None
+    clock: Clock
+
+    def steps(self, min_interval_s: float) -> Generator[int]:
+        step = TIMED_OUT
+        while (step := self.wait(step + 1)) != TIMED_OUT:
+            yielded = self.clock.monotonic()
+            yield step
+            rest = yielded + min_interval_s - self.clock.monotonic()
+            if rest > 0:
+                self.clock.sleep(rest)
+
+    def wait(self, least: int) -> int:
+        """Return the latest step, if it is `least` or later, or `TIMED_OUT`."""
+        _logger.debug("Waiting for step %d or later in %s", least, self.root)
+        end = None if self.timeout_s is None else self.clock.monotonic() + self.timeout_s
+        while (step := self._latest(least)) is None:
+            left = None if end is None else end - self.clock.monotonic()
+            if left is None or left > 0:
+                # never beyond the end, so that all of the timeout is waited for
+                self.clock.sleep(min(self.seconds_to_sleep, left or self.seconds_to_sleep))
+            elif self.timeout_fn is None:
+                return TIMED_OUT
+            elif self.timeout_fn():
+                # the last save may have come between the look and the question
+                step = self._latest(least)
+                return TIMED_OUT if step is None else step
+            else:
+                self.clock.sleep(self.seconds_to_sleep)
+        return step
+
+    def _latest(self, least: int) -> int | None:
+        record = latest_step(self.root, self.names)
+        return None if record is None or record.step < least else record.step
+
+
+def _check_no_snapshots(
+    snapshot_dir: str | os.PathLike[str] | None, set_immutable: bool | None
+) -> None:
+    if snapshot_dir is not None or set_immutable:
+        raise ValueError(
+            f"snapshot_dir={snapshot_dir!r}, set_immutable={set_immutable!r}: snapshots are not "
+            "supported. Leave both out, and let the run keep enough steps that none is deleted "
+            "while it is used."
+        )

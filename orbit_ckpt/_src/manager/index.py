@@ -1,0 +1,299 @@
+"""The steps that a manager knows of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageError
+from orbit_ckpt._src.formats.orbax_layout import find_items
+from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
+from orbit_ckpt._src.metadata.json_item import read_json_item
+from orbit_ckpt._src.runtime.forking import ForkSafeLock
+from orbit_ckpt._src.storage.atomic import sync_directory, write_file
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import PINNED
+from orbit_ckpt._src.storage.path import storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+
+METRICS_ITEM = "metrics"
+"""Name of the item, and of the file in it, that holds the metrics of a step."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MetricsSource(Protocol):
+    """Where metrics of steps come from, if they are not given to `save`."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+        ...
+
+    def values(self, steps: Collection[int], /) -> Mapping[int, float]:
+        """Return the metric of the steps that have one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """A step of an index.
+
+    Attributes:
+        info: What policies know of it.
+        path: Its directory.
+    """
+
+    info: StepInfo
+    path: Path
+
+
+class StepIndex:
+    """Committed steps, as they were on disk when last looked at.
+
+    What this process saves, deletes and pins is entered at once. A step that could not be restored
+    can be refused: it is then not listed any more, and not deleted.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        names: StepNames,
+        *,
+        source: MetricsSource | None = None,
+        needs_marker: bool = False,
+        with_items: bool = False,
+        reads: bool = True,
+    ) -> None:
+        """Make an index and read the directory.
+
+        Args:
+            root: The run's directory.
+            names: How steps are named.
+            source: Where else metrics come from.
+            needs_marker: Whether a step without a commit marker is not committed.
+            with_items: Whether to look which items steps have.
+            reads: Whether to read the directory, rather than be told what is in it.
+        """
+        self._root = root
+        self._names = names
+        self._source = source
+        self._needs_marker = needs_marker
+        self._with_items = with_items
+        self._lock = ForkSafeLock()
+        self._entries: dict[int, StepEntry] = {}
+        self._refused: dict[int, Exception] = {}
+        self._infos: list[StepInfo] | None = None
+        """All that are listed, ascending; None if they must be collected again."""
+        self._version = 0
+        if reads:
+            self.reload()
+
+    def unread(self) -> StepIndex:
+        """Return an index of the same directory that knows of no steps until it is told."""
+        return StepIndex(self._root, self._names, reads=False)
+
+    @property
+    def version(self) -> int:
+        """Another number after every change."""
+        return self._version
+
+    def entries(self) -> dict[int, StepEntry]:
+        """Return all steps, with metrics of all sources; a source that fails has none."""
+        with self._lock:
+            entries = dict(self._entries)
+        try:
+            infos = self.infos(with_metrics=True)
+        except Exception:  # a user's source may raise anything
+            _logger.warning("No metrics can be had from %r", self._source, exc_info=True)
+            return entries
+        told = {
+            info.step: replace(entries[info.step], info=info)
+            for info in infos
+            if info.step in entries
+        }
+        return {**entries, **told}
+
+    def change(self, changed: Mapping[int, StepEntry], gone: Collection[int]) -> None:
+        """Enter and forget steps, of which another process has told."""
+        with self._lock:
+            for step in gone:
+                self._entries.pop(step, None)
+                self._refused.pop(step, None)
+            for step, entry in changed.items():
+                known = self._entries.get(step)
+                if known is None or known.info.time != entry.info.time:  # it was saved again
+                    self._refused.pop(step, None)
+                self._entries[step] = entry
+            self._has_changed()
+
+    def reload(self) -> None:
+        """Read the directory again."""
+        with self._lock:  # nothing is added or removed meanwhile
+            known = {step: entry.info.metrics for step, entry in self._entries.items()}
+            records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
+            found = map_paths(lambda r: self._entry(r, known.get(r.step)), records, root=self._root)
+            self._entries = {entry.info.step: entry for entry in found}
+            self._has_changed()
+
+    def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
+        """Enter a step that has been committed.
+
+        Args:
+            step: Its number.
+            path: Its directory.
+            metrics: Its metrics, None for those that it was saved with.
+        """
+        with self._lock:
+            record = read_step(step, path, needs_marker=self._needs_marker)
+            if record is not None:
+                self._entries[step] = self._entry(record, metrics)
+                self._refused.pop(step, None)
+                self._has_changed()
+
+    def remove(self, step: int) -> None:
+        """Forget a step that has been deleted."""
+        with self._lock:
+            self._entries.pop(step, None)
+            self._has_changed()
+
+    def pin(self, step: int) -> None:
+        """Pin a step; see `CheckpointManager.pin`."""
+        path = self.path(step)
+        with storage_errors(path, "pinning", "Check the permissions there."):
+            if not (path / PINNED).exists():
+                write_file(path / PINNED, b"")
+                sync_directory(path)
+        self._set_pinned(step, pinned=True)
+
+    def unpin(self, step: int) -> None:
+        """Unpin a step; see `CheckpointManager.unpin`."""
+        path = self.path(step)
+        with storage_errors(path, "unpinning", "Check the permissions there."):
+            (path / PINNED).unlink(missing_ok=True)
+            sync_directory(path)
+        self._set_pinned(step, pinned=False)
+
+    def is_pinned(self, step: int) -> bool:
+        """Whether a step is pinned on disk, by whomever."""
+        pinned = (self.path(step) / PINNED).exists()
+        if pinned:
+            self._set_pinned(step, pinned=True)
+        return pinned
+
+    def _set_pinned(self, step: int, *, pinned: bool) -> None:
+        with self._lock:
+            entry = self._entries.get(step)
+            if entry is not None:
+                info = replace(entry.info, pinned=pinned)
+                self._entries[step] = replace(entry, info=info)
+                self._has_changed()
+
+    def refuse(self, step: int, error: Exception) -> None:
+        """List a step no more because it cannot be restored."""
+        with self._lock:
+            self._refused[step] = error
+            self._infos = None
+
+    @property
+    def refused(self) -> Mapping[int, Exception]:
+        """Steps that could not be restored, and why."""
+        return dict(self._refused)
+
+    def steps(self) -> list[int]:
+        """Return the numbers of all steps, ascending."""
+        with self._lock:
+            return [info.step for info in self._listed()]
+
+    def __contains__(self, step: int) -> bool:
+        """Whether a step is listed."""
+        with self._lock:
+            return step in self._entries and step not in self._refused
+
+    def latest(self) -> int | None:
+        """Return the number of the last step, None if there are none."""
+        with self._lock:
+            listed = self._listed()
+            return listed[-1].step if listed else None
+
+    def _listed(self) -> list[StepInfo]:
+        """Return what is listed, ascending; the lock is held."""
+        if self._infos is None:
+            entries, refused = self._entries, self._refused
+            self._infos = [entries[step].info for step in sorted(entries) if step not in refused]
+        return self._infos
+
+    def _has_changed(self) -> None:
+        """Forget what was made of the entries; the lock is held."""
+        self._infos = None
+        self._version += 1
+
+    def path(self, step: int) -> Path:
+        """Return the directory of a step.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        entry = self._entries.get(step)
+        if entry is None:
+            known = ", ".join(map(str, self.steps()[-10:])) or "none"
+            raise StepNotFoundError(
+                f"There is no step {step} in {self._root}; the latest are: {known}. If another "
+                "process saved it, call reload() first."
+            )
+        return entry.path
+
+    def infos(self, *, with_metrics: bool = False) -> list[StepInfo]:
+        """Return what policies know of all steps, ascending.
+
+        Args:
+            with_metrics: Whether to ask the source of metrics too.
+        """
+        with self._lock:
+            infos = list(self._listed())
+        if self._source is None or not with_metrics:
+            return infos
+        values = self._source.values([info.step for info in infos])
+        name = self._source.metric
+        return [
+            replace(info, metrics={**(info.metrics or {}), name: values[info.step]})
+            if info.step in values
+            else info
+            for info in infos
+        ]
+
+    def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> StepEntry:
+        if metrics is None and not record.foreign:
+            try:
+                metrics = read_metrics(record.path)
+            except CheckpointError as error:
+                if isinstance(error, StorageError) and isinstance(record.path, StorePath):
+                    raise  # it has metrics, perhaps the best
+                _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
+        with_items = self._with_items and not record.foreign
+        info = StepInfo(
+            record.step,
+            record.commit_time,
+            metrics,
+            pinned=record.pinned,
+            temporary=record.temporary,
+            items=frozenset(find_items(record.path) if with_items else ()),
+            foreign=record.foreign,
+        )
+        return StepEntry(info, record.path)
+
+
+def read_metrics(path: Path) -> Mapping[str, object] | None:
+    """Return the metrics that a step was saved with, None if there are none.
+
+    Raises:
+        CheckpointError: They cannot be read.
+    """
+    directory = path / METRICS_ITEM
+    if not directory.is_dir():
+        return None
+    return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))

@@ -1,0 +1,314 @@
+"""Options of `CheckpointManager`; Orbax's names, and some of ours at the end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+from orbit_ckpt._src.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    check_options,
+)
+from orbit_ckpt._src.manager.index import MetricsSource
+from orbit_ckpt._src.manager.preservation import (
+    AnyPreservationPolicy,
+    BestN,
+    EveryNSeconds,
+    EveryNSteps,
+    LatestN,
+    PreservationPolicy,
+)
+from orbit_ckpt._src.manager.retention import RetentionRules
+from orbit_ckpt._src.manager.save_policies import (
+    AnySavePolicy,
+    FixedIntervalPolicy,
+    FunctionPolicy,
+    InitialSavePolicy,
+    PreemptionCheckpointingPolicy,
+    SaveDecisionPolicy,
+    SpecificStepsPolicy,
+)
+from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step
+from orbit_ckpt._src.runtime.checks import (
+    check_callable,
+    check_duration,
+    check_int,
+    check_steps,
+    check_type,
+    show,
+)
+from orbit_ckpt._src.unused import warn_set
+
+
+@dataclass(kw_only=True)
+class CheckpointManagerOptions:
+    """When to save, what to keep, and how.
+
+    Attributes:
+        save_interval_steps: Save at multiples of it, at least 1; `should_save_fn` or a policy says
+            otherwise when to save.
+        max_to_keep: Keep so many steps, the newest, or the best if there is `best_fn`.
+        keep_time_interval: Keep steps that are so far apart besides.
+        keep_period: Keep multiples of it besides.
+        should_save_fn: Decides instead of `save_interval_steps` and `save_on_steps`; takes the step
+            and the last one saved, or None.
+        best_fn: Takes the metrics given to `save`; returns what steps are ranked by.
+        best_mode: Whether the highest or the lowest is the best.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides.
+        step_prefix: What names of steps begin with; an underscore follows.
+        step_format_fixed_length: Number of digits of names of steps.
+        step_name_format: How steps are named, instead of the two before.
+        create: Whether to make the directory.
+        cleanup_tmp_directories: Whether to remove every unfinished save when the manager is made,
+            other writers' too. Those of dead processes of this library are always removed.
+        save_on_steps: Save at these steps besides.
+        single_host_load_and_broadcast: Does nothing here.
+        todelete_subdir: Where to put steps instead of deleting them, below the directory.
+        todelete_full_path: Not supported: object stores have no rename.
+        enable_background_delete: Whether `save` and `delete` do not wait for deletions.
+        read_only: Whether nothing may be saved or deleted.
+        enable_async_checkpointing: Whether saves go on in the background.
+        async_options: How they do.
+        multiprocessing_options: How processes save together.
+        file_options: How files are made.
+        atomicity_options: How a step becomes visible.
+        save_root_metadata: Whether `metadata` given to the manager is written.
+        temporary_path_class: Does nothing here, see `atomicity_options`.
+        save_decision_policy: When to save, instead of all options above that say so.
+        preservation_policy: What to keep, instead of all options above that say so.
+        prevent_write_metrics: Whether metrics given to `save` are used but not written.
+        enable_should_save_is_saving_in_progress_check: Whether policies are told of a save that
+            goes on.
+        enable_per_process_directory_creation: Does nothing here.
+        lightweight_initialize: Does nothing here.
+        num_deletion_threads: Does nothing here.
+        keep_latest: Whether the newest step is kept whatever any policy says. Orbax has no such
+            guard: its `best_fn` deletes the newest step if it is not among the best.
+        item_preservation_policies: In which steps an item is kept, by its name.
+        metrics_source: Where metrics come from that are not given to `save`, `TensorBoardMetrics`
+            for example. Without `best_fn`, steps are ranked by its metric.
+
+    Raises:
+        ValueError: Options contradict each other, or a number is out of its range.
+        TypeError: A number is none, such as a bool.
+    """
+
+    save_interval_steps: int = 1
+    max_to_keep: int | None = None
+    keep_time_interval: timedelta | None = None
+    keep_period: int | None = None
+    should_save_fn: Callable[[int, int | None], bool] | None = None
+    best_fn: Callable[[Any], float] | None = None
+    best_mode: Literal["max", "min"] = "max"
+    keep_checkpoints_without_metrics: bool = True
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    step_name_format: StepNames | None = None
+    create: bool = True
+    cleanup_tmp_directories: bool = False
+    save_on_steps: Collection[int] | None = None
+    single_host_load_and_broadcast: bool = False
+    todelete_subdir: str | None = None
+    todelete_full_path: str | None = None
+    enable_background_delete: bool = False
+    read_only: bool = False
+    enable_async_checkpointing: bool = True
+    async_options: AsyncOptions | None = None
+    multiprocessing_options: MultiprocessingOptions | None = None
+    file_options: FileOptions = field(default_factory=FileOptions)
+    atomicity_options: AtomicityOptions | None = None
+    save_root_metadata: bool = True
+    temporary_path_class: object = None
+    save_decision_policy: SaveDecisionPolicy | None = None
+    preservation_policy: PreservationPolicy | None = None
+    prevent_write_metrics: bool = False
+    enable_should_save_is_saving_in_progress_check: bool = True
+    enable_per_process_directory_creation: bool = False
+    lightweight_initialize: bool = False
+    num_deletion_threads: int | None = None
+    keep_latest: bool = True
+    item_preservation_policies: Mapping[str, PreservationPolicy] = field(
+        default_factory=dict[str, PreservationPolicy]
+    )
+    metrics_source: MetricsSource | None = None
+
+    def __post_init__(self) -> None:
+        if self.best_mode not in ("min", "max"):
+            raise ValueError(f"best_mode must be 'min' or 'max', found {show(self.best_mode)}.")
+        self._check_numbers()
+        self._check_objects()
+        self._warn_of_unused()
+        if self.todelete_full_path is not None:
+            raise ValueError(
+                "todelete_full_path is not supported: object stores have no rename. Leave it out; "
+                "steps are then deleted. On a disk use todelete_subdir."
+            )
+        counts = (self.max_to_keep, self.keep_period, self.keep_time_interval)
+        if self.preservation_policy is not None and any(count is not None for count in counts):
+            raise ValueError(
+                "preservation_policy takes the place of max_to_keep, keep_period and "
+                "keep_time_interval; give one or the other."
+            )
+        if self.best_fn is None and self.metrics_source is not None:
+            self.best_fn = _MetricOf(self.metrics_source.metric)
+        if self.best_fn is not None and self.max_to_keep is not None and not self.keep_latest:
+            warnings.warn(
+                "best_fn with keep_latest=False deletes the newest step when it is not among the "
+                "best; a job that is restarted then goes back to an older one.",
+                stacklevel=3,
+            )
+        steps = () if self.save_on_steps is None else self.save_on_steps
+        self.save_on_steps = frozenset(map(as_step, steps))
+
+    def _warn_of_unused(self) -> None:
+        """Warn of options that do nothing, or that another one makes useless."""
+        given = (self.step_prefix, self.step_format_fixed_length)
+        names = self.step_name_format
+        beside = "step_name_format says how steps are named"
+        is_same = given == (None, None) or names in (None, StepNameFormat(*given))
+        none = (None, None, "")
+        warn_set(
+            "CheckpointManagerOptions",
+            {
+                "step_prefix": none if is_same else (given[0], None, beside),
+                "step_format_fixed_length": none if is_same else (given[1], None, beside),
+                "single_host_load_and_broadcast": (
+                    self.single_host_load_and_broadcast,
+                    False,
+                    "the primary process always lists steps for all",
+                ),
+                "temporary_path_class": (
+                    self.temporary_path_class,
+                    None,
+                    "atomicity_options say how a step becomes visible",
+                ),
+                "enable_per_process_directory_creation": (
+                    self.enable_per_process_directory_creation,
+                    False,
+                    "MultiprocessingOptions(primary_host=None) lets each process save by itself",
+                ),
+                "lightweight_initialize": (
+                    self.lightweight_initialize,
+                    False,
+                    "a manager reads names of steps only when it is made",
+                ),
+                "num_deletion_threads": (
+                    self.num_deletion_threads,
+                    None,
+                    "enable_background_delete deletes without delaying saves",
+                ),
+            },
+            stacklevel=4,
+        )
+
+    def _check_numbers(self) -> None:
+        check_int("save_interval_steps", self.save_interval_steps, least=1)
+        counts = {"max_to_keep": 0, "keep_period": 1, "step_format_fixed_length": 0}
+        for name, least in counts.items():
+            check_int(name, getattr(self, name), least=least, optional=True)
+        if self.keep_time_interval is not None:
+            check_duration("keep_time_interval", self.keep_time_interval)
+        if self.save_on_steps is not None:
+            check_steps("save_on_steps", self.save_on_steps)
+
+    def _check_objects(self) -> None:
+        """Check the options that are functions and objects."""
+        metric = "Give a function of the metrics, such as lambda metrics: metrics['loss']."
+        check_callable("best_fn", self.best_fn, metric)
+        advice = "Give a function of the step and the last one saved."
+        check_callable("should_save_fn", self.should_save_fn, advice)
+        check_options(
+            async_options=self.async_options,
+            multiprocessing_options=self.multiprocessing_options,
+            file_options=self.file_options,
+            atomicity_options=self.atomicity_options,
+        )
+        directory = "Give the name of a directory."
+        check_type("todelete_subdir", self.todelete_subdir, str, "a str", directory)
+        check_type("step_prefix", self.step_prefix, str, "a str", "Give 'step', for example.")
+        methods = {
+            "save_decision_policy": ("should_save", "FixedIntervalPolicy(100)"),
+            "preservation_policy": ("should_preserve", "LatestN(3)"),
+            "metrics_source": ("values", "TensorBoardMetrics"),
+            "step_name_format": ("build_name", "StepNameFormat('step')"),
+        }
+        for name, (method, example) in methods.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, type) or not hasattr(value, method)):
+                raise TypeError(
+                    f"{name} must be an object with {method}(), found {show(value)}. Give "
+                    f"{example}, for example."
+                )
+
+    def step_names(self) -> StepNames:
+        """Return how steps are named."""
+        return self.step_name_format or StepNameFormat(
+            self.step_prefix, self.step_format_fixed_length
+        )
+
+    def decision_policy(self) -> SaveDecisionPolicy:
+        """Return when to save."""
+        if self.save_decision_policy is not None:
+            return self.save_decision_policy
+        if self.should_save_fn is not None:
+            rules = [FunctionPolicy(self.should_save_fn), PreemptionCheckpointingPolicy()]
+            return AnySavePolicy(rules)
+        return AnySavePolicy(
+            [
+                FixedIntervalPolicy(self.save_interval_steps),
+                SpecificStepsPolicy(self.save_on_steps or ()),
+                PreemptionCheckpointingPolicy(),
+                InitialSavePolicy(),
+            ]
+        )
+
+    def retention(self) -> RetentionRules:
+        """Return what to keep."""
+        policy = self.preservation_policy or AnyPreservationPolicy(self._default_preservation())
+        return RetentionRules(policy, self.keep_latest, self.item_preservation_policies)
+
+    def _default_preservation(self) -> list[PreservationPolicy]:
+        rules: list[PreservationPolicy] = []
+        if self.keep_period is not None:
+            rules.append(EveryNSteps(self.keep_period))
+        if self.keep_time_interval is not None:
+            rules.append(EveryNSeconds(self.keep_time_interval.total_seconds()))
+        if self.best_fn is None:
+            return [*rules, LatestN(self.max_to_keep)]
+        best = BestN(
+            get_metric_fn=self.best_fn,
+            reverse=self.best_mode == "min",
+            n=self.max_to_keep,
+            keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
+        )
+        return [*rules, best]
+
+
+def own_options(options: object) -> CheckpointManagerOptions:
+    """Return a copy of what a caller gives as options; the default ones for None.
+
+    Raises:
+        TypeError: It is something else, such as a dict.
+    """
+    example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
+    kind = CheckpointManagerOptions
+    check_type("options", options, kind, "a CheckpointManagerOptions", example)
+    return kind() if options is None else copy.copy(cast(CheckpointManagerOptions, options))
+
+
+@dataclass(frozen=True)
+class _MetricOf:
+    """Ranks steps by one metric; steps without it rank lowest."""
+
+    name: str
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        return metrics.get(self.name, math.nan)

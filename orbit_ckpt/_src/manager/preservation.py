@@ -1,0 +1,435 @@
+"""What to keep: policies as values, Orbax's and ours.
+
+A policy sees all steps, ascending, and says of each whether it wants it kept; what no policy wants
+is deleted. Policies written for Orbax work here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct, field
+
+from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
+from orbit_ckpt._src.runtime.checks import check_duration, check_int, check_number, check_steps
+
+
+class PreservationContext(Struct, frozen=True, kw_only=True):
+    """What policies know besides steps.
+
+    Attributes:
+        now: The time, with a time zone.
+    """
+
+    now: datetime = field(default_factory=lambda: datetime.now(tz=UTC))
+
+
+@runtime_checkable
+class PreservationPolicy(Protocol):
+    """Decides which steps to keep."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return of each step, ascending, whether to keep it."""
+        ...
+
+
+class PreserveAll(Struct, frozen=True):
+    """Keep every step."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for all."""
+        del context
+        return [True] * len(checkpoints)
+
+
+class LatestN(Struct, frozen=True):
+    """Keep the newest steps.
+
+    Attributes:
+        n: How many, None for all.
+    """
+
+    n: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("LatestN.n", self.n, least=0, optional=True)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for the last `n`."""
+        del context
+        dropped = 0 if self.n is None else max(0, len(checkpoints) - self.n)
+        return [i >= dropped for i in range(len(checkpoints))]
+
+
+class LatestDuration(Struct, frozen=True):
+    """Keep the steps that are not older than some time.
+
+    Attributes:
+        duration: How long.
+    """
+
+    duration: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration("LatestDuration.duration", self.duration)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True from the first step on that is young enough."""
+        old = [context.now - info.time > self.duration for info in checkpoints]
+        first = old.index(False) if False in old else len(old)
+        return [i >= first for i in range(len(old))]
+
+
+class EveryNSeconds(Struct, frozen=True):
+    """Keep steps that are some time apart, the first one too.
+
+    Attributes:
+        interval_secs: Least seconds between two.
+    """
+
+    interval_secs: float
+
+    def __post_init__(self) -> None:
+        check_number("EveryNSeconds.interval_secs", self.interval_secs, can_be_zero=True)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for each that is that long after the one kept before."""
+        del context
+        interval = timedelta(seconds=self.interval_secs)
+        return _spaced([info.time for info in checkpoints], lambda a, b: b - a >= interval)
+
+
+class EveryNSteps(Struct, frozen=True):
+    """Keep the multiples of an interval.
+
+    Attributes:
+        interval_steps: The interval.
+        exact_interval: Whether it must be multiples; else steps, from the first on, that are at
+            least the interval apart.
+        max_to_keep: How many of them to keep, the newest; None for all.
+    """
+
+    interval_steps: int
+    exact_interval: bool = True
+    max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("EveryNSteps.interval_steps", self.interval_steps, least=1)
+        check_int("EveryNSteps.max_to_keep", self.max_to_keep, least=0, optional=True)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        steps = [info.step for info in checkpoints]
+        if self.exact_interval:
+            kept = [step % self.interval_steps == 0 for step in steps]
+        else:
+            kept = _spaced(steps, lambda a, b: b - a >= self.interval_steps)
+        return _newest(kept, self.max_to_keep)
+
+
+class EveryNStepsClosest(Struct, frozen=True):
+    """Keep the step next to each multiple of an interval, and the last one.
+
+    Attributes:
+        interval_steps: The interval.
+        max_to_keep: How many of them to keep, the newest; None for all.
+    """
+
+    interval_steps: int
+    max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("EveryNStepsClosest.interval_steps", self.interval_steps, least=1)
+        check_int("EveryNStepsClosest.max_to_keep", self.max_to_keep, least=0, optional=True)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these; of two equally near, the later one."""
+        del context
+        nearest: dict[int, tuple[int, int]] = {}
+        for i, info in enumerate(checkpoints):
+            multiple = round(info.step / self.interval_steps)
+            distance = abs(info.step - multiple * self.interval_steps)
+            if multiple not in nearest or distance <= nearest[multiple][0]:
+                nearest[multiple] = (distance, i)
+        kept = {i for _, i in nearest.values()} | {len(checkpoints) - 1}
+        return _newest([i in kept for i in range(len(checkpoints))], self.max_to_keep)
+
+
+class CustomSteps(Struct, frozen=True):
+    """Keep given steps.
+
+    Attributes:
+        steps: Which.
+    """
+
+    steps: Collection[int]
+
+    def __post_init__(self) -> None:
+        check_steps("CustomSteps.steps", self.steps)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        return [info.step in self.steps for info in checkpoints]
+
+
+class BestN(Struct, frozen=True, kw_only=True):
+    """Keep the steps with the best metric.
+
+    Attributes:
+        get_metric_fn: What to rank by.
+        reverse: Whether the lowest is the best.
+        n: How many, None for all.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides.
+    """
+
+    get_metric_fn: MetricFn
+    reverse: bool = False
+    n: int | None = None
+    keep_checkpoints_without_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("BestN.n", self.n, least=0, optional=True)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these; of equally good ones, Orbax's choice."""
+        del context
+        if self.n is None or len(checkpoints) <= self.n:
+            return [True] * len(checkpoints)
+        if self.n == 0:
+            return [False] * len(checkpoints)
+        ranked = rank(checkpoints, self.get_metric_fn, "min" if self.reverse else "max")
+        best = {*[i for i in ranked if checkpoints[i].metrics is not None][-self.n :]}
+        without = self.keep_checkpoints_without_metrics
+        return [
+            i in best or (without and info.metrics is None) for i, info in enumerate(checkpoints)
+        ]
+
+
+class SaveBest(Struct, frozen=True, kw_only=True):
+    """Keep the newest step and, of the others, those with the best metric; T5X's.
+
+    Attributes:
+        get_metric_fn: What to rank by.
+        n: How many besides the newest.
+        mode: Whether the highest or the lowest is the best.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides; else they
+            rank below all others, the oldest lowest.
+    """
+
+    get_metric_fn: MetricFn
+    n: int
+    mode: Literal["max", "min"] = "max"
+    keep_checkpoints_without_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        _check_mode(self.mode)
+        check_int("SaveBest.n", self.n, least=0)
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        others = checkpoints[:-1]
+        keeps_all = self.keep_checkpoints_without_metrics
+        pool = [
+            i
+            for i in rank(others, self.get_metric_fn, self.mode)
+            if others[i].metrics is not None or not keeps_all
+        ]
+        dropped = set(pool[: max(0, len(pool) - self.n)])
+        return [i not in dropped for i in range(len(checkpoints))]
+
+
+class Pinned(Struct, frozen=True):
+    """Keep pinned steps."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        return [info.pinned for info in checkpoints]
+
+
+class Foreign(Struct, frozen=True):
+    """Keep the steps that another program wrote; `CheckpointManager.delete` deletes them."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for these."""
+        del context
+        return [info.foreign for info in checkpoints]
+
+
+class LatestTemporary(Struct, frozen=True):
+    """Keep the newest step if it is temporary."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for it."""
+        del context
+        kept = [False] * len(checkpoints)
+        if checkpoints:
+            kept[-1] = checkpoints[-1].temporary
+        return kept
+
+
+class AmongPermanent(Struct, frozen=True):
+    """Keep what another policy wants of the steps that are not temporary.
+
+    Attributes:
+        policy: Which; it does not see temporary steps.
+    """
+
+    policy: PreservationPolicy
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return what it returns, and False for temporary steps."""
+        permanent = [info for info in checkpoints if not info.temporary]
+        answers = iter(self.policy.should_preserve(permanent, context=context))
+        return [False if info.temporary else next(answers) for info in checkpoints]
+
+
+class AnyPreservationPolicy(Struct, frozen=True):
+    """Keep what one of several policies wants.
+
+    Attributes:
+        policies: Which.
+    """
+
+    policies: Sequence[PreservationPolicy]
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for what one wants."""
+        return _columns(any, self.policies, checkpoints, context)
+
+
+class AllPreservationPolicy(Struct, frozen=True):
+    """Keep what each of several policies wants.
+
+    Attributes:
+        policies: Which.
+    """
+
+    policies: Sequence[PreservationPolicy]
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for what all want."""
+        return _columns(all, self.policies, checkpoints, context)
+
+
+class InTurn(Struct, frozen=True):
+    """Keep what one of several policies wants; what one wants does not count for those after it.
+
+    `InTurn([EveryNSteps(1000), LatestN(3)])` keeps the multiples of 1000 and three more steps. The
+    newest step counts for all.
+
+    Attributes:
+        policies: Which.
+    """
+
+    policies: Sequence[PreservationPolicy]
+
+    def should_preserve(
+        self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """Return True for what one wants."""
+        kept: set[int] = set()
+        last = len(checkpoints) - 1
+        for policy in self.policies:
+            seen = [i for i in range(len(checkpoints)) if i not in kept or i == last]
+            answers = policy.should_preserve([checkpoints[i] for i in seen], context=context)
+            kept |= {i for i, wanted in zip(seen, answers, strict=True) if wanted}
+        return [i in kept for i in range(len(checkpoints))]
+
+
+def explain(
+    policy: PreservationPolicy, checkpoints: Sequence[StepInfo], *, context: PreservationContext
+) -> list[tuple[PreservationPolicy, ...]]:
+    """Return of each step which policies want it kept, of those that a policy is made of.
+
+    Raises:
+        ValueError: A policy does not answer for every step.
+    """
+    if isinstance(policy, AnyPreservationPolicy):
+        together: list[tuple[PreservationPolicy, ...]] = [()] * len(checkpoints)
+        for part in policy.policies:
+            found = explain(part, checkpoints, context=context)
+            if any(found):
+                together = [a + b if b else a for a, b in zip(together, found, strict=True)]
+        return together
+    if isinstance(policy, AmongPermanent):
+        permanent = [info for info in checkpoints if not info.temporary]
+        rules = iter(explain(policy.policy, permanent, context=context))
+        return [() if info.temporary else next(rules) for info in checkpoints]
+    wanted = policy.should_preserve(checkpoints, context=context)
+    if len(wanted) != len(checkpoints):
+        raise ValueError(f"{policy} answers for {len(wanted)} of {len(checkpoints)} steps.")
+    one, none = (policy,), ()  # shared, because runs have tens of thousands of steps
+    return [one if keep else none for keep in wanted]
+
+
+def _columns(
+    combine: Callable[[Iterable[bool]], bool],
+    policies: Sequence[PreservationPolicy],
+    checkpoints: Sequence[StepInfo],
+    context: PreservationContext,
+) -> list[bool]:
+    answers = [policy.should_preserve(checkpoints, context=context) for policy in policies]
+    return [combine(answer[i] for answer in answers) for i in range(len(checkpoints))]
+
+
+def _spaced(values: Sequence[Any], is_apart: Callable[[Any, Any], bool]) -> list[bool]:
+    kept: list[bool] = []
+    last: Any = None
+    for i, value in enumerate(values):
+        kept.append(i == 0 or is_apart(last, value))
+        last = value if kept[-1] else last
+    return kept
+
+
+def _newest(kept: list[bool], count: int | None) -> list[bool]:
+    if count is None:
+        return kept
+    dropped = sum(kept) - count
+    seen = 0
+    for i, keep in enumerate(kept):
+        seen += keep
+        kept[i] = keep and seen > dropped
+    return kept
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in ("max", "min"):
+        raise ValueError(f"Unsupported `metric_mode`: {mode}; use 'max' or 'min'")

@@ -1,0 +1,354 @@
+"""When to save: policies as values, Orbax's and ours.
+
+A policy is asked at every step and sees the steps saved so far. Policies written for Orbax work
+here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.runtime.checks import check_duration, check_int, check_number
+
+
+class DecisionContext(Struct, frozen=True, kw_only=True):
+    """What policies know besides steps.
+
+    Attributes:
+        is_saving_in_progress: Whether a save goes on in the background.
+        reached_preemption: Whether this job is about to be stopped.
+        multiprocessing_options: None unless the caller of a policy sets it; no policy here reads
+            it.
+        started: When the run began: this manager was made, or asked about step 0. None if unknown.
+        blocked: How long the last save kept its caller, None if there was none.
+    """
+
+    is_saving_in_progress: bool = False
+    reached_preemption: bool = False
+    multiprocessing_options: object = None
+    started: datetime | None = None
+    blocked: timedelta | None = None
+
+
+@runtime_checkable
+class SaveDecisionPolicy(Protocol):
+    """Decides at which steps to save."""
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether to save.
+
+        Args:
+            step: The step that the training is at.
+            previous_steps: Steps saved or being saved, ascending.
+            context: What else is known.
+        """
+        ...
+
+
+class FixedIntervalPolicy(Struct, frozen=True):
+    """Save at every multiple of an interval.
+
+    Attributes:
+        interval: Number of steps, at least 1.
+
+    Raises:
+        ValueError: It is less.
+    """
+
+    interval: int
+
+    def __post_init__(self) -> None:
+        check_int("FixedIntervalPolicy.interval", self.interval, least=1)
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether the step is a multiple."""
+        del previous_steps, context
+        return step.step % self.interval == 0
+
+
+class SpecificStepsPolicy(Struct, frozen=True):
+    """Save at given steps.
+
+    Attributes:
+        steps: Which.
+    """
+
+    steps: Container[int]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, str) or not hasattr(self.steps, "__contains__"):
+            raise TypeError(
+                f"SpecificStepsPolicy.steps must be a list of steps, found {self.steps!r}."
+            )
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether the step is one of them."""
+        del previous_steps, context
+        return step.step in self.steps
+
+
+class CheckpointInterval(Struct, frozen=True):
+    """A part of a run with an interval of its own; eFormer's and Levanter's.
+
+    Attributes:
+        every: Number of steps between saves.
+        until: The last step that it holds for, None for the rest of the run.
+    """
+
+    every: int
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("CheckpointInterval.every", self.every, least=1)
+        check_int("CheckpointInterval.until", self.until, least=0, optional=True)
+
+
+class IntervalsPolicy(Struct, frozen=True):
+    """Save at intervals that change along the run; never at step 0.
+
+    Attributes:
+        intervals: Each holds until its `until`, and only the last may have none.
+
+    Raises:
+        ValueError: They are not in the order of their `until`.
+    """
+
+    intervals: Sequence[CheckpointInterval]
+
+    def __post_init__(self) -> None:
+        ends = [interval.until for interval in self.intervals]
+        if None in ends[:-1]:
+            raise ValueError("Only the last step policy can have an 'until' of None")
+        known = [end for end in ends if end is not None]
+        if any(a >= b for a, b in itertools.pairwise(known)):
+            raise ValueError("Step policies must be sorted by 'until' value")
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether the step is a multiple of the interval that holds for it."""
+        del previous_steps, context
+        for interval in self.intervals:
+            if interval.until is None or step.step <= interval.until:
+                return step.step > 0 and step.step % interval.every == 0
+        return False
+
+
+class TimeIntervalPolicy(Struct, frozen=True):
+    """Save when the last save, or the beginning of the run, is some time ago.
+
+    The run begins when a manager is made, and again when it is asked about step 0: what happens
+    between the two, such as compiling the first step, does not count.
+
+    Attributes:
+        interval: How long.
+
+    Raises:
+        TypeError: It is no `timedelta`.
+        ValueError: It is negative.
+    """
+
+    interval: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration("TimeIntervalPolicy.interval", self.interval)
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether it is that long ago; never at step 0."""
+        began = [previous_steps[-1].time] if previous_steps else []
+        began += [context.started] if context.started is not None else []
+        return step.step > 0 and (not began or step.time - max(began) >= self.interval)
+
+
+class ContinuousCheckpointingPolicy(Struct, frozen=True, kw_only=True):
+    """Save as soon as no other save goes on.
+
+    Attributes:
+        minimum_interval_secs: Least seconds since the last one.
+    """
+
+    minimum_interval_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minimum_interval_secs is not None:
+            name = "ContinuousCheckpointingPolicy.minimum_interval_secs"
+            check_number(name, self.minimum_interval_secs, can_be_zero=True)
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether none goes on and the last one is long enough ago."""
+        if context.is_saving_in_progress:
+            return False
+        if not previous_steps or self.minimum_interval_secs is None:
+            return True
+        since = step.time - previous_steps[-1].time
+        return since >= timedelta(seconds=self.minimum_interval_secs)
+
+
+class BoundedOverheadPolicy(Struct, frozen=True):
+    """Save as often as the time that saves keep the training waiting allows.
+
+    Attributes:
+        max_fraction: Most of the time that may be spent waiting, between 0 and 1. With 0.01 and
+            saves that block for 0.3 seconds, there are at least 30 seconds between them.
+    """
+
+    max_fraction: float
+
+    def __post_init__(self) -> None:
+        check_number("max_fraction", self.max_fraction, can_be_zero=True)
+        if not 0 < self.max_fraction <= 1:
+            raise ValueError(f"max_fraction must be in (0, 1], found {self.max_fraction}")
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether the last save has been paid for, and none goes on."""
+        if context.is_saving_in_progress:
+            return False
+        if not previous_steps or context.blocked is None:
+            return True
+        return step.time - previous_steps[-1].time >= context.blocked / self.max_fraction
+
+
+class PreemptionCheckpointingPolicy(Struct, frozen=True):
+    """Save when the job is about to be stopped."""
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether it is."""
+        del step, previous_steps
+        return context.reached_preemption
+
+
+class InitialSavePolicy(Struct, frozen=True):
+    """Save when there is no step yet."""
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether there is none."""
+        del step, context
+        return not previous_steps
+
+
+class FunctionPolicy(Struct, frozen=True):
+    """Save when a function says so; Orbax's `should_save_fn`.
+
+    Attributes:
+        function: Takes the step and the last one saved, None if there is none.
+    """
+
+    function: Callable[[int, int | None], bool]
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return what the function returns."""
+        del context
+        return self.function(step.step, previous_steps[-1].step if previous_steps else None)
+
+
+class TemporaryPolicy(Struct, frozen=True):
+    """Save when another policy says so, but keep the step only until the next is durable.
+
+    A step that a permanent policy asks for too is permanent.
+
+    Attributes:
+        policy: Which.
+    """
+
+    policy: SaveDecisionPolicy
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return what the policy returns."""
+        return self.policy.should_save(step, previous_steps, context=context)
+
+
+class AnySavePolicy(Struct, frozen=True):
+    """Save when one of several policies says so.
+
+    Attributes:
+        policies: Which.
+    """
+
+    policies: Sequence[SaveDecisionPolicy]
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether one does; all are asked."""
+        answers = [p.should_save(step, previous_steps, context=context) for p in self.policies]
+        return any(answers)
+
+
+class AllSavePolicy(Struct, frozen=True):
+    """Save when each of several policies says so.
+
+    Attributes:
+        policies: Which.
+    """
+
+    policies: Sequence[SaveDecisionPolicy]
+
+    def should_save(
+        self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
+    ) -> bool:
+        """Return whether all do; all are asked."""
+        answers = [p.should_save(step, previous_steps, context=context) for p in self.policies]
+        return all(answers)
+
+
+class SaveDecision(Struct, frozen=True):
+    """Whether to save, and why.
+
+    Attributes:
+        rules: The policies that asked for it; none if there is nothing to save.
+    """
+
+    rules: tuple[SaveDecisionPolicy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    @property
+    def temporary(self) -> bool:
+        """Whether only temporary policies asked for it."""
+        return bool(self.rules) and all(isinstance(rule, TemporaryPolicy) for rule in self.rules)
+
+
+def decide(
+    policy: SaveDecisionPolicy,
+    step: StepInfo,
+    previous_steps: Sequence[StepInfo],
+    *,
+    context: DecisionContext,
+) -> SaveDecision:
+    """Ask a policy, and say which of the policies it is made of asked for the save."""
+
+    def asking(rule: SaveDecisionPolicy) -> Iterator[SaveDecisionPolicy]:
+        if isinstance(rule, AnySavePolicy):
+            for part in rule.policies:
+                yield from asking(part)
+        elif rule.should_save(step, previous_steps, context=context):
+            yield rule
+
+    return SaveDecision(tuple(asking(policy)))

@@ -1,0 +1,391 @@
+"""What the caller of a manager calls a step's items, as arguments of a composite."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer
+from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.durations import reported_restore
+from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.formats.locate import foreign_step
+from orbit_ckpt._src.formats.orbax_layout import holds_tree, is_tree
+from orbit_ckpt._src.items.base import (
+    CheckpointArgs,
+    CheckpointHandler,
+    PassedArgs,
+    check_args,
+    check_handler,
+    own_args,
+    registered_args,
+)
+from orbit_ckpt._src.items.composite import Composite, CompositeHandler
+from orbit_ckpt._src.items.json import JsonHandler, JsonSaveArgs
+from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions, PyTreeRestoreArgs
+from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
+from orbit_ckpt._src.manager.index import METRICS_ITEM
+from orbit_ckpt._src.manager.options import CheckpointManagerOptions
+from orbit_ckpt._src.metadata.codec import plain_scalar
+from orbit_ckpt._src.metadata.files import read_step
+from orbit_ckpt._src.metadata.schema import StepDocument
+from orbit_ckpt._src.metadata.values import StepMetadata
+from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.store_path import StorePath
+
+DEFAULT_ITEM = "default"
+"""Name of the only item of a step that has no names for its items."""
+
+Handlers = CheckpointHandler | Mapping[str, CheckpointHandler | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """What the caller of a restore asks for.
+
+    Attributes:
+        items: Target of the only item, or targets by name, None for all as they were saved.
+        kwargs: Further arguments of the only handler, or of handlers by item.
+        args: Arguments of the only item, or a `Composite`.
+    """
+
+    items: object = None
+    kwargs: Mapping[str, Any] | None = None
+    args: object = None
+
+
+class StepItems:
+    """Either one item without a name, or several with names.
+
+    Which of the two follows from how the manager was made, else from its first save or restore.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        item_names: Sequence[str] | None,
+        registry: DefaultCheckpointHandlerRegistry | None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            handlers: The handler of the only item, or handlers by item.
+            item_names: Names of items whose handlers follow from their arguments.
+            registry: Handlers by item and arguments.
+
+        Raises:
+            TypeError: `item_names` is one name.
+            ValueError: Items are said in two ways that exclude each other.
+        """
+        if isinstance(item_names, str):
+            raise TypeError(f"item_names is {item_names!r}; give a list of names.")
+        _check_handlers(handlers)
+        if registry is not None and (handlers is not None or item_names is not None):
+            beside = "item_handlers" if handlers is not None else "item_names"
+            raise ValueError(
+                f"Both handler_registry and {beside} are given; add the items to the registry, or "
+                "give only one of the two."
+            )
+        if item_names is not None and handlers is not None and not isinstance(handlers, Mapping):
+            raise ValueError(
+                f"item_names={list(item_names)} is given beside one handler "
+                f"({type(handlers).__name__}), which is for a step with one item without a name; "
+                "give item_handlers={name: handler}, or leave item_names out."
+            )
+        self._single: bool | None = None
+        named: dict[str, CheckpointHandler | None] = dict.fromkeys(item_names or ())
+        if isinstance(handlers, Mapping):
+            named.update(handlers)
+        elif handlers is not None:
+            named[DEFAULT_ITEM] = handlers
+            self._single = True
+        if self._single is None and named:
+            self._single = False
+        self._handlers = {name: handler for name, handler in named.items() if handler is not None}
+        names: list[str] = [] if self._single else list(named)
+        self.handler = CompositeHandler(*names, handler_registry=registry)
+        for name, handler in {METRICS_ITEM: JsonHandler(METRICS_ITEM), **self._handlers}.items():
+            self.handler.set_handler(name, handler)
+        # without a word on how to save an item, it is a tree that comes back as it was
+        rich_types = PyTreeMetadataOptions(support_rich_types=True)
+        self.handler.prefer(DEFAULT_ITEM, StandardHandler(pytree_metadata_options=rich_types))
+
+    def to_save(self, items: object, kwargs: Mapping[str, Any] | None, args: object) -> Composite:
+        """Return the arguments that save a step.
+
+        Args:
+            items: The item, or items by name, if there are no `args`.
+            kwargs: Further arguments of the only handler, or of handlers by item.
+            args: Arguments of the only item, or a `Composite`.
+
+        Raises:
+            ValueError: Neither is given, or they do not fit how the manager was made.
+        """
+        if (items is None) == (args is None):
+            what = "Nothing to save" if args is None else "Two things to save"
+            raise ValueError(f"{what}: give an item, or args=.")
+        _check_items(items)
+        known = self._single
+        if known is None:
+            self._single = not isinstance(args, Composite)
+        if args is not None:
+            try:
+                return self._composite(args)
+            except ValueError:
+                self._single = known
+                raise
+        if self._takes_trees:
+            return Composite(**{DEFAULT_ITEM: StandardSaveArgs(items, **(kwargs or {}))})
+        return self._from_items(0, items, kwargs)
+
+    def restore(self, checkpointer: Checkpointer, path: Path, wanted: ItemRequest) -> Any:
+        """Restore a step; return its only item, or a `Composite` of all.
+
+        Args:
+            checkpointer: Restores the items of a step.
+            path: The step.
+            wanted: What the caller asks for.
+
+        Raises:
+            CheckpointError: What handlers raise.
+        """
+        with self._looking_at(path):
+            args = self._to_restore(wanted)
+            if _holds_one_tree(path):
+                return self._unwrap(self._restore_tree(path, args))
+            return self._unwrap(checkpointer.restore(path, args=args))
+
+    def metadata(self, checkpointer: Checkpointer, path: Path) -> StepMetadata:
+        """Return what is known of a step; its `item_metadata` as `restore` returns items."""
+        with self._looking_at(path):
+            is_tree = _holds_one_tree(path)
+            found = self._tree_metadata(path) if is_tree else checkpointer.metadata(path)
+            items = self._unwrap(cast(Any, found.item_metadata))
+        return replace(found, item_metadata=items)
+
+    @contextlib.contextmanager
+    def _looking_at(self, path: Path) -> Generator[None]:
+        """Find out from a step whether there is one item or several, if that is not known.
+
+        What was found out is forgotten if the block fails: a step that cannot be restored must not
+        decide how the next one is saved.
+        """
+        known = self._single
+        if known is None:
+            self._single = (path / DEFAULT_ITEM).is_dir() or _holds_one_tree(path)
+        try:
+            yield
+        except BaseException:
+            self._single = known
+            raise
+
+    def _to_restore(self, wanted: ItemRequest) -> Composite:
+        _check_items(wanted.items)
+        if wanted.args is not None:
+            return self._composite(wanted.args)
+        if wanted.items is None and wanted.kwargs is None:
+            return Composite(**{DEFAULT_ITEM: None}) if self._single else Composite()
+        if self._takes_trees:
+            return Composite(
+                **{DEFAULT_ITEM: StandardRestoreArgs(wanted.items, **(wanted.kwargs or {}))}
+            )
+        return self._from_items(1, wanted.items, wanted.kwargs)
+
+    def _restore_tree(self, path: Path, wanted: Composite) -> Composite:
+        """Restore a step that is one tree and has no items, such as another program's.
+
+        Args:
+            path: The step.
+            wanted: Arguments by item; the tree becomes the only item that they name.
+
+        Raises:
+            CheckpointNotFoundError: It names several.
+            CheckpointError: What the handler raises.
+        """
+        if len(wanted) > 1:
+            raise CheckpointNotFoundError(
+                f"{path} is one tree and has no items, and {sorted(wanted)} were asked for. "
+                "Restore one of them, which is then the tree."
+            )
+        name, args = next(iter(wanted.items()), (DEFAULT_ITEM, None))
+        handler = self._tree_handler(name, args)
+        given = StandardRestoreArgs() if args is None else args
+        if args is None and not isinstance(handler, StandardHandler):
+            given = cast(Any, registered_args(type(handler)) or (None, PyTreeRestoreArgs))[1]()
+        with reported_restore(path):
+            return Composite(**{name: handler.restore(path, args=given)})
+
+    def _tree_metadata(self, path: Path) -> StepMetadata:
+        """Return what is known of a step that is one tree and has no items."""
+        handler = self._tree_handler(DEFAULT_ITEM, None)
+        describe = getattr(handler, "metadata", StandardHandler().metadata)
+        found = describe(path)
+        recorded = read_step(CheckedDirectory(path)) if path.is_dir() else StepDocument()
+        custom = recorded.custom_metadata or getattr(found, "custom_metadata", None) or {}
+        return StepMetadata(
+            item_handlers=recorded.item_handlers,
+            item_metadata=Composite(**{DEFAULT_ITEM: found}),
+            init_timestamp_nsecs=recorded.init_timestamp_nsecs,
+            commit_timestamp_nsecs=recorded.commit_timestamp_nsecs,
+            custom_metadata=custom,
+        )
+
+    def _tree_handler(self, name: str, args: object) -> CheckpointHandler:
+        if args is None and name not in self._handlers:
+            args = StandardRestoreArgs()
+        return self.handler.handler_of(name, args)
+
+    def _unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
+        """Return what the caller calls the items of a step."""
+        return items.get(DEFAULT_ITEM) if self._single else items
+
+    @property
+    def _takes_trees(self) -> bool:
+        """Whether the only item is a pytree, because nobody has said how to save it."""
+        return self._single is True and DEFAULT_ITEM not in self._handlers
+
+    def _composite(self, args: object) -> Composite:
+        check_args("args", args)
+        if self._single and isinstance(args, Composite):
+            raise ValueError(
+                "This manager has one item without a name; give its own arguments, not Composite."
+            )
+        if self._single:
+            return Composite(**{DEFAULT_ITEM: args})
+        if not isinstance(args, Composite):
+            raise ValueError(
+                f"This manager has several items; give args.Composite(name={type(args).__name__}"
+                "(...))."
+            )
+        return args
+
+    def _from_items(
+        self, position: int, items: object, kwargs: Mapping[str, Any] | None
+    ) -> Composite:
+        """Return arguments made from items and the fields of their handlers' argument classes."""
+        wrap = DEFAULT_ITEM if self._single else None
+        by_name = cast(Mapping[str, object], {wrap: items} if wrap else items or {})
+        fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
+        made: dict[str, CheckpointArgs] = {}
+        for name in dict.fromkeys([*by_name, *fields]):
+            handler = self._handlers.get(name)
+            if handler is None:
+                raise ValueError(
+                    f"It is not known how to save or restore item {name!r}; give args=, or "
+                    "item_handlers when the manager is made."
+                )
+            kind = cast(Any, own_args(type(handler), position))
+            item, more = by_name.get(name), cast(Mapping[str, Any], fields.get(name) or {})
+            made[name] = PassedArgs((item,), more) if kind is None else kind(item, **more)
+        return Composite(**made)
+
+
+def _holds_one_tree(path: Path) -> bool:
+    """Whether a step is a tree by itself, without items: another program's, or saved directly."""
+    if (path / DEFAULT_ITEM).is_dir():
+        return False
+    if isinstance(path, StorePath):
+        return is_tree(path)
+    return foreign_step(path) is not None or (path.is_dir() and holds_tree(path))
+
+
+def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
+    """Return items and the metrics among them.
+
+    Raises:
+        ValueError: There is an item of that name.
+    """
+    if METRICS_ITEM in args:
+        raise ValueError("Metrics are given twice: as metrics= and as the item 'metrics'.")
+    return Composite(**args, **{METRICS_ITEM: JsonSaveArgs(metrics)})
+
+
+def _check_handlers(handlers: object) -> None:
+    """Check what a manager is given as `item_handlers`.
+
+    Raises:
+        TypeError: They are neither a handler nor handlers by item.
+    """
+    if isinstance(handlers, Mapping):
+        for name, handler in cast(Mapping[str, object], handlers).items():
+            if handler is not None:
+                check_handler(f"item_handlers[{name!r}]", handler)
+    elif handlers is not None:
+        if isinstance(handlers, list | tuple):
+            found = show(cast(object, handlers))
+            raise TypeError(
+                f"item_handlers must be a handler, or handlers by item, found {found}. "
+                "Give {'state': StandardCheckpointHandler()}, for example."
+            )
+        check_handler("item_handlers", handlers)
+
+
+def _check_items(items: object) -> None:
+    if isinstance(items, CheckpointArgs):
+        raise ValueError(f"Found {type(items).__qualname__} for `items`; give it by name: args=...")
+
+
+def handlers_of(
+    checkpointers: Checkpointer | Mapping[str, Checkpointer], handlers: Handlers
+) -> tuple[Handlers, bool]:
+    """Return the handlers of checkpointers, and whether they save in the background.
+
+    Raises:
+        TypeError: One is no checkpointer.
+        ValueError: There are handlers too.
+    """
+    if handlers is not None:
+        raise ValueError("Give checkpointers or item_handlers, not both.")
+    pairs = (
+        cast(Mapping[str, object], checkpointers).items()
+        if isinstance(checkpointers, Mapping)
+        else [("", checkpointers)]
+    )
+    for name, value in pairs:
+        _check_checkpointer(f"checkpointers[{name!r}]" if name else "checkpointers", value)
+    if isinstance(checkpointers, Mapping):
+        is_async = all(isinstance(c, AsyncCheckpointer) for c in checkpointers.values())
+        return {name: c.handler for name, c in checkpointers.items()}, is_async
+    return checkpointers.handler, isinstance(checkpointers, AsyncCheckpointer)
+
+
+def _check_checkpointer(name: str, value: object) -> None:
+    if isinstance(value, Checkpointer):
+        return
+    if isinstance(value, CheckpointManagerOptions):
+        advice = "Give options by name: options=CheckpointManagerOptions(...)."
+    else:
+        advice = "Give Checkpointer(handler), or the handler itself as item_handlers=."
+    raise TypeError(f"{name} must be a Checkpointer, found {show(value)}. {advice}")
+
+
+def check_metrics(metrics: object) -> None:
+    """Check the metrics of a step; None passes.
+
+    Raises:
+        TypeError: They have no names.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict, found {show(metrics)}. Give names too: "
+            "metrics={'loss': 0.5}."
+        )
+
+
+def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics with Python numbers in place of numpy's and JAX's scalars."""
+
+    def plain(value: Any) -> object:
+        if isinstance(value, Mapping):  # JAX would sort the names
+            fields = cast(Mapping[str, Any], value)
+            return {name: plain(field) for name, field in fields.items()}
+        if isinstance(value, list | tuple):
+            return [plain(entry) for entry in cast(Sequence[Any], value)]
+        return plain_scalar(value) if getattr(value, "ndim", None) == 0 else value
+
+    return cast(dict[str, object], plain(metrics))

@@ -1,0 +1,376 @@
+"""The steps of a run: how their directories are named, and which are there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import operator
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import FormatError, StorageError
+from orbit_ckpt._src.formats.locate import foreign_step
+from orbit_ckpt._src.metadata.codec import decode_json
+from orbit_ckpt._src.metadata.step_details import read_step_details
+from orbit_ckpt._src.runtime.checks import check_int, check_type, show
+from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
+from orbit_ckpt._src.storage.inner_path import read_inner
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+    OCDBT_MANIFEST,
+    PINNED,
+    RUN_METADATA,
+    STEP_DETAILS,
+    STEP_METADATA,
+    TEMPORARY_SUFFIX,
+    TREE_METADATA,
+    is_temporary_name,
+)
+from orbit_ckpt._src.storage.path import resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.text import visible
+
+_FOREIGN_FILES = frozenset({AGGREGATE, RUN_METADATA})
+_OWN_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, MANIFEST, COMMIT_MARKER})
+_DIGITS = re.compile("[0-9]+")
+_ADVICE = "Check that it is a directory that may be read."
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepNameFormat:
+    """Names of steps: an optional prefix, then the number.
+
+    Orbax's names are `7`, `0007`, `step_7` and `step_0007`. T5X's `checkpoint_7` has the prefix
+    `checkpoint`; `run-10` has the prefix `run` and the separator `-`.
+
+    Attributes:
+        prefix: What the name begins with; the separator follows it, unless it is None.
+        fixed_length: Shortest number of digits, reached with leading zeros.
+        separator: What stands between prefix and number.
+    """
+
+    prefix: str | None = None
+    fixed_length: int | None = None
+    separator: str = "_"
+
+    def __post_init__(self) -> None:
+        check_type("prefix", self.prefix, str, "a str", "Give StepNameFormat('checkpoint').")
+        check_int("fixed_length", self.fixed_length, least=0, optional=True)
+        if "/" in self._start or "\0" in self._start or TEMPORARY_SUFFIX in self._start:
+            raise ValueError(
+                f"Step names that begin with {self._start!r} cannot be found again; give a prefix "
+                f"without slashes and without {TEMPORARY_SUFFIX!r}."
+            )
+
+    @property
+    def _start(self) -> str:
+        return "" if self.prefix is None else f"{self.prefix}{self.separator}"
+
+    def build_name(self, step: int) -> str:
+        """Return the name of a step's directory.
+
+        Raises:
+            ValueError: The step is negative.
+            TypeError: The step is not an integer.
+        """
+        return f"{self._start}{as_step(step):0{self.fixed_length or 0}d}"
+
+    def parse(self, name: str) -> int | None:
+        """Return the step that a name stands for, None if it is not the name of a step.
+
+        Names padded otherwise than `fixed_length` says are accepted, so that a run whose padding
+        was changed keeps its earlier steps.
+        """
+        if not name.startswith(self._start):
+            return None
+        digits = name[len(self._start) :]
+        return int(digits) if _DIGITS.fullmatch(digits) else None
+
+
+@runtime_checkable
+class StepParser(Protocol):
+    """Names steps, and tells which step a name stands for."""
+
+    def build_name(self, step: int, /) -> str:
+        """Return the name of a step's directory."""
+        ...
+
+    def parse(self, name: str, /) -> int | None:
+        """Return the step that a name stands for, None if it is not the name of a step."""
+        ...
+
+
+class FoundStep(Protocol):
+    """A step that a `StepFinder` found."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def path(self) -> os.PathLike[str]:
+        """Its directory."""
+        ...
+
+
+@runtime_checkable
+class StepFinder(Protocol):
+    """Names steps, and finds them; the interface of Orbax's `NameFormat`."""
+
+    def build_name(self, step: int, /) -> str:
+        """Return the name of a step's directory."""
+        ...
+
+    def find_all(self, base_path: Path, /) -> Iterable[FoundStep]:
+        """Return the steps below a directory; of several with one number the first counts."""
+        ...
+
+
+StepNames = StepParser | StepFinder
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A committed step.
+
+    Attributes:
+        step: Its number.
+        path: Its directory.
+        commit_time: When it was committed, in UTC.
+        pinned: Whether it must never be deleted.
+        temporary: Whether it was saved only to bridge the time to the next permanent step.
+        foreign: Whether another program wrote it.
+    """
+
+    step: int
+    path: Path
+    commit_time: datetime
+    pinned: bool = False
+    temporary: bool = False
+    foreign: bool = False
+
+
+def as_step(value: object) -> int:
+    """Return a step number as Python's own integer; numpy's and JAX's scalars are accepted.
+
+    Raises:
+        TypeError: The value is not an integer.
+        ValueError: It is negative.
+    """
+    try:
+        is_bool = isinstance(value, bool | np.bool_)
+        step = None if is_bool else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
+    except TypeError:
+        step = None
+    if step is None:
+        raise TypeError(
+            f"The step must be an integer, found {show(value)}. Give int(state.step), for example; "
+            "the step comes first, as in save(step, tree)."
+        )
+    if step < 0:
+        raise ValueError(f"The step must be at least 0, found {step}. Number steps from 0.")
+    return step
+
+
+def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> list[StepRecord]:
+    """Return the committed steps of a run in ascending order.
+
+    A step is a directory with a name that `names` knows and with files of a checkpoint, directly
+    or in the directory of an item; or, on a local disk, a checkpoint of another program of that
+    name. Of two with one number our own or Orbax's is listed. What the step's own documents say is
+    not checked: one whose time cannot be read has the time of its directory, which in a store is
+    1970, and one whose details cannot be read is permanent.
+
+    In a store all keys are listed, a thousand at a time; a step is there once its marker is.
+
+    Args:
+        root: The run's directory; one that does not exist has no steps.
+        names: How steps are named.
+        needs_marker: Whether a directory without a commit marker is not committed.
+
+    Raises:
+        StorageError: A directory cannot be read.
+        TypeError: `names` is no way to name steps.
+    """
+    with storage_errors(root, "listing steps", _ADVICE):
+        records: dict[int, StepRecord] = {}
+        found = list(_candidates(root, names))
+        read = map_paths(lambda one: read_step(*one, needs_marker=needs_marker), found, root=root)
+        for (step, _), record in zip(found, read, strict=True):
+            if record is None:
+                continue
+            other = records.setdefault(step, record)
+            if other is not record:
+                if other.foreign and not record.foreign:
+                    records[step] = record
+                _warn_of_duplicate(step, *_used_and_ignored(other, record))
+    return [records[step] for step in sorted(records)]
+
+
+def latest_step(root: Path, names: StepNames) -> StepRecord | None:
+    """Return the last of `list_steps` without looking into the steps before it.
+
+    Raises:
+        StorageError: A directory cannot be read.
+        TypeError: `names` is no way to name steps.
+    """
+    with storage_errors(root, "looking for the latest step", _ADVICE):
+        candidates = sorted(_candidates(root, names), key=lambda found: -found[0])
+        for _, same in itertools.groupby(candidates, key=lambda found: found[0]):
+            records = [read_step(step, path) for step, path in same]
+            own = sorted(filter(None, records), key=lambda record: record.foreign)
+            if own:
+                return own[0]
+        return None
+
+
+def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
+    """Yield directories by name alone; of those with one number the preferred one first."""
+    if isinstance(names, StepParser):
+        yield from _parsed(root, names)
+    elif isinstance(names, StepFinder):
+        for found in names.find_all(root):
+            path = resolve_path(found.path)
+            if not is_temporary_name(path.name):
+                yield as_step(found.step), path
+    else:
+        raise TypeError(
+            f"A step name format is {names!r}; give a StepNameFormat, or an object with build_name "
+            "and either parse or find_all."
+        )
+
+
+def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
+    found: list[tuple[bool, str, int]] = []
+    if isinstance(root, StorePath):
+        for name in root.directories():
+            step = names.parse(name)
+            if step is not None:
+                found.append((name != names.build_name(step), name, as_step(step)))
+        return [(step, root / name) for _, name, step in sorted(found)]
+    try:
+        entries = os.scandir(root)
+    except FileNotFoundError:
+        return []
+    with entries:
+        for entry in entries:
+            if is_temporary_name(entry.name):
+                continue
+            step = names.parse(entry.name)
+            if step is not None:  # Flax's are files
+                found.append((entry.name != names.build_name(step), entry.name, as_step(step)))
+    return [(step, root / name) for _, name, step in sorted(found)]
+
+
+def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecord | None:
+    """Return the record of a step's directory, None if it is not a committed checkpoint."""
+    if isinstance(path, StorePath):
+        return _read_stored(step, path)
+    try:
+        with os.scandir(path) as scanned:
+            entries = list(scanned)
+        names = {entry.name for entry in entries}
+        if _FOREIGN_FILES & names and not _OWN_FILES & names:
+            foreign = _read_foreign(step, path)
+            if foreign is not None:
+                return foreign
+        unmarked = needs_marker and COMMIT_MARKER not in names
+        if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
+            return None
+        return _record(step, path, names)
+    except FileNotFoundError:
+        return None  # deleted while it was looked at
+    except NotADirectoryError:
+        return _read_foreign(step, path)
+
+
+def _read_foreign(step: int, path: Path) -> StepRecord | None:
+    """Return the record of another program's step, None if there is no sound one."""
+    found = foreign_step(path)
+    if found is None or found.foreign is None:
+        return None
+    time = _EPOCH + timedelta(seconds=found.foreign.time or 0)
+    return StepRecord(
+        step,
+        path,
+        time,
+        pinned=found.foreign.is_pinned,
+        temporary=found.foreign.is_temporary,
+        foreign=True,
+    )
+
+
+def _read_stored(step: int, path: StorePath) -> StepRecord | None:
+    names = set(path.keys_below())
+    return _record(step, path, names) if COMMIT_MARKER in names else None
+
+
+def _record(step: int, path: Path, names: Set[str]) -> StepRecord:
+    return StepRecord(
+        step,
+        path,
+        commit_time=_commit_time(path, recorded=STEP_METADATA in names),
+        pinned=PINNED in names,
+        temporary=STEP_DETAILS in names and _is_temporary(path),
+        foreign=AGGREGATE in names and not _OWN_FILES & names,  # or of an early Orbax
+    )
+
+
+class _CommitTime(Struct):
+    """The one field of a step's document that listing a run needs."""
+
+    commit_timestamp_nsecs: int | None = None
+
+
+def _commit_time(path: Path, *, recorded: bool) -> datetime:
+    if recorded:
+        try:
+            data = read_inner(path, STEP_METADATA)
+            nsecs = decode_json(data, _CommitTime, str(path)).commit_timestamp_nsecs
+            if nsecs is not None:
+                return _EPOCH + timedelta(microseconds=nsecs // 1000)
+        except StorageError:
+            raise  # a store fails to say what it has
+        except (OSError, FormatError, OverflowError) as error:
+            _logger.debug("%s: no commit time, %s", path, error)
+    if isinstance(path, StorePath):
+        return _EPOCH
+    return _EPOCH + timedelta(microseconds=path.stat().st_mtime_ns // 1000)
+
+
+def _is_temporary(path: Path) -> bool:
+    try:
+        return read_step_details(path).temporary
+    except StorageError:
+        raise
+    except (OSError, FormatError) as error:
+        _logger.debug("%s is taken for a permanent step: %s", path, error)
+        return False
+
+
+def _used_and_ignored(first: StepRecord, second: StepRecord) -> tuple[Path, Path]:
+    is_second = first.foreign and not second.foreign
+    return (second.path, first.path) if is_second else (first.path, second.path)
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_of_duplicate(step: int, used: Path, ignored: Path) -> None:
+    """Warn once, though a run is listed at every save."""
+    places = (visible(str(used)), visible(str(ignored)))
+    _logger.warning("Step %d is there twice: %s is used, %s is not", step, *places)

@@ -1,0 +1,236 @@
+"""Read and write the JSON documents of an item's directory."""
+
+from __future__ import annotations
+
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.metadata.codec import decode_json, encode_json, encode_user_json
+from orbit_ckpt._src.metadata.schema import (
+    RANDOM_KEY_IMPL,
+    ArrayRecord,
+    StepDocument,
+    TreeDetails,
+    TreeDocument,
+    decode_arrays,
+    encode_arrays,
+)
+from orbit_ckpt._src.metadata.values import StepMetadata, StepStatistics
+from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import (
+    ARRAY_METADATAS,
+    SHARDINGS,
+    STEP_METADATA,
+    STRINGS,
+    TREE_DETAILS,
+    TREE_METADATA,
+)
+
+
+def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
+    """Write `_METADATA` and, if there is something to say, our own details beside it."""
+    if details:
+        write_file(directory / TREE_DETAILS, encode_json(details))
+    write_file(directory / TREE_METADATA, tree.encode())
+
+
+def write_arrays(
+    directory: Path,
+    process: int,
+    records: Sequence[ArrayRecord],
+    shardings: Mapping[str, ShardingMetadata],
+) -> None:
+    """Write what is known of JAX arrays; no file that would be empty."""
+    if records:
+        (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
+        write_file(directory / arrays_file(process), encode_arrays(records))
+    if shardings:
+        texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
+        document = {_encode_name(name): texts[sharding] for name, sharding in shardings.items()}
+        write_file(directory / SHARDINGS, encode_json(document))
+
+
+def arrays_file(process: int) -> str:
+    """Return the name of the file with what one process recorded of JAX arrays."""
+    return f"{ARRAY_METADATAS}/process_{process}"
+
+
+def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
+    """Write the string leaves of a tree by storage name, if there are any.
+
+    Orbax looks a name up as a JSON pointer without escaping it: to its reader a slash in a name is
+    a level of nesting. Such strings are written under both forms.
+    """
+    if not strings:
+        return
+    document: dict[str, object] = dict(strings)
+    for name, text in strings.items():
+        *parents, last = name.split("/")
+        node = document
+        for parent in parents:
+            below = node.setdefault(parent, {})
+            if not isinstance(below, dict):
+                break  # a string has this name; only Orbax misses the nested form
+            node = cast(dict[str, object], below)
+        else:
+            node.setdefault(last, text)
+    write_file(directory / STRINGS, encode_user_json(document))
+
+
+def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
+    """Return `_METADATA` with the details beside it applied, None if there is none.
+
+    Raises:
+        FormatError: A document is not understood.
+        CorruptionError: A file differs from its checksum.
+    """
+    data = directory.read_bytes(TREE_METADATA)
+    if data is None:
+        return None
+    return TreeDocument.decode(data, str(directory.path / TREE_METADATA))
+
+
+def read_details(directory: CheckedDirectory) -> TreeDetails:
+    """Return our own details of a tree; those of other writers' checkpoints are empty.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    data = directory.read_bytes(TREE_DETAILS)
+    where = str(directory.path / TREE_DETAILS)
+    return TreeDetails() if data is None else TreeDetails.decode(data, where)
+
+
+def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict[str, ArrayRecord]:
+    """Return what the first process recorded of JAX arrays, by storage name.
+
+    Args:
+        directory: Where the document is.
+        keys_only: Whether only typed PRNG keys matter; most documents list none and are then not
+            decoded.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    name = arrays_file(0)
+    data = directory.read_bytes(name)
+    if data is None or (keys_only and _is_without_keys(data)):
+        return {}
+    records = decode_arrays(data, str(directory.path / name))
+    return {record.name: record for record in records}
+
+
+def _is_without_keys(data: bytes) -> bool:
+    is_whole = data.startswith(b'{"array_metadatas"') and data.endswith(b"]}")
+    return is_whole and RANDOM_KEY_IMPL.encode() not in data
+
+
+def read_shardings(
+    directory: CheckedDirectory,
+) -> Callable[[], dict[str, ShardingMetadata]]:
+    """Return what decodes the recorded shardings, by storage name; unknown kinds are left out.
+
+    Not every restore needs them. What is returned may raise FormatError.
+
+    Raises:
+        CorruptionError: The file differs from its checksum.
+    """
+    data = directory.read_bytes(SHARDINGS)
+    where = str(directory.path / SHARDINGS)
+    return lambda: {} if data is None else _decode_shardings(data, where)
+
+
+def _decode_shardings(data: bytes, where: str) -> dict[str, ShardingMetadata]:
+    shardings: dict[str, ShardingMetadata] = {}
+    decoded: dict[str, ShardingMetadata | None] = {}  # most leaves share one
+    for key, text in decode_json(data, dict[str, str], where).items():
+        try:
+            if text not in decoded:
+                decoded[text] = decode_sharding(text)
+            sharding = decoded[text]
+            if sharding is not None:
+                shardings[_decode_name(key)] = sharding
+        except ValueError as error:
+            raise FormatError(f"{where}: {key!r}: {error}") from error
+    return shardings
+
+
+def read_strings(directory: CheckedDirectory) -> dict[str, object]:
+    """Return the contents of the strings file, see `find_string`.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    data = directory.read_bytes(STRINGS)
+    where = str(directory.path / STRINGS)
+    return {} if data is None else decode_json(data, dict[str, Any], where)
+
+
+def find_string(strings: Mapping[str, object], name: str) -> str | None:
+    """Return the string stored under a name, None if there is none."""
+    found = strings.get(name)
+    if isinstance(found, str):
+        return found
+    node: object = strings
+    for part in name.split("/"):
+        node = cast(Mapping[str, object], node).get(part) if isinstance(node, dict) else None
+    return node if isinstance(node, str) else None
+
+
+def read_step(directory: CheckedDirectory) -> StepDocument:
+    """Return `_CHECKPOINT_METADATA`; checkpoints of old writers have none and give an empty one.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    data = directory.read_bytes(STEP_METADATA)
+    where = str(directory.path / STEP_METADATA)
+    return StepDocument() if data is None else StepDocument.decode(data, where)
+
+
+def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMetadata:
+    """Return what `_CHECKPOINT_METADATA` records, and what is known of the items.
+
+    Raises:
+        FormatError: The document is not understood.
+        CorruptionError: The file differs from its checksum.
+    """
+    step = read_step(directory)
+    return StepMetadata(
+        item_handlers=step.item_handlers,
+        item_metadata=item_metadata,
+        metrics=_object(step.other.get("metrics")),
+        performance_metrics=StepStatistics(_object(step.other.get("performance_metrics"))),
+        init_timestamp_nsecs=step.init_timestamp_nsecs,
+        commit_timestamp_nsecs=step.commit_timestamp_nsecs,
+        custom_metadata=step.custom_metadata,
+    )
+
+
+def _object(value: object) -> Mapping[str, object]:
+    """Return a JSON object; an empty one for anything else."""
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def write_step(directory: Path, document: StepDocument) -> None:
+    """Write `_CHECKPOINT_METADATA`, replacing one written earlier in the same save."""
+    (directory / STEP_METADATA).unlink(missing_ok=True)
+    write_file(directory / STEP_METADATA, document.encode())
+
+
+def _encode_name(name: str) -> str:
+    text = b2a_base64(name.encode(), newline=False).decode()
+    return text.replace("+", "-").replace("/", "_")
+
+
+def _decode_name(key: str) -> str:
+    return a2b_base64(key.replace("-", "+").replace("_", "/")).decode()

@@ -1,0 +1,184 @@
+"""Container types that `_METADATA` otherwise loses: tuples and namedtuples.
+
+The encoding is Orbax's `value_metadata_tree`: the tree as JSON, with tuples, namedtuples and leaves
+written as objects that have a `category`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from jax.tree_util import DictKey
+
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.tree.flatten import children_of, is_leaf, is_namedtuple
+from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, is_sequence_key, key_name, key_value
+
+_LEAF = "ValueMetadataEntry"
+
+
+Outline = object
+"""The containers of a tree in the form of `value_metadata_tree`, with `LEAF` for every leaf."""
+
+LEAF = object()
+
+
+def outline_of(tree: object) -> Outline:
+    """Return the containers of a tree that is being saved; it may be changed afterwards."""
+    kind = type(tree)
+    if kind is dict or kind is list:  # what nearly all containers are
+        plain = _plain_outline(cast("dict[object, object] | list[object]", tree))
+        if plain is not None:
+            return plain
+    if is_leaf(tree):
+        return LEAF
+    children = children_of(tree)
+    below = {key_name(key): outline_of(child) for key, child in children}
+    if is_namedtuple(tree):
+        return {
+            "category": "namedtuple",
+            "module": type(tree).__module__,
+            "clazz": type(tree).__qualname__,
+            "entries": [{"key": name, "value": value} for name, value in below.items()],
+        }
+    if isinstance(tree, tuple):
+        return {"category": "custom", "clazz": "tuple", "entries": list(below.values())}
+    if all(is_sequence_key(key) for key, _ in children):
+        return list(below.values())
+    return below
+
+
+def _plain_outline(tree: dict[object, object] | list[object]) -> Outline | None:
+    """Return that of a dict with strings for keys, or of a list; None if it is something else."""
+    if not tree:
+        return None
+    if isinstance(tree, list):
+        return [outline_of(child) for child in tree]
+    if not all(type(key) is str for key in tree):
+        return None
+    return {key: outline_of(tree[key]) for key in sorted(cast(dict[str, object], tree))}
+
+
+def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:
+    """Return the text of `value_metadata_tree`.
+
+    Args:
+        outline: The containers.
+        values: JSON form of every leaf, in JAX's order.
+    """
+    remaining = iter(values)
+
+    def leaf(_: object) -> object:
+        return {"category": "custom", "clazz": _LEAF, "data": next(remaining)}
+
+    return json.dumps(outline, separators=(",", ":"), default=leaf)
+
+
+def has_rich_types(text: str) -> bool:
+    """Whether a text may say more of containers than whether they are dicts or lists."""
+    return '"namedtuple"' in text or '"tuple"' in text
+
+
+def decode_rich_types(
+    text: str,
+    where: str,
+    leaf: Callable[[NamePath], object],
+    paths: Mapping[NamePath, KeyPath],
+) -> object:
+    """Return the tree that a text describes.
+
+    Namedtuples come back as instances of their own class if it has been imported in this process
+    and has the same fields, else of a generic class; nothing is imported.
+
+    Args:
+        text: `value_metadata_tree`.
+        where: The file it is from, for errors.
+        leaf: Gives the value of the leaf at a path.
+        paths: Paths, by their names, of the leaves that have dict keys of other types than str.
+
+    Raises:
+        FormatError: The text is not what Orbax writes.
+    """
+    try:
+        return _decode(json.loads(text), (), leaf, _keys_by_prefix(paths))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{where}: value_metadata_tree: {type(error).__name__}: {error}"
+        ) from error
+
+
+def class_name(value: object) -> str:
+    """Return the name under which `find_namedtuple` finds a value's class."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
+    """Return a namedtuple class by its `module:qualname`, None if it is not usable here.
+
+    Only classes that this process has imported are found, and only if they are namedtuples with
+    exactly these fields: a checkpoint must not choose what else gets called.
+    """
+    module, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        # not getattr, which may run a module's code
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if not isinstance(found, type) or not issubclass(found, tuple):
+        return None
+    cls = cast(type, found)
+    return cls if getattr(cls, "_fields", None) == fields else None
+
+
+def _decode(
+    node: Any,  # decoded JSON
+    path: NamePath,
+    leaf: Callable[[NamePath], object],
+    keys: Mapping[NamePath, object],
+) -> object:
+    def child(name: str, below: object) -> object:
+        return _decode(below, (*path, name), leaf, keys)
+
+    if isinstance(node, list):
+        return [child(str(i), below) for i, below in enumerate(cast(list[object], node))]
+    if not isinstance(node, dict):
+        raise TypeError(f"expected an object or a list, found {node!r}")
+    fields = cast(dict[str, Any], node)
+    category = fields.get("category")
+    if category == "custom" and fields["clazz"] == _LEAF:
+        return leaf(path)
+    if category == "custom" and fields["clazz"] == "tuple":
+        return tuple(child(str(i), below) for i, below in enumerate(fields["entries"]))
+    if category == "namedtuple":
+        names = [str(entry["key"]) for entry in fields["entries"]]
+        make = _namedtuple_class(str(fields["module"]), str(fields["clazz"]), tuple(names))
+        return make(*(child(entry["key"], entry["value"]) for entry in fields["entries"]))
+    if isinstance(category, str):
+        raise ValueError(f"unknown category {category!r}")
+    return {keys.get((*path, name), name): child(name, below) for name, below in fields.items()}
+
+
+def _namedtuple_class(module: str, name: str, fields: tuple[str, ...]) -> type:
+    known = find_namedtuple(f"{module}:{name}", fields)
+    return known or _generic_namedtuple(f"{module}_{name}_{len(fields)}", fields)
+
+
+@functools.lru_cache(maxsize=256)
+def _generic_namedtuple(name: str, fields: tuple[str, ...]) -> type:
+    valid = "".join(c if c.isidentifier() or c.isdigit() else "_" for c in name)
+    return collections.namedtuple(valid, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple] - dynamic
+
+
+def _keys_by_prefix(paths: Mapping[NamePath, KeyPath]) -> dict[NamePath, object]:
+    keys: dict[NamePath, object] = {}
+    for names, path in paths.items():
+        for depth, key in enumerate(path):
+            if isinstance(key, DictKey):
+                keys[names[: depth + 1]] = key_value(key)
+    return keys

@@ -1,0 +1,199 @@
+"""What a checkpoint says about its leaves without reading them; Orbax's classes.
+
+Values of which every leaf has one are structs, which are made fastest. They are dataclasses too:
+programs written for Orbax call `dataclasses.replace` and the like. As in Orbax, names and
+directories do not count when two of them are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.slices import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMetadata:
+    """How an array is stored.
+
+    Attributes:
+        chunk_shape: Shape of its chunks.
+        write_shape: Shape of the part that one device wrote, for JAX arrays.
+        compression: Name of the compressor, None if the array is stored uncompressed; does not
+            count for equality, as in Orbax.
+    """
+
+    chunk_shape: Shape | None
+    write_shape: Shape | None = None
+    compression: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
+class Metadata(Struct, frozen=True, gc=False, eq=False):
+    """A leaf of which no more is known than its name.
+
+    Attributes:
+        name: Storage name.
+        directory: Directory of the item it belongs to.
+    """
+
+    name: str
+    directory: Path | None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metadata)
+
+    def __hash__(self) -> int:
+        return hash(Metadata)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
+class ArrayMetadata(Metadata, frozen=True, gc=False, eq=False):
+    """An array.
+
+    Attributes:
+        shape: Its shape.
+        sharding: How it was laid out when saved, None if that is not recorded.
+        dtype: Its dtype; that of the key type for typed PRNG keys.
+        storage: How it is stored.
+    """
+
+    shape: Shape
+    sharding: ShardingMetadata | None
+    dtype: DType
+    storage: StorageMetadata | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ArrayMetadata)
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.sharding == other.sharding
+            and self.storage == other.storage
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory in bytes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
+class ScalarMetadata(ArrayMetadata, frozen=True, gc=False, eq=False):
+    """A Python or numpy scalar."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScalarMetadata) and self.dtype == other.dtype
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
+class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
+    """A string."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StringMetadata)
+
+    def __hash__(self) -> int:
+        return hash(StringMetadata)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TreeMetadata:
+    """Metadata of a tree; itself a pytree whose leaves are those of `tree`.
+
+    `metadata["w"]`, `metadata.items()` and the like are those of `tree`.
+
+    Attributes:
+        tree: The tree's structure with leaf metadata for leaves.
+        custom_metadata: What the user saved with the tree.
+    """
+
+    tree: object
+    custom_metadata: object = field(default=None, metadata={"static": True})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._container[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._container
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._container)
+
+    def __len__(self) -> int:
+        return len(self._container)
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return what a dict has under a key."""
+        return self._container.get(key, default)
+
+    def keys(self) -> KeysView[str]:
+        """Return the keys of a dict."""
+        return self._container.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values of a dict."""
+        return self._container.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return keys and values of a dict."""
+        return self._container.items()
+
+    @property
+    def _container(self) -> Any:
+        """The outermost container, which a single leaf does not have."""
+        return self.tree
+
+
+class StepStatistics(dict[str, object]):
+    """Timings of a save by name; `statistics.step` is `statistics.get("step")`, as in Orbax."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+@dataclass(slots=True)
+class StepMetadata:
+    """Metadata of a whole checkpoint.
+
+    Attributes:
+        item_handlers: Typestr of the handler, or of every item's handler by name.
+        item_metadata: Metadata of the item, or of every item by name.
+        metrics: Metrics saved with the step.
+        performance_metrics: Timings that the writer recorded, as items and as attributes; None
+            for one that it did not record.
+        init_timestamp_nsecs: When the save began, in ns since the epoch.
+        commit_timestamp_nsecs: When it was committed.
+        custom_metadata: What the user saved with the checkpoint.
+    """
+
+    item_handlers: str | Mapping[str, str] | None = None
+    item_metadata: object = None
+    metrics: Mapping[str, object] = field(default_factory=dict[str, object])
+    performance_metrics: StepStatistics = field(default_factory=StepStatistics)
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -1,0 +1,104 @@
+"""Check that several processes have saved the same arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+
+from orbit_ckpt._src.errors import StorageError
+from orbit_ckpt._src.metadata.files import arrays_file
+from orbit_ckpt._src.metadata.schema import ArrayRecord, decode_arrays
+from orbit_ckpt._src.runtime.workers import Workers
+
+_TOLD = 10
+_THREADS = max(2, min(16, os.cpu_count() or 2))
+_AT_ONCE = 64
+"""Documents in memory; each has a line for every array."""
+
+
+def check_agreement(directory: Path, count: int) -> None:
+    """Compare what processes have recorded of their arrays.
+
+    Args:
+        directory: Where their documents are.
+        count: How many processes there are.
+
+    Raises:
+        StorageError: An array has another shape, dtype, division into pieces or chunks on some
+            processes than on others, or only some have it.
+        FormatError: A document is not understood.
+    """
+    first = _read(directory, 0)
+    others: dict[bytes, list[int]] = {first: [0]}  # nearly always all are the same bytes
+    for process, data in _documents(directory, count):
+        others.setdefault(data, []).append(process)
+    if len(others) == 1:
+        return
+    records = {
+        processes[0]: _decode(data, directory, processes[0]) for data, processes in others.items()
+    }
+    groups = {processes[0]: processes for processes in others.values()}
+    problems = list(_differences(records, groups))
+    if not problems:
+        return
+    more = f"\n  and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+    raise StorageError(
+        f"{directory}: the processes do not save the same tree, or not in the same shardings:\n"
+        + "\n".join(problems[:_TOLD])
+        + f"{more}\nGive all of them the same arrays."
+    )
+
+
+def _documents(directory: Path, count: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the documents of all processes but the first."""
+    processes = iter(range(1, count))
+    with Workers(_THREADS, "orbit_ckpt-read") as pool:
+        while some := list(islice(processes, _AT_ONCE)):
+            yield from zip(some, pool.map(partial(_read, directory), some), strict=True)
+
+
+def _read(directory: Path, process: int) -> bytes:
+    try:
+        return (directory / arrays_file(process)).read_bytes()
+    except FileNotFoundError:
+        return b""  # it has no arrays
+
+
+def _decode(data: bytes, directory: Path, process: int) -> dict[str, ArrayRecord]:
+    where = str(directory / arrays_file(process))
+    return {record.name: record for record in decode_arrays(data, where)} if data else {}
+
+
+def _differences(
+    records: Mapping[int, Mapping[str, ArrayRecord]], groups: Mapping[int, Sequence[int]]
+) -> Iterator[str]:
+    """Yield a line for every array that some processes have otherwise than others."""
+    for name in sorted({name for found in records.values() for name in found}):
+        said: dict[str, list[int]] = {}
+        for process, found in records.items():
+            said.setdefault(_describe(found.get(name)), []).extend(groups[process])
+        if len(said) > 1:
+            texts = [f"{_list(sorted(processes))} {text}" for text, processes in said.items()]
+            yield f"  {name}: {'; '.join(texts)}"
+
+
+def _describe(record: ArrayRecord | None) -> str:
+    if record is None:
+        return "without it"
+    keys = f", keys of {record.random_key_impl}" if record.random_key_impl else ""
+    return (
+        f"with {record.dtype}{list(record.shape or ())} in pieces of {list(record.write_shape)} "
+        f"and chunks of {list(record.chunk_shape)}{keys}"
+    )
+
+
+def _list(processes: Sequence[int]) -> str:
+    """Return numbers as text, `process 3`, `processes 0, 2-5`."""
+    runs: list[str] = []
+    for _, pairs in groupby(enumerate(processes), lambda pair: pair[1] - pair[0]):
+        run = [process for _, process in pairs]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return f"{'process' if len(processes) == 1 else 'processes'} {', '.join(runs)}"

@@ -1,0 +1,325 @@
+"""How every leaf of a restore is read: what the target, the caller's arguments and rules say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, is_numeric_array, is_prng_dtype
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, LeafRecord
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.pytree.align import Alignment
+from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.target import restore_args_of
+from orbit_ckpt._src.pytree.view import View
+from orbit_ckpt._src.transform.nodes import sources_of
+from orbit_ckpt._src.transform.patterns import (
+    Pattern,
+    PatternMap,
+    explain_unmatched,
+    join_name,
+    names_matching,
+)
+from orbit_ckpt._src.tree.diff import nearest_names
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
+
+_SHOWN = 20
+_UNSAID = RestoreArgs()
+
+Args = dict[NamePath, RestoreArgs]
+
+
+def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -> Args:
+    """Return the restore arguments of the leaves that have any, by names.
+
+    Raises:
+        ValueError: There are arguments for a leaf that does not exist.
+    """
+    args: Args = {names: RestoreArgs(dtype=dtype) for names, dtype in view.casts.items()}
+    if request.typed and target is not None:
+        args |= _args_of(target.names, target.values, strict=request.strict)
+    if request.restore_args is None:
+        return args
+    values = None if target is None else target.values_of(request.restore_args)
+    if target is not None and values is not None:
+        return args | _completed(
+            _args_of(target.names, values, strict=request.strict), request, target
+        )
+    flat = flatten(request.restore_args)
+    known = {*view.names, *(target.names if target is not None else ())}
+    added = _args_of(flat.names, flat.values, strict=request.strict)
+    unknown = next((names for names in added if names not in known), None)
+    if request.missing == "keep":
+        return args | {names: arg for names, arg in added.items() if names in known}
+    if unknown is not None:
+        near = nearest_names(format_path(unknown), [format_path(p) for p in known])
+        raise ValueError(
+            f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
+            + (f"; did you mean {' or '.join(near)}?" if near else ".")
+            + " Give RestoreArgs for leaves of the checkpoint, or of `item`."
+        )
+    return args | (added if target is None else _completed(added, request, target))
+
+
+def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
+    args: Args = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf is not PLACEHOLDER and not is_empty_node(leaf):
+            try:
+                args[name] = restore_args_of(leaf, strict=strict)
+            except TypeError as error:
+                raise TypeError(f"{format_path(name)}: {error}") from error
+    return args
+
+
+def _completed(args: Args, request: RestoreRequest, target: FlatTree) -> Args:
+    """Return arguments with the shape and dtype of the target's leaf where they name none.
+
+    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions says
+    nothing: it often only marks a place. Transforms give their results other shapes.
+    """
+    if request.legacy is not None:
+        return args
+    completed = dict(args)
+    for names, leaf in zip(target.names, target.values, strict=True):
+        arg = args.get(names)
+        shape: object = getattr(leaf, "shape", None)
+        dtype: object = getattr(leaf, "dtype", None)
+        if (
+            not isinstance(arg, ArrayRestoreArgs)
+            or not arg.strict
+            or not shape
+            or dtype is None
+            or isinstance(leaf, type)
+            or is_prng_dtype(dtype)
+        ):
+            continue
+        if arg.global_shape is None:
+            arg = _replace(arg, global_shape=shape, shape=shape)
+        if arg.dtype is None and _is_held_by_jax(as_dtype(dtype)):
+            arg = _replace(arg, dtype=dtype)
+        completed[names] = arg
+    return completed
+
+
+def _is_held_by_jax(dtype: DType) -> bool:
+    return dtype.kind not in "SUOMm" and jax.dtypes.canonicalize_dtype(dtype) == dtype
+
+
+def casts_of(
+    casts: PatternMap[object], view: View, found: Mapping[NamePath, object]
+) -> dict[NamePath, object]:
+    """Return the dtypes to which patterns cast leaves.
+
+    Only numbers of the dtype's own kind are cast: a counter among parameters stays an integer if
+    floating point is asked for. Leaves whose dtype is not known yet are included.
+
+    Args:
+        casts: Dtypes by patterns; the first that matches a leaf counts.
+        view: What there is.
+        found: Metadata of the leaves that are read as they are.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    known = {names: found.get(names) for names in view.records}
+    dtypes = {
+        names: metadata.dtype
+        for names, metadata in known.items()
+        if isinstance(metadata, ArrayMetadata)
+    }
+    made = {names: node.info.dtype for names, node in view.computed.items()}
+    return _casts_of(casts, dtypes | made)
+
+
+def _casts_of(
+    casts: PatternMap[object], dtypes: Mapping[NamePath, object]
+) -> dict[NamePath, object]:
+    matched, unused = _match(casts, dtypes)
+    unused = [pattern for pattern in unused if pattern != "**"]
+    if unused:
+        raise TransformError(
+            f"cast: {unused[0]!r} matches no array of {len(dtypes)}. "
+            f"{explain_unmatched(unused[0], list(map(join_name, dtypes)))}"
+        )
+    return {
+        names: as_dtype(dtype)
+        for names, dtype in matched.items()
+        if dtypes[names] is None or same_kind(dtypes[names], dtype)
+    }
+
+
+def casts_by_patterns(given: object) -> PatternMap[object]:
+    """Return the dtypes that `cast=` gives, a single one as that of all leaves.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    is_map = isinstance(given, Mapping)
+    casts = dict(cast(PatternMap[object], given)) if is_map else {"**": given}
+    for pattern, dtype in casts.items():
+        where = f"cast[{pattern!r}]" if is_map else "cast"
+        if not _is_dtype(dtype):
+            kind = ValueError if isinstance(given, str) else TypeError
+            raise kind(
+                f"{where} is {dtype!r}; give one of 'exact', 'same_kind', 'unsafe' for casts to a "
+                "target's dtypes, a dtype such as jnp.bfloat16, or dtypes by patterns, "
+                "{'params/**': jnp.bfloat16}."
+            )
+    return cast(PatternMap[object], casts)
+
+
+def _is_dtype(value: object) -> bool:
+    try:
+        as_dtype(value)
+    except (TypeError, ValueError):
+        return False
+    return value is not None  # numpy's name for float64
+
+
+def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
+    """Return save arguments that cast leaves by patterns, as a restore does.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    flat = flatten(tree)
+    arrays = {
+        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
+        for names, value in zip(flat.names, flat.values, strict=True)
+        if hasattr(value, "dtype")
+    }
+    wanted = _casts_of(casts, arrays)
+    return build_tree(
+        [
+            (path, SaveArgs(dtype=wanted[n]))
+            for path, n in zip(flat.paths, flat.names, strict=True)
+            if n in wanted
+        ]
+    )
+
+
+def same_kind(dtype: object, other: object) -> bool:
+    """Whether two dtypes are of one kind of number."""
+    if dtype is None or is_prng_dtype(dtype):
+        return False
+    one, two = as_dtype(dtype), as_dtype(other)
+    kinds = (jnp.floating, jnp.complexfloating, jnp.integer)
+    return any(jnp.issubdtype(one, kind) and jnp.issubdtype(two, kind) for kind in kinds)
+
+
+def shardings_of(
+    shardings: PatternMap[jax.sharding.Sharding],
+    view: View,
+    alignment: Alignment,
+    args: Mapping[NamePath, RestoreArgs],
+    inline: Mapping[str, object],
+) -> dict[NamePath, jax.sharding.Sharding]:
+    """Return the shardings that patterns give to JAX arrays.
+
+    These are the arrays that were saved as such or whose owner is not recorded, unless the target
+    wants NumPy's, and those that the target wants as JAX's.
+
+    Args:
+        shardings: Shardings by patterns.
+        view: What there is.
+        alignment: Which leaves are wanted.
+        args: How they are restored.
+        inline: Values that are not read through the store, by storage name.
+
+    Raises:
+        TransformError: No pattern matches a JAX array.
+    """
+    stored = {names: {view.records[names]} for names in view.records} | {
+        names: {view.stored[read.names] for read in sources_of(node)}
+        for names, node in view.computed.items()
+    }
+
+    def is_jax(record: LeafRecord) -> bool:
+        if record.name in inline:
+            return is_numeric_array(inline[record.name])
+        return record.typestr in (JAX_ARRAY, UNKNOWN_TYPE)
+
+    def becomes_jax(names: NamePath, records: Iterable[LeafRecord]) -> bool:
+        arg = args.get(names, _UNSAID)
+        is_abstract = isinstance(arg, ArrayRestoreArgs)
+        if arg.restore_type is None:
+            return is_abstract or any(map(is_jax, records))
+        return arg.restore_type is jax.Array
+
+    arrays = {
+        names
+        for names, records in stored.items()
+        if alignment.is_read(names) and becomes_jax(names, records)
+    }
+    arrays |= {
+        names
+        for names, value in alignment.filled.items()
+        if alignment.origins[names] == "fallback"
+        and (isinstance(value, jax.Array) or isinstance(args.get(names), ArrayRestoreArgs))
+    }
+    found, _ = _match(shardings, arrays)
+    known = (*view.names, *alignment.filled)
+    missing = [join_name(names) for names in known if names in arrays and names not in found]
+    if missing:
+        raise TransformError(
+            f"sharding: no pattern matches {len(missing)} JAX arrays: "
+            f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all.'
+        )
+    return {names: cast(jax.sharding.Sharding, sharding) for names, sharding in found.items()}
+
+
+def _match(
+    rules: PatternMap[object], known: Iterable[NamePath]
+) -> tuple[dict[NamePath, object], list[Pattern]]:
+    """Return the value of the first pattern that matches each leaf, and patterns without one."""
+    by_name: dict[str, list[NamePath]] = {}
+    for names in known:
+        by_name.setdefault(join_name(names), []).append(names)
+    unused: list[Pattern] = []
+    found: dict[NamePath, object] = {}
+    for pattern, value in rules.items():
+        matched = names_matching(pattern, by_name)
+        if not matched:
+            unused.append(pattern)
+        for name in matched:
+            for names in by_name[name]:
+                found.setdefault(names, value)
+    return found, unused
+
+
+def adjust(
+    args: Args,
+    casts: Mapping[NamePath, object],
+    shardings: Mapping[NamePath, jax.sharding.Sharding],
+) -> Args:
+    """Return arguments with the dtypes and shardings that patterns give."""
+    changed = dict(args)
+    for names in {**casts, **shardings}:
+        arg = changed.get(names, RestoreArgs())
+        dtype = casts.get(names, arg.dtype)
+        if names not in shardings:
+            changed[names] = _replace(arg, dtype=dtype)
+        elif isinstance(arg, ArrayRestoreArgs):
+            changed[names] = _replace(
+                arg,
+                restore_type=jax.Array,
+                dtype=dtype,
+                sharding=shardings[names],
+                mesh=None,
+                mesh_axes=None,
+            )
+        else:
+            changed[names] = ArrayRestoreArgs(dtype=dtype, sharding=shardings[names])
+    return changed
+
+
+def _replace(arg: RestoreArgs, **changes: object) -> RestoreArgs:
+    return dataclasses.replace(arg, **cast(Any, changes))

@@ -1,0 +1,343 @@
+"""Compare two stored trees: their structure from the metadata, and values if they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic
+from orbit_ckpt._src.arrays.dtypes import DType, is_prng_dtype
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, is_same_sharding
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.formats.base import Format, StoredTree
+from orbit_ckpt._src.formats.registry import open_checkpoint
+from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
+from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
+from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt._src.pytree.compare_values import RecordPair, compare_leaves, naming_checkpoint
+from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
+from orbit_ckpt._src.pytree.restore import rebuild
+from orbit_ckpt._src.pytree.stored import StoredLeaves
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.tree.diff import compare_names, match_renamed
+from orbit_ckpt._src.tree.flatten import is_namedtuple
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.numpy import NUMPY_BYTES
+from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
+
+_ARRAY, _SCALAR, _BYTES, _UNKNOWN = "array", "scalar", "bytes", "unknown"
+_SEPARATORS = (".", "/")
+"""What programs join the keys of nested trees with: ours in safetensors, Flax, T5X and PyTorch."""
+
+_NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
+
+
+async def compare_checkpoints(
+    a: Path,
+    b: Path,
+    registry: TypeHandlerRegistry,
+    *,
+    values: bool,
+    max_bytes: int,
+    readers: tuple[Format | None, Format | None] = (None, None),
+) -> CheckpointDiff:
+    """Return how the trees of two checkpoints differ.
+
+    Args:
+        a: The first checkpoint, as for `open_checkpoint`.
+        b: The second.
+        registry: Type handlers of their leaves.
+        values: Whether to read and compare values too.
+        max_bytes: About how many bytes of values to hold at once.
+        readers: The formats to read them as, None to find out.
+
+    Raises:
+        CheckpointNotFoundError: There is no tree.
+        CorruptionError: Stored data is missing or damaged; a note says of which checkpoint.
+    """
+    first, second = await run_all([_open(a, registry, readers[0]), _open(b, registry, readers[1])])
+    notes: list[LeafChange] = []
+    if (separator := _separator_between(first, second)) is not None:
+        second = _under_names_of(first, second, separator)
+        notes.append(_layout_note(first, separator))
+    common = [names for names in first.leaves if names in second.leaves]
+    found = await _compare_values(first, second, common, max_bytes) if values else {}
+    changed = _changed_containers(first, second)
+    for names in common:
+        pair = first.leaves[names], second.leaves[names]
+        for change in _changes(format_path(names), *pair, found.get(names)):
+            (notes if _is_note(change) else changed).append(change)
+    only_in_a, only_in_b = _unmatched(first, second)
+    return CheckpointDiff(
+        a,
+        b,
+        only_in_a,
+        only_in_b,
+        tuple(changed),
+        tuple(notes),
+        common=len(common),
+        has_values=values,
+    )
+
+
+class _Leaf(Struct, frozen=True):
+    """What a checkpoint says of one leaf.
+
+    Attributes:
+        record: Its record.
+        kind: What sort of value it is.
+        type: Its type; leaves of one kind may have several.
+        shape: Shape of an array or scalar.
+        dtype: Its dtype.
+        sharding: How it was laid out.
+    """
+
+    record: LeafRecord
+    kind: str
+    type: str
+    shape: Shape | None = None
+    dtype: DType | None = None
+    sharding: ShardingMetadata | None = None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return self.kind
+        prefix = f"{self.kind} " if self.kind != _ARRAY else ""
+        return f"{prefix}{self.dtype}{list(self.shape) if self.kind != _SCALAR else ''}"
+
+    def is_kind_of(self, other: _Leaf) -> bool:
+        """Whether both are of one kind, or may be: old checkpoints do not tell an array's."""
+        if self.kind == other.kind:
+            return True
+        kinds = {self.kind, other.kind}
+        return _UNKNOWN in kinds and kinds <= _NUMERIC
+
+    def has_values_like(self, other: _Leaf) -> bool:
+        """Whether its values can be compared with another's, one by one."""
+        if self.dtype is None or other.dtype is None:
+            return self.kind == other.kind and not self.record.is_empty
+        if self.shape != other.shape:
+            return False
+        if is_prng_dtype(self.dtype) or is_prng_dtype(other.dtype):
+            return self.dtype == other.dtype
+        return choose_arithmetic(self.dtype, other.dtype) is not None
+
+
+class _Side(Struct, frozen=True):
+    """One of the checkpoints.
+
+    Attributes:
+        stored: Reads its leaves.
+        leaves: What is known of them, by names.
+        containers: Kinds of its containers.
+    """
+
+    stored: StoredLeaves
+    leaves: Mapping[NamePath, _Leaf]
+    containers: Mapping[NamePath, str]
+
+
+async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None) -> _Side:
+    with naming_checkpoint(path):
+        source = open_checkpoint(path, reader=reader)
+        stored = StoredLeaves(source, source.load_batch(), registry)
+        records = source.document.leaves
+        metadata = await stored.metadata(records)
+        leaves = {
+            record.names: _describe(source, record, metadata[record.names]) for record in records
+        }
+        return _Side(stored, leaves, _containers(source))
+
+
+def _is_flat(side: _Side) -> bool:
+    """Whether the tree is one dict with keys that may have been made of several."""
+    return all(len(names) == 1 for names in side.leaves) and any(
+        separator in name for (name,) in side.leaves for separator in _SEPARATORS
+    )
+
+
+def _separator_between(a: _Side, b: _Side) -> str | None:
+    """Return what joins the keys of one tree to the names of the other, which is flat.
+
+    None if both are nested, or neither is, or if joining them makes none of the other's names.
+    """
+    if (is_flat := _is_flat(a)) == _is_flat(b):
+        return None
+    flat, nested = (a, b) if is_flat else (b, a)
+    deep = [names for names in nested.leaves if len(names) > 1]
+    counts = {s: sum((s.join(names),) in flat.leaves for names in deep) for s in _SEPARATORS}
+    best = max(_SEPARATORS, key=counts.__getitem__)
+    return best if counts[best] else None
+
+
+def _under_names_of(a: _Side, b: _Side, separator: str) -> _Side:
+    """Return a tree with its leaves under another's names, where joining tells which is which."""
+
+    def by_joined_name(side: _Side) -> dict[str, NamePath | None]:
+        joined: dict[str, NamePath | None] = {}
+        for names in side.leaves:
+            name = separator.join(names)
+            joined[name] = None if name in joined else names
+        return joined
+
+    wanted, found = by_joined_name(a), by_joined_name(b)
+    renamed = {names: new for name, names in found.items() if names and (new := wanted.get(name))}
+    leaves = {renamed.get(names, names): leaf for names, leaf in b.leaves.items()}
+    return _Side(b.stored, leaves, {})
+
+
+def _layout_note(a: _Side, separator: str) -> LeafChange:
+    nested, flat = "nested", f"flat, keys joined by {separator!r}"
+    before, after = (flat, nested) if _is_flat(a) else (nested, flat)
+    return LeafChange("<root>", "layout", before, after)
+
+
+def _describe(source: StoredTree, record: LeafRecord, metadata: object) -> _Leaf:
+    detail = source.details.leaves.get(record.name)
+    detailed = detail.type if detail is not None else None
+    if record.name in source.inline:
+        return _describe_inline(record, source.inline[record.name])
+    if record.is_empty:
+        kind = "None" if record.typestr == "None" else f"empty {record.typestr.lower()}"
+        return _Leaf(record, f"{kind} {detailed}" if detailed else kind, "")
+    if isinstance(metadata, StringMetadata):
+        return _Leaf(record, "str", "np.str_" if detailed else "str")
+    if not isinstance(metadata, ArrayMetadata):
+        return _Leaf(record, record.typestr, record.typestr)
+    kind, type_ = _ARRAY, record.typestr
+    if isinstance(metadata, ScalarMetadata):
+        kind, type_ = _SCALAR, "numpy scalar" if detailed else "Python scalar"
+    elif detailed is not None:
+        kind, type_ = _BYTES, "np.bytes_" if detailed == NUMPY_BYTES else detailed
+    elif record.typestr == UNKNOWN_TYPE:
+        kind = _UNKNOWN
+    return _Leaf(record, kind, type_, metadata.shape, metadata.dtype, metadata.sharding)
+
+
+def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
+    """Describe a leaf whose value an old writer put into the structure."""
+    if isinstance(value, bytes):
+        return _Leaf(record, _BYTES, _BYTES, (len(value),), np.dtype(np.uint8))
+    if isinstance(value, np.ndarray | np.generic | int | float | complex):
+        host = np.asarray(cast(object, value))
+        kind = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
+        return _Leaf(record, kind, UNKNOWN_TYPE, host.shape, host.dtype)
+    return _Leaf(record, type(value).__name__, UNKNOWN_TYPE)
+
+
+async def _compare_values(
+    a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int
+) -> dict[NamePath, ValueChange]:
+    pairs = [
+        RecordPair(a.leaves[names].record, b.leaves[names].record)
+        for names in common
+        if a.leaves[names].has_values_like(b.leaves[names])
+    ]
+    return await compare_leaves(a.stored, b.stored, pairs, max_bytes=max_bytes)
+
+
+def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Iterator[LeafChange]:
+    """Yield in what respects a leaf of both trees differs; notes too."""
+    if not a.is_kind_of(b):
+        yield LeafChange(path, "kind", str(a), str(b))
+    elif a.shape != b.shape:
+        yield LeafChange(path, "shape", a.shape, b.shape)
+    if a.is_kind_of(b) and a.dtype != b.dtype:
+        yield LeafChange(path, "dtype", a.dtype, b.dtype)
+    if a.kind == b.kind and a.type != b.type and UNKNOWN_TYPE not in (a.type, b.type):
+        yield LeafChange(path, "type", a.type, b.type)
+    one, other = a.sharding, b.sharding
+    if one is not None and other is not None and not is_same_sharding(one, other):
+        yield LeafChange(path, "sharding", one, other)
+    if values is None:
+        return
+    if values.differing or values.compared_as is not None:
+        yield LeafChange(path, "values", values.a, values.b, values)
+    elif not values.has_same_bits:
+        yield LeafChange(path, "bits", None, None, values)
+
+
+def _is_note(change: LeafChange) -> bool:
+    """Whether trees that differ in nothing else are equal."""
+    if change.what == "values":
+        return change.values is not None and not change.values.differing
+    return change.what in ("type", "sharding", "bits")
+
+
+def _unmatched(a: _Side, b: _Side) -> tuple[tuple[UnmatchedLeaf, ...], tuple[UnmatchedLeaf, ...]]:
+    """Return the leaves that only one of the checkpoints has."""
+    names = compare_names(list(a.leaves), list(b.leaves))
+    renamed = match_renamed(
+        {path: _signature(a.leaves[path]) for path in names.missing},
+        {path: _signature(b.leaves[path]) for path in names.unexpected},
+    )
+    origins = {new: old for old, new in renamed.items()}
+
+    def describe(
+        side: _Side, paths: Sequence[NamePath], others: Mapping[NamePath, NamePath]
+    ) -> tuple[UnmatchedLeaf, ...]:
+        return tuple(
+            UnmatchedLeaf(
+                format_path(path),
+                str(side.leaves[path]),
+                format_path(others[path]) if path in others else None,
+            )
+            for path in paths
+        )
+
+    return describe(a, names.missing, renamed), describe(b, names.unexpected, origins)
+
+
+def _signature(leaf: _Leaf) -> tuple[object, ...]:
+    return leaf.kind, leaf.shape, leaf.dtype
+
+
+def _changed_containers(a: _Side, b: _Side) -> list[LeafChange]:
+    """Return the containers of both trees that are not of one kind, as far as that is recorded."""
+    is_recorded = all(side.stored.source.document.rich_types is not None for side in (a, b))
+    return [
+        LeafChange(format_path(names), "container", kind, b.containers[names])
+        for names, kind in a.containers.items()
+        if names in b.containers
+        and kind != b.containers[names]
+        and (is_recorded or _is_sequence(kind) is not _is_sequence(b.containers[names]))
+    ]
+
+
+def _is_sequence(kind: str) -> bool:
+    """Whether a kind is recorded as positions by Orbax without rich types."""
+    return kind in ("list", "tuple")
+
+
+def _containers(source: StoredTree) -> dict[NamePath, str]:
+    """Return the kinds of all containers with leaves, by the names of their paths."""
+    leaf = object()
+    kinds: dict[NamePath, str] = {}
+
+    def walk(node: object, path: NamePath) -> None:
+        if node is leaf:
+            return
+        if is_namedtuple(node):
+            fields = cast(tuple[str, ...], getattr(node, "_fields"))  # noqa: B009 - untyped
+            is_known = find_namedtuple(class_name(node), fields) is type(node)
+            kinds[path] = f"namedtuple {class_name(node) if is_known else type(node).__name__}"
+            children = list(zip(fields, node, strict=True))
+        elif isinstance(node, dict):
+            mapping = cast(dict[object, object], node)
+            types = {type(key).__name__ for key in mapping} - {"str"}
+            kinds[path] = f"dict with keys of {', '.join(sorted(types))}" if types else "dict"
+            children = [(str(key), child) for key, child in mapping.items()]
+        else:
+            kinds[path] = "tuple" if isinstance(node, tuple) else "list"
+            sequence = cast(Sequence[object], node)
+            children = [(str(i), child) for i, child in enumerate(sequence)]
+        for name, child in children:
+            walk(child, (*path, name))
+
+    values = dict.fromkeys([record.names for record in source.document.leaves], leaf)
+    walk(rebuild(source, values, rich_types=True), ())
+    return kinds

@@ -1,0 +1,380 @@
+"""Compare the values of the leaves of two stored trees, a bounded number of bytes at a time.
+
+Whether arrays are equal is told by their elements alone. Equal checksums of chunks are no proof: a
+crc32c has 32 bits, so chunks that differ have the same one once in four billion times, and whoever
+compares wants to know about just that chunk. It only shows that a chunk is what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.compare import (
+    Arithmetic,
+    ValueChange,
+    choose_arithmetic,
+    compare_values,
+)
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, storable
+from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
+from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.metadata.schema import LeafRecord
+from orbit_ckpt._src.pytree.stored import StoredLeaves, read_leaves
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
+from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.tree.keypath import NamePath
+from orbit_ckpt._src.type_handlers.base import RestoreArgs, logical_dtype
+from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
+from orbit_ckpt._src.type_handlers.prng import key_data
+from orbit_ckpt._src.type_handlers.stored import key_type_of
+
+_PART_BYTES = 1 << 25
+"""Most bytes of an array that one thread reads or compares at once."""
+
+_SHARE_BYTES = 1 << 22
+"""Comparisons below this size are not worth a thread of their own."""
+
+_MAX_DECODER_BYTES = 1 << 30
+"""What all of them may hold. With so many, chunks are small, and rather read several times."""
+
+_OBJECTS = 256
+"""Leaves of other kinds that are held at once."""
+
+
+class RecordPair(NamedTuple):
+    """One leaf in both trees."""
+
+    a: LeafRecord
+    b: LeafRecord
+
+
+async def compare_leaves(
+    a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair], *, max_bytes: int
+) -> dict[NamePath, ValueChange]:
+    """Return how the values of leaves differ, by names.
+
+    Args:
+        a: The leaves of the first tree.
+        b: Those of the second.
+        pairs: Which to compare; arrays must be of equal shapes, and both or none of keys.
+        max_bytes: About how many bytes to hold at once. More is held for chunks that only
+            TensorStore can decode, which are held whole, and for compressed ones that do not fit:
+            up to a megabyte for each that is open.
+
+    Raises:
+        CorruptionError: A chunk is missing or damaged.
+    """
+    window_bytes = max(1, max_bytes // 2)  # what reading takes beside its results is the rest
+    arrays: list[_ArrayPair] = []
+    objects: list[RecordPair] = []
+    firsts = _stored_arrays(a, [pair.a for pair in pairs])
+    seconds = _stored_arrays(b, [pair.b for pair in pairs])
+    for pair in pairs:
+        first, second = firsts.get(pair.a.names), seconds.get(pair.b.names)
+        if first is None or second is None:
+            objects.append(pair)
+        else:
+            arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes))
+    found = await _compare_objects(a, b, objects)
+    streamed = [pair for pair in arrays if pair.block is None]
+    for window in _windows((pair for pair in arrays if pair.block is not None), window_bytes):
+        for part, change in zip(window, await _compare_window(a, b, window), strict=True):
+            known = found.get(part.pair.names)
+            found[part.pair.names] = change if known is None else known.merge(change)
+    for pair in streamed:
+        found[pair.names] = await _compare_streamed(a, b, pair, window_bytes // 2)
+    return found
+
+
+@contextlib.contextmanager
+def naming_checkpoint(path: Path) -> Generator[None]:
+    """Say in errors of the block which checkpoint they are about."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.add_note(f"This is about the checkpoint at {path}.")
+        raise
+
+
+class _StoredArray(Struct, frozen=True):
+    """An array in one of the trees.
+
+    Attributes:
+        reader: Reads it.
+        read: Reads all of it.
+        dtype: Its logical dtype.
+        key_dimensions: How many trailing dimensions the data of one key has, 0 for other arrays.
+    """
+
+    reader: BatchReader
+    read: ArrayRead
+    dtype: DType
+    key_dimensions: int
+
+    @property
+    def layout(self) -> ZarrArray:
+        return self.read.layout
+
+    def part(self, region: Region) -> ArrayRead:
+        return ArrayRead(self.read.path, self.read.name, self.layout, (region,))
+
+
+def _stored_arrays(
+    stored: StoredLeaves, records: Sequence[LeafRecord]
+) -> dict[NamePath, _StoredArray]:
+    """Return the leaves that are arrays whose parts can be read, by names.
+
+    What others hold is known to their handlers alone.
+    """
+    batch = stored.batch
+    found: dict[NamePath, _StoredArray] = {}
+    for handler, group in stored.split(records, {})[1]:
+        arrays = plain_arrays(handler)
+        if arrays is None:
+            continue
+        infos = stored.infos(group)
+        for record, info, read in zip(group, infos, arrays.stored_arrays(infos), strict=True):
+            layout = read.layout
+            known = batch.arrays.get(record.name)
+            is_keys = known is not None and known.random_key_impl is not None
+            found[record.names] = _StoredArray(
+                batch.reader,
+                read,
+                logical_dtype(info, layout.dtype) if batch.details else layout.dtype,
+                key_type_of(info, layout.dtype)[1] if is_keys else 0,
+            )
+    return found
+
+
+class _ArrayPair(Struct, frozen=True):
+    """An array in both trees.
+
+    Attributes:
+        names: Where it is.
+        a: It in the first tree.
+        b: It in the second.
+        arithmetic: In what its elements are compared.
+        block: What is cut only in whole multiples, so that no chunk is read twice; None if the
+            array is to be read from its first element to its last.
+    """
+
+    names: NamePath
+    a: _StoredArray
+    b: _StoredArray
+    arithmetic: Arithmetic
+    block: Shape | None
+
+    @classmethod
+    def of(cls, names: NamePath, a: _StoredArray, b: _StoredArray, max_bytes: int) -> _ArrayPair:
+        arithmetic = choose_arithmetic(a.dtype, b.dtype)
+        if a.key_dimensions:
+            arithmetic = Arithmetic.BITS
+        return cls(names, a, b, cast(Arithmetic, arithmetic), _choose_block(a, b, max_bytes))
+
+    @property
+    def itemsize(self) -> int:
+        return self.a.layout.dtype.itemsize + self.b.layout.dtype.itemsize
+
+    def compare(self, x: HostArray, y: HostArray, region: Region) -> ValueChange:
+        start = region.start
+        if self.arithmetic is Arithmetic.BITS:
+            outer = len(start) - self.a.key_dimensions
+            x, y = (v.reshape(*v.shape[:outer], math.prod(v.shape[outer:])) for v in (x, y))
+            start = start[:outer]
+        else:
+            x, y = x.view(self.a.dtype), y.view(self.b.dtype)
+        return compare_values(x, y, self.arithmetic, start=start)
+
+
+def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | None:
+    """Return in multiples of what two arrays are cut, None if they are to be streamed."""
+    layouts = [(side.reader, side.layout) for side in (a, b)]
+    shape = a.layout.shape
+    fixed = len(shape) - a.key_dimensions  # a key is not cut
+    grids = zip(a.layout.chunk_shape, b.layout.chunk_shape, shape, strict=True)
+    common = tuple(
+        max(1, min(math.lcm(i, j), n)) if axis < fixed else max(1, n)
+        for axis, (i, j, n) in enumerate(grids)
+    )
+    itemsize = sum(layout.dtype.itemsize for _, layout in layouts)
+    if math.prod(common) * itemsize <= max_bytes:
+        return common
+    others = [layout for reader, layout in layouts if not reader.can_stream(layout)]
+    if others:
+        largest = max(others, key=lambda layout: layout.chunk_nbytes).chunk_shape
+        return (*largest[:fixed], *common[fixed:])
+    if sum(_decoder_bytes(layout) for _, layout in layouts) <= _MAX_DECODER_BYTES:
+        return None
+    return (*(1,) * fixed, *common[fixed:])
+
+
+def _decoder_bytes(layout: ZarrArray) -> int:
+    """Return what the chunks take that are open at once while an array is streamed."""
+    if layout.compression is None:
+        return 0
+    grid = zip(layout.shape[1:], layout.chunk_shape[1:], strict=True)
+    return math.prod(-(-n // c) for n, c in grid) * min(layout.chunk_nbytes, DECODER_BYTES)
+
+
+class _Part(NamedTuple):
+    """A part of an array in both trees."""
+
+    pair: _ArrayPair
+    region: Region
+
+    @property
+    def nbytes(self) -> int:
+        return self.region.size * self.pair.itemsize
+
+
+def _windows(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[list[_Part]]:
+    """Yield consecutive parts of arrays that together are at most so large, or a single one."""
+    part_bytes = min(max_bytes, _PART_BYTES)
+    return _group(
+        (
+            _Part(pair, region)
+            for pair in pairs
+            for region in split_by_rows(
+                whole(pair.a.layout.shape),
+                cast(Shape, pair.block),
+                max(1, part_bytes // pair.itemsize),
+            )
+        ),
+        max_bytes,
+    )
+
+
+def _group(parts: Iterable[_Part], max_bytes: int) -> Iterator[list[_Part]]:
+    group: list[_Part] = []
+    held = 0
+    for part in parts:
+        if group and held + part.nbytes > max_bytes:
+            yield group
+            group, held = [], 0
+        group.append(part)
+        held += part.nbytes
+    if group:
+        yield group
+
+
+async def _compare_window(
+    a: StoredLeaves, b: StoredLeaves, window: Sequence[_Part]
+) -> list[ValueChange]:
+    """Read parts of both trees and compare them."""
+    firsts, seconds = await run_all(
+        [
+            _read(a, [part.pair.a.part(part.region) for part in window]),
+            _read(b, [part.pair.b.part(part.region) for part in window]),
+        ]
+    )
+
+    def compare(start: int, parts: Sequence[_Part]) -> list[ValueChange]:
+        return [
+            part.pair.compare(firsts[i], seconds[i], part.region)
+            for i, part in enumerate(parts, start)
+        ]
+
+    shares = list(_group(window, _SHARE_BYTES))
+    starts = np.cumsum([0, *map(len, shares)]).tolist()
+    results = await run_all(
+        asyncio.to_thread(compare, start, share)
+        for start, share in zip(starts, shares, strict=False)
+    )
+    return [change for result in results for change in result]
+
+
+async def _read(stored: StoredLeaves, reads: Sequence[ArrayRead]) -> list[HostArray]:
+    with naming_checkpoint(stored.source.path):
+        return [host for (host,) in await stored.batch.reader.read(reads)]
+
+
+async def _compare_streamed(
+    a: StoredLeaves, b: StoredLeaves, pair: _ArrayPair, max_bytes: int
+) -> ValueChange:
+    """Compare an array whose chunks do not fit the budget, or not together."""
+    first = RegionStream(pair.a.reader, pair.a.read)
+    second = RegionStream(pair.b.reader, pair.b.read)
+    shape = pair.a.layout.shape
+    fixed = len(shape) - pair.a.key_dimensions
+    block = (*(1,) * fixed, *shape[fixed:])
+
+    def read(stored: StoredLeaves, stream: RegionStream, region: Region) -> HostArray:
+        with naming_checkpoint(stored.source.path):
+            return stream.next(region)
+
+    change = ValueChange(0)
+    for region in split_by_rows(whole(shape), block, max(1, max_bytes // pair.itemsize)):
+        x, y = await run_all(
+            [
+                asyncio.to_thread(read, a, first, region),
+                asyncio.to_thread(read, b, second, region),
+            ]
+        )
+        change = change.merge(await asyncio.to_thread(pair.compare, x, y, region))
+    return change
+
+
+async def _compare_objects(
+    a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair]
+) -> dict[NamePath, ValueChange]:
+    """Compare leaves that are no stored arrays: strings, values of other handlers."""
+    found: dict[NamePath, ValueChange] = {}
+    for first in range(0, len(pairs), _OBJECTS):
+        group = pairs[first : first + _OBJECTS]
+        xs, ys = await run_all(
+            [
+                _read_objects(a, [pair.a for pair in group]),
+                _read_objects(b, [pair.b for pair in group]),
+            ]
+        )
+        for pair in group:
+            x, y = xs[pair.a.names], ys[pair.b.names]
+            found[pair.a.names] = _compare_pair(x, y)
+    return found
+
+
+async def _read_objects(
+    stored: StoredLeaves, records: Sequence[LeafRecord]
+) -> dict[NamePath, object]:
+    args = {
+        names: RestoreArgs(restore_type=np.ndarray) for names in _stored_arrays(stored, records)
+    }
+    with naming_checkpoint(stored.source.path):
+        return await read_leaves(stored, records, args)
+
+
+def _compare_pair(x: object, y: object) -> ValueChange:
+    first, second = _as_array(x), _as_array(y)
+    if first is not None and second is not None and first.shape == second.shape:
+        arithmetic = choose_arithmetic(first.dtype, second.dtype)
+        if arithmetic is not None:
+            return compare_values(first, second, arithmetic)
+    try:
+        is_same = bool(x == y)
+    except Exception:  # noqa: BLE001 - values of others; what cannot be compared is not equal
+        is_same = False
+    return ValueChange(1) if is_same else ValueChange(1, 1, a=x, b=y, has_same_bits=False)
+
+
+def _as_array(value: object) -> HostArray | None:
+    """Return numbers as an array; None for anything else."""
+    if isinstance(value, jax.Array):
+        value = key_data(value) if is_prng_dtype(value.dtype) else value
+    elif isinstance(value, bytes):
+        value = np.frombuffer(value, np.uint8)
+    elif not isinstance(value, np.ndarray | np.generic | int | float | complex):
+        return None
+    host = cast(HostArray, np.asarray(cast(object, value)))
+    return host if storable(host.dtype) else None

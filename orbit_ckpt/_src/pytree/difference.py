@@ -1,0 +1,164 @@
+"""How two stored trees differ, as values that can be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from orbit_ckpt._src.arrays.compare import ValueChange, format_value
+
+Aspect = Literal[
+    "container", "kind", "shape", "dtype", "values", "type", "sharding", "bits", "layout"
+]
+"""What differs. The last four are notes: the trees are equal all the same.
+
+- `container`: a dict in one tree is a list, a tuple or a namedtuple in the other.
+- `kind`: an array in one tree is a scalar, a string or an empty container in the other.
+- `type`: JAX's array in one tree is numpy's in the other, Python's scalar is numpy's.
+- `bits`: equal values have different bits: -0.0 and 0.0, or two kinds of NaN.
+- `layout`: one tree is nested, the other is one dict whose keys are the nested ones joined.
+"""
+
+_SHOWN = 20
+
+_CONTEXT = 20
+"""Characters of a string that are shown in front of what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafChange:
+    """One respect in which a leaf, or a container, differs.
+
+    Attributes:
+        path: Name of the leaf, `params/dense/kernel`.
+        what: What differs.
+        a: What it is in the first checkpoint: a shape, a dtype, a sharding, a value (of an array
+            the element at `values.index`), else a text.
+        b: What it is in the second checkpoint.
+        values: How values differ, if they do.
+    """
+
+    path: str
+    what: Aspect
+    a: object
+    b: object
+    values: ValueChange | None = None
+
+    @property
+    def detail(self) -> str:
+        """The change as text."""
+        if self.values is None:
+            return f"{self.a} -> {self.b}"
+        if self.values.size == 1 and self.a is not None:
+            return _describe_change(self.a, self.b)
+        return self.values.describe()
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what} {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedLeaf:
+    """A leaf, or an empty container, that only one of the checkpoints has.
+
+    Attributes:
+        path: Name of the leaf, `params/dense/kernel`.
+        leaf: What it is, `float32[4, 8]`.
+        renamed: Path of the leaf of the other checkpoint that it likely is: one that only the
+            other has, of the same kind, shape and dtype, and of a similar name.
+    """
+
+    path: str
+    leaf: str
+    renamed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDiff:
+    """How two checkpoints differ; true if they do. As text it is a listing.
+
+    Attributes:
+        a: The first checkpoint.
+        b: The second.
+        only_in_a: Leaves that the second lacks.
+        only_in_b: Leaves that the first lacks.
+        changed: What differs of leaves and containers that both have, in the order of the first.
+        notes: What differs although the trees are equal: shardings, for example.
+        common: How many leaves both have.
+        has_values: Whether values were compared.
+    """
+
+    a: Path
+    b: Path
+    only_in_a: Sequence[UnmatchedLeaf]
+    only_in_b: Sequence[UnmatchedLeaf]
+    changed: Sequence[LeafChange]
+    notes: Sequence[LeafChange]
+    common: int
+    has_values: bool
+
+    @property
+    def is_same(self) -> bool:
+        """Whether no difference was found; of values only if they were compared."""
+        return not (self.only_in_a or self.only_in_b or self.changed)
+
+    def __bool__(self) -> bool:
+        return not self.is_same
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, *, most: int | None = _SHOWN) -> str:
+        """Return a listing.
+
+        Args:
+            most: How many lines to show of every sort, None for all.
+        """
+        changed = {change.path for change in self.changed if change.what != "container"}
+        counts = f"{self.common} leaves in both, {self.common - len(changed)} of them the same"
+        values = "" if self.has_values else "; values not compared"
+        lines = [f"a: {self.a}", f"b: {self.b}", counts + values]
+        sections = (
+            ("only in a", [_unmatched_row(leaf, "b") for leaf in self.only_in_a]),
+            ("only in b", [_unmatched_row(leaf, "a") for leaf in self.only_in_b]),
+            ("changed from a to b", [_changed_row(change) for change in self.changed]),
+            ("noted, but no difference", [_changed_row(note) for note in self.notes]),
+        )
+        for title, rows in sections:
+            lines += _section(title, rows, len(rows) if most is None else most)
+        return "\n".join(lines)
+
+
+def _describe_change(a: object, b: object) -> str:
+    start = 0
+    if isinstance(a, str) and isinstance(b, str):
+        pairs = enumerate(zip(a, b, strict=False))
+        first = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+        start = max(0, first - _CONTEXT)
+        a, b = a[start:], b[start:]
+    where = f"from character {start}: " if start else ""
+    return f"{where}{format_value(a)} -> {format_value(b)}"
+
+
+_Row = tuple[str, str, str]
+"""Path, what is to be said of it, and the rest of the line."""
+
+
+def _unmatched_row(leaf: UnmatchedLeaf, other: str) -> _Row:
+    return leaf.path, leaf.leaf, f"likely {leaf.renamed} in {other}" if leaf.renamed else ""
+
+
+def _changed_row(change: LeafChange) -> _Row:
+    return change.path, change.what, change.detail
+
+
+def _section(title: str, rows: Sequence[_Row], most: int) -> list[str]:
+    if not rows:
+        return []
+    shown = rows[:most]
+    first, second = (max(len(row[i]) for row in shown) if shown else 0 for i in (0, 1))
+    lines = [f"  {path:{first}}  {what:{second}}  {rest}".rstrip() for path, what, rest in shown]
+    more = [f"  ... and {len(rows) - most} more"] if len(rows) > most else []
+    return [f"{title}: {len(rows)}", *lines, *more]

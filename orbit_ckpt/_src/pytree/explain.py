@@ -1,0 +1,369 @@
+"""Say how a tree is restored, leaf by leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, describe_sharding
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.pytree.compute import groups_of, source_args
+from orbit_ckpt._src.pytree.restore import TreePlan
+from orbit_ckpt._src.storage.batch_read import ReadCost
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.transform.nodes import (
+    Apply,
+    ArrayInfo,
+    Node,
+    Part,
+    Read,
+    identity,
+    inputs_of,
+    sources_of,
+)
+from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER
+from orbit_ckpt._src.tree.keypath import NamePath
+from orbit_ckpt._src.type_handlers.array_target import requested_sharding
+from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt._src.type_handlers.capabilities import ReadPlanner, capability
+
+_SHOWN = 60
+
+
+class LeafPlan(Struct, frozen=True):
+    """How one leaf is restored.
+
+    Attributes:
+        name: Its keys joined by slashes, as in the patterns of rules.
+        actions: What is done: `read`; `rename`, `cast`, `reshard`, `pad` or what a rule does,
+            such as `stack` or `combine`; or `target`, `fallback` or `skip` if nothing is read.
+        sources: Names of the stored leaves that are read for it.
+        shape: Its shape, None if that is known only afterwards or it has none.
+        dtype: Its dtype, likewise.
+        bytes_read: Bytes read from storage; a source of several leaves counts for the first.
+        over_read: Bytes of the chunks that are read over those that are needed; 1.0 if nothing is
+            read in vain.
+    """
+
+    name: str
+    actions: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    shape: Shape | None = None
+    dtype: object = None
+    bytes_read: int = 0
+    over_read: float = 1.0
+
+
+class RestorePlan(Struct, frozen=True):
+    """How a tree is restored. Printed, it is a table.
+
+    Attributes:
+        leaves: The leaves of the result.
+        ignored: Names of stored leaves that are not read.
+        peak_bytes: Most bytes of host memory held at once, about: those of the result that are in
+            host memory and those that are being decoded, cast, copied to devices or computed with.
+    """
+
+    leaves: tuple[LeafPlan, ...]
+    ignored: tuple[str, ...]
+    peak_bytes: int
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from storage."""
+        return sum(leaf.bytes_read for leaf in self.leaves)
+
+    @property
+    def restored(self) -> tuple[str, ...]:
+        """Names of the leaves that come from the checkpoint."""
+        return tuple(leaf.name for leaf in self.leaves if leaf.sources)
+
+    def with_action(self, action: str) -> tuple[str, ...]:
+        """Return the names of the leaves of which an action is said."""
+        return tuple(leaf.name for leaf in self.leaves if action in leaf.actions)
+
+    def __str__(self) -> str:
+        rows = [("target", "source", "action", "shape", "bytes read", "over-read")]
+        rows += [_row(leaf) for leaf in self.leaves[:_SHOWN]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if position > 3 else cell.ljust(width)
+                for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        if len(self.leaves) > _SHOWN:
+            lines.append(f"... and {len(self.leaves) - _SHOWN} more leaves")
+        total = f"{len(self.restored)} of {len(self.leaves)} leaves from the checkpoint"
+        memory = f"about {_bytes(self.peak_bytes)} of host memory"
+        lines.append(f"{total}; {len(self.ignored)} of its leaves not read")
+        lines.append(f"{_bytes(self.bytes_read)} to read; {memory}")
+        return "\n".join(lines)
+
+
+def _row(leaf: LeafPlan) -> tuple[str, ...]:
+    sources = ", ".join(leaf.sources[:2]) + (", ..." if len(leaf.sources) > 2 else "")
+    shape = "" if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}"
+    size = _bytes(leaf.bytes_read) if leaf.bytes_read else ""
+    over = f"{leaf.over_read:.2f}" if leaf.bytes_read else ""
+    return (leaf.name or "<root>", sources, ", ".join(leaf.actions), shape, size, over)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+async def explain(plan: TreePlan, *, on_host: bool = False) -> RestorePlan:
+    """Return how a tree is restored; reads metadata only.
+
+    Args:
+        plan: The plan.
+        on_host: Whether to reckon as if all of it stayed in host memory, which asks JAX for no
+            devices.
+    """
+    return await _Explanation(plan, on_host=on_host).make()
+
+
+class _Explanation:
+    """Collects what is known of every leaf."""
+
+    def __init__(self, plan: TreePlan, *, on_host: bool) -> None:
+        self._plan = plan
+        self._on_host = on_host
+        self._found: Mapping[NamePath, object] = {}
+        self._costs: dict[NamePath, ReadCost] = {}
+        self._reads: list[list[tuple[LeafRecord, ArrayRead]]] = []
+        """What is read as it is, by handlers."""
+        self._source_costs: dict[NamePath, ReadCost] = {}
+        self._original = {r.name: names for names, r in plan.view.stored.items()}
+        self._used: set[NamePath] = set()
+        self._told: dict[object, tuple[list[str], tuple[str, ...]]] = {}
+        """What is done for computed values and what they are made of; parts of one share it."""
+
+    async def make(self) -> RestorePlan:
+        plan, view = self._plan, self._plan.view
+        records = [r for r in plan.records if r.name not in plan.stored.source.inline]
+        self._found = await plan.stored.metadata(records)
+        self._costs = self._costs_of(records, plan.args, self._reads)
+        target = plan.target
+        order = [*view.records, *view.computed, *plan.alignment.filled]
+        if target is not None:
+            order = [names for names in target.names if names not in target.empty_names]
+        leaves = tuple(self._leaf(names) for names in order if not self._is_empty(names))
+        ignored = tuple(
+            join_name(names)
+            for names, record in view.stored.items()
+            if names not in self._used and not record.is_empty
+        )
+        return RestorePlan(leaves, ignored, self._peak_bytes())
+
+    def _is_empty(self, names: NamePath) -> bool:
+        record = self._plan.view.records.get(names)
+        return record is not None and record.is_empty
+
+    def _costs_of(
+        self,
+        records: Sequence[LeafRecord],
+        args: Mapping[NamePath, RestoreArgs],
+        groups: list[list[tuple[LeafRecord, ArrayRead]]] | None = None,
+    ) -> dict[NamePath, ReadCost]:
+        stored = self._plan.stored
+        if self._on_host:
+            host = RestoreArgs(restore_type=np.ndarray)
+            args = {**args, **{r.names: host for r in records if r.typestr == JAX_ARRAY}}
+        costs: dict[NamePath, ReadCost] = {}
+        for handler, group in stored.split(records, args)[1]:
+            planner = capability(handler, ReadPlanner)
+            if planner is not None:
+                wanted = [args.get(record.names, RestoreArgs()) for record in group]
+                reads = planner.plan_reads(stored.infos(group), wanted)
+                if groups is not None:
+                    groups.append(list(zip(group, reads, strict=True)))
+                for record, read in zip(group, reads, strict=True):
+                    costs[record.names] = stored.batch.reader.cost(read)
+        return costs
+
+    def _leaf(self, names: NamePath) -> LeafPlan:
+        plan, view = self._plan, self._plan.view
+        origin = plan.alignment.origins.get(names)
+        if origin is not None:
+            return LeafPlan(join_name(names), (origin,))
+        if names in view.records and plan.alignment.is_read(names):
+            return self._read(names, view.records[names])
+        if names in view.computed and plan.alignment.is_read(names):
+            return self._computed(names, view.computed[names])
+        wanted = (plan.alignment.wanted or {}).get(names)
+        is_kept = names in view.kept and wanted is not PLACEHOLDER
+        return LeafPlan(join_name(names), ("target" if is_kept else "skip",))
+
+    def _read(self, names: NamePath, record: LeafRecord) -> LeafPlan:
+        source = self._original[record.name]
+        self._used.add(source)
+        metadata = self._found.get(names)
+        info, sharding = ArrayInfo(), None
+        if isinstance(metadata, ArrayMetadata):
+            info, sharding = ArrayInfo(metadata.shape, metadata.dtype), metadata.sharding
+        action = "rename" if source != names else "read"
+        costs = [self._costs[names]] if names in self._costs else []
+        return self._row(names, [action], (join_name(source),), info, sharding, costs)
+
+    def _row(
+        self,
+        names: NamePath,
+        actions: Sequence[str],
+        sources: tuple[str, ...],
+        info: ArrayInfo,
+        sharding: ShardingMetadata | None,
+        costs: Sequence[ReadCost],
+    ) -> LeafPlan:
+        """Return the plan of a leaf, with what its arguments do to it at the end."""
+        shape, dtype = info.shape, info.dtype
+        done = list(actions)
+        arg = self._plan.args.get(names)
+        if arg is not None and arg.dtype is not None and not _is_same(dtype, arg.dtype):
+            done.append(f"cast {dtype or ''} -> {as_dtype(arg.dtype)}")
+            dtype = as_dtype(arg.dtype)
+        if isinstance(arg, ArrayRestoreArgs):
+            wanted = requested_sharding(arg, names)
+            is_placed = isinstance(wanted, jax.sharding.Sharding)
+            if is_placed and describe_sharding(wanted) != sharding:
+                done.append("reshard")
+            if shape is not None and tuple(arg.global_shape or shape) != shape:
+                done.append(f"pad or cut {list(shape)}")
+            shape = arg.global_shape or shape
+        return LeafPlan(
+            join_name(names),
+            tuple(done),
+            sources,
+            shape,
+            dtype,
+            *_bytes_of(costs),
+        )
+
+    def _computed(self, names: NamePath, node: Apply | Part) -> LeafPlan:
+        made = node.of if isinstance(node, Part) else node
+        costs: dict[NamePath, ReadCost] = {}
+        if identity(made) not in self._told:
+            reads = {read.names: read for read in sources_of(made)}
+            costs = self._new_costs(reads)
+            self._told[identity(made)] = _actions(made), tuple(map(join_name, reads))
+        actions, sources = self._told[identity(made)]
+        return self._row(names, actions, sources, node.info, None, list(costs.values()))
+
+    def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
+        """Return what it costs to read sources that no leaf before has counted."""
+        stored = self._plan.view.stored
+        new = {source: read for source, read in reads.items() if source not in self._used}
+        self._used.update(new)
+        args = {source: source_args(read, stored[source]) for source, read in new.items()}
+        costs = self._costs_of([stored[source] for source in new], args)
+        self._source_costs |= costs
+        return costs
+
+    def _peak_bytes(self) -> int:
+        """Return about how much host memory is needed at once."""
+        plan = self._plan
+        reader = plan.stored.batch.reader
+        kept = peak = 0
+        for group in self._reads:
+            reads = [read for _, read in group]
+            sizes = [self._kept_bytes(record, read) for record, read in group]
+            is_dropped = [size != read.nbytes for size, read in zip(sizes, reads, strict=True)]
+            done = 0
+            for window, _ in reader.windows(reads, is_dropped):
+                held = sum(
+                    read.nbytes
+                    + (0 if reader.can_stream(read.layout) else self._costs[record.names].stored)
+                    for record, read in group[done : done + len(window)]
+                )
+                made = sum(sizes[done : done + len(window)])
+                peak = max(peak, kept + held)
+                kept += made
+                done += len(window)
+        computed = {names for names in plan.view.computed if plan.alignment.is_read(names)}
+        for group in groups_of(plan.view, computed, reader.limiter.max_bytes):
+            sources = {read.names for read in sources_of(*[node for _, node in group])}
+            held = sum(self._source_costs[n].wanted for n in sources if n in self._source_costs)
+            made = sum(_nbytes(node.info) for _, node in group)
+            peak = max(peak, kept + held + made)
+            kept += made
+        return max(peak, kept)
+
+    def _kept_bytes(self, record: LeafRecord, read: ArrayRead) -> int:
+        """Return how much host memory a leaf has once it is restored."""
+        if self._is_moved(record):
+            return 0
+        arg, metadata = self._plan.args.get(record.names), self._found.get(record.names)
+        if arg is None or not isinstance(metadata, ArrayMetadata) or is_prng_dtype(metadata.dtype):
+            return read.nbytes
+        size = read.nbytes
+        if isinstance(arg, ArrayRestoreArgs) and arg.global_shape not in (None, metadata.shape):
+            size = math.prod(arg.global_shape or ()) * metadata.dtype.itemsize
+        dtype = metadata.dtype if arg.dtype is None else as_dtype(arg.dtype)
+        return size // metadata.dtype.itemsize * dtype.itemsize
+
+    def _is_moved(self, record: LeafRecord) -> bool:
+        """Whether a leaf leaves host memory for a device."""
+        if self._on_host:
+            return False
+        arg = self._plan.args.get(record.names)
+        sharding = None
+        if isinstance(arg, ArrayRestoreArgs):
+            sharding = requested_sharding(arg, record.path)
+        is_host = arg is not None and arg.restore_type is not None
+        if not isinstance(sharding, jax.sharding.Sharding):
+            is_jax = record.typestr == JAX_ARRAY and not is_host
+            return is_jax and jax.default_backend() != "cpu"
+        return any(device.platform != "cpu" for device in sharding.device_set)
+
+
+def _nbytes(info: ArrayInfo) -> int:
+    if info.shape is None or info.dtype is None or is_prng_dtype(info.dtype):
+        return 0
+    return math.prod(info.shape) * as_dtype(info.dtype).itemsize
+
+
+def _actions(node: Node) -> list[str]:
+    """Return what is done for a value, in the order in which it is done."""
+    done: dict[str, None] = {}
+    seen: set[object] = set()
+
+    def add(node: Node) -> None:
+        if identity(node) in seen:
+            return
+        seen.add(identity(node))
+        for part in inputs_of(node):
+            add(part)
+        if isinstance(node, Apply):
+            done[node.action] = None
+        elif isinstance(node, Read) and node.dtype is not None:
+            done[f"cast {as_dtype(node.dtype)}"] = None
+
+    add(node)
+    return list(done)
+
+
+def _is_same(dtype: object, other: object) -> bool:
+    if dtype is None:
+        return False
+    return dtype == other if is_prng_dtype(dtype) else as_dtype(dtype) == as_dtype(other)
+
+
+def _bytes_of(costs: Sequence[ReadCost]) -> tuple[int, float]:
+    wanted = sum(cost.wanted for cost in costs)
+    chunks = sum(cost.chunks for cost in costs)
+    return sum(cost.stored for cost in costs), chunks / wanted if wanted else 1.0

@@ -1,0 +1,86 @@
+"""What a caller wants of a stored tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+from msgspec import Struct, field
+
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.pytree.target import Casting
+from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
+from orbit_ckpt._src.transform.rules import LegacyRules, Rule
+
+Missing = Literal["error", "target", "keep", "skip"]
+"""`keep` is `target`, logged; arguments for leaves that do not exist are ignored with it."""
+Unexpected = Literal["error", "ignore"]
+
+
+class RestoreRequest(Struct, frozen=True):
+    """What a caller wants of a stored tree.
+
+    Attributes:
+        target: Tree whose structure the result has; PLACEHOLDER leaves are not read. None for the
+            recorded structure.
+        has_target: Whether `target` is given; None is a tree too.
+        restore_args: Tree of `RestoreArgs`, or of leaves that imply them, like the result.
+        typed: Whether the target's leaves say type, shape, dtype and sharding; else only its
+            structure counts.
+        missing: What becomes of leaves of the target that the checkpoint lacks.
+        unexpected: What becomes of leaves of the checkpoint that the target lacks.
+        fallback: Tree with leaves for those that the checkpoint lacks.
+        has_fallback: Whether `fallback` is given.
+        casting: Which casts to a typed target's dtypes are allowed.
+        casts: Dtypes by patterns; leaves of another kind of number are not cast.
+        shardings: Shardings of JAX arrays by patterns; the first that matches counts, and one must.
+        map_leaf: Takes every restored leaf and its name; what it returns is the leaf.
+        strict: Whether a typed target's shapes must be the stored ones.
+        rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
+        rules: What is done with leaves on their way.
+        legacy: The same in Orbax's forms, which need a target; not with `rules`.
+        only: Patterns for the leaves that are wanted, None for all.
+        skip: Patterns for leaves that are not.
+        lazy: Whether leaves that are arrays are left where they are, as `LazyArray`.
+        reader: The format to read as, None to find out.
+    """
+
+    target: object = None
+    has_target: bool = False
+    restore_args: object = None
+    typed: bool = False
+    missing: Missing = "error"
+    unexpected: Unexpected = "error"
+    fallback: object = None
+    has_fallback: bool = False
+    casting: Casting = "same_kind"
+    casts: PatternMap[object] = field(default_factory=dict[Pattern, object])
+    shardings: PatternMap[jax.sharding.Sharding] | None = None
+    map_leaf: Callable[[object, str], object] | None = None
+    strict: bool = True
+    rich_types: bool = False
+    rules: Sequence[Rule] = ()
+    legacy: LegacyRules | LegacyFunction | None = None
+    only: Patterns = None
+    skip: Patterns = None
+    lazy: bool = False
+    reader: Format | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the result is the stored tree as it was saved."""
+        return (
+            self.is_whole
+            and not (self.has_target or self.lazy or self.casts)
+            and self.restore_args is None
+            and self.shardings is None
+            and self.map_leaf is None
+            and self.legacy is None
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the result has the stored tree's leaves, all of them under their names."""
+        return not self.rules and self.only is None and self.skip is None and not self.has_fallback

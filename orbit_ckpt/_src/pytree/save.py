@@ -1,0 +1,249 @@
+"""Run the save of one tree in two phases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from orbit_ckpt._src.metadata import files
+from orbit_ckpt._src.metadata.codec import copy_json
+from orbit_ckpt._src.metadata.rich_types import encode_rich_types
+from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
+from orbit_ckpt._src.pytree.agree import check_agreement
+from orbit_ckpt._src.pytree.plan import SavePlan
+from orbit_ckpt._src.pytree.take import take_leaves
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.process import Process
+from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
+from orbit_ckpt._src.storage.integrity import write_manifest
+from orbit_ckpt._src.storage.layout import process_directory
+from orbit_ckpt._src.storage.manifest import Manifest
+from orbit_ckpt._src.storage.ocdbt_merge import check_files, merge_databases, write_part_record
+from orbit_ckpt._src.storage.path import as_epath
+from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, SaveBatch
+
+
+class TreeSaveOptions(Struct, frozen=True):
+    """How a tree is stored.
+
+    Attributes:
+        use_ocdbt: Whether arrays go into one database, else into a directory each.
+        use_zarr3: Whether arrays are zarr3 with checksums, else zarr2.
+        use_compression: Whether arrays are compressed with zstd; small ones never are.
+        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+        max_bytes: Most bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        rich_types: Whether tuples and namedtuples are recorded as such.
+        custom_metadata: Any JSON value to keep with the tree.
+        process: The process that saves. If it is not alone, each writes a database of its own, and
+            the primary one merges them.
+    """
+
+    use_ocdbt: bool = True
+    use_zarr3: bool = True
+    use_compression: bool = True
+    data_file_bytes: int | None = None
+    max_bytes: int | None = None
+    max_transfer_bytes: int | None = None
+    rich_types: bool = False
+    custom_metadata: object = None
+    process: Process = Process()
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether every process writes a database of its own."""
+        return self.use_ocdbt and not self.process.is_alone
+
+    @property
+    def parts(self) -> list[str]:
+        """Directories of the databases of all processes."""
+        count = self.process.count if self.has_parts else 0
+        return [process_directory(index) for index in range(count)]
+
+
+async def stage_tree(
+    plan: SavePlan, directory: Path, options: TreeSaveOptions, *, copy: bool
+) -> Commit:
+    """Take all leaves from the caller and return what remains to be done.
+
+    Args:
+        plan: What to write.
+        directory: An empty directory that only this save writes to.
+        options: How to write it.
+        copy: Whether the caller may change its leaves before the commit has run. Without it,
+            arrays in host memory are not copied.
+    """
+    if copy:
+        options = structs.replace(options, custom_metadata=copy_json(options.custom_metadata))
+    save = _TreeSave(directory, options, copy=copy)
+    taken = None
+    if copy:
+        is_primary = options.process.is_primary
+        taken = await take_leaves(plan, options.max_transfer_bytes, is_primary=is_primary)
+    if taken is None:
+        await save.serialize(plan)
+    if taken is None and copy:
+        await save.writer.take()
+
+    async def write() -> None:
+        if taken is not None:
+            await save.serialize(taken)
+        await save.write()
+
+    handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
+
+    def finalize() -> None:
+        _finalize(handlers, directory, save.join())
+
+    return Commit(write, finalize, save.writer.progress.now)
+
+
+class _TreeSave:
+    """One tree on its way to the disk."""
+
+    def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
+        self._database = directory
+        if options.has_parts:
+            self._database = directory / process_directory(options.process.index)
+        self.writer = BatchWriter(
+            WriteOptions(
+                self._database,
+                use_ocdbt=options.use_ocdbt,
+                data_file_bytes=options.data_file_bytes,
+                max_bytes=options.max_bytes,
+                max_transfer_bytes=options.max_transfer_bytes,
+                chunks_have_checksums=options.use_zarr3,
+            )
+        )
+        self._directory = directory
+        self._options = options
+        self._batch = SaveBatch(self.writer, copy, options.process)
+        self._arrays: list[tuple[str, ZarrArray]] = []
+        self._futures: list[Future] = []
+        self._documents: tuple[TreeDocument, TreeDetails] | None = None
+
+    async def serialize(self, plan: SavePlan) -> None:
+        """Hand all leaves to their handlers."""
+        infos = _make_infos(plan, self._directory, self._options, self._batch)
+        results = await run_all(
+            handler.serialize(
+                [leaf.value for leaf in leaves],
+                [infos[leaf.name] for leaf in leaves],
+                [leaf.args for leaf in leaves],
+            )
+            for handler, leaves in plan.batches()
+        )
+        for result in results:
+            self._futures += result or ()
+        self._documents = _documents(plan, infos, self._batch, self._options)
+
+    async def write(self) -> None:
+        """Write what handlers have left, and the documents about it."""
+        if not self._options.process.is_alone:
+            self._arrays = self.writer.arrays
+        if self._options.has_parts:
+            await asyncio.to_thread(self._database.mkdir)
+        await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
+        if self._options.has_parts and self.writer.record is not None:
+            await asyncio.to_thread(write_part_record, self._database, self.writer.record)
+        await asyncio.to_thread(self._write_documents)
+
+    def join(self) -> Manifest | None:
+        """Check that what all processes have written is one tree, and make one database of it.
+
+        Returns:
+            What the manifest must say of the database; None if there is none.
+
+        Raises:
+            StorageError: They have not written the same arrays, or not every part once.
+        """
+        process = self._options.process
+        if process.is_alone:
+            return self.writer.record
+        check_agreement(self._directory, process.count)
+        if self._options.has_parts:
+            return merge_databases(self._directory, self._options.parts, self._arrays)
+        check_files(self._directory, self._arrays)
+        return None
+
+    def _write_documents(self) -> None:
+        process = self._options.process
+        shardings = self._batch.shardings if process.is_primary else {}
+        files.write_arrays(self._directory, process.index, self._batch.arrays, shardings)
+        if not process.is_primary:
+            return
+        files.write_strings(self._directory, self._batch.strings)
+        if self._documents is not None:
+            files.write_tree(self._directory, *self._documents)
+
+
+def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | None) -> None:
+    """Let handlers finish, then record checksums."""
+    for handler in handlers:
+        finalize = getattr(handler, "finalize", None)
+        if finalize is not None:
+            finalize(directory)
+    write_manifest(directory, known=database)
+
+
+def _make_infos(
+    plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
+) -> dict[str, ParamInfo]:
+    template = ParamInfo(
+        name="",
+        parent_dir=as_epath(directory),
+        byte_limiter=ByteLimiter(options.max_bytes),
+        device_host_byte_limiter=ByteLimiter(options.max_transfer_bytes),
+        is_ocdbt_checkpoint=options.use_ocdbt,
+        use_compression=options.use_compression,
+        use_zarr3=options.use_zarr3,
+        ocdbt_target_data_file_size=options.data_file_bytes,
+        save_batch=batch,
+    )
+    return {
+        leaf.name: template.replace(
+            name=leaf.name,
+            keypath=leaf.path,
+            skip_deserialize=leaf.handler is None,
+            value_typestr=leaf.typestr,
+        )
+        for leaf in plan.leaves
+    }
+
+
+def _documents(
+    plan: SavePlan, infos: dict[str, ParamInfo], batch: SaveBatch, options: TreeSaveOptions
+) -> tuple[TreeDocument, TreeDetails]:
+    records = [
+        LeafRecord(
+            leaf.path,
+            leaf.names,
+            leaf.name,
+            leaf.typestr,
+            leaf.handler is None,
+            infos[leaf.name].write_shape,
+        )
+        for leaf in plan.leaves
+    ]
+    rich_types = None
+    if plan.outline is not None:
+        rich_types = encode_rich_types(plan.outline, map(encode_value, records))
+    document = TreeDocument(
+        leaves=records,
+        use_ocdbt=options.use_ocdbt,
+        use_zarr3=options.use_zarr3,
+        custom_metadata=options.custom_metadata,
+        rich_types=rich_types,
+    )
+    return document, TreeDetails(plan.key_kinds, {**plan.details, **batch.details})
+
+
+def _wait(futures: Sequence[Future]) -> None:
+    for future in futures:
+        future.result()

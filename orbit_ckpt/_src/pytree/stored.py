@@ -1,0 +1,251 @@
+"""Read stored leaves through their handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import jax
+import numpy as np
+from msgspec import structs
+
+from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, is_prng_dtype
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, check_divides
+from orbit_ckpt._src.errors import (
+    FormatError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+)
+from orbit_ckpt._src.formats.base import StoredTree
+from orbit_ckpt._src.metadata.rich_types import (
+    find_namedtuple,
+)
+from orbit_ckpt._src.metadata.schema import (
+    EMPTY_TYPES,
+    JAX_ARRAY,
+    NUMPY_ARRAY,
+    UNKNOWN_TYPE,
+    LeafRecord,
+)
+from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.storage.path import as_epath
+from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
+from orbit_ckpt._src.type_handlers.array_target import check_width, requested_sharding
+from orbit_ckpt._src.type_handlers.base import (
+    ArrayRestoreArgs,
+    LoadBatch,
+    ParamInfo,
+    RestoreArgs,
+    TypeHandler,
+)
+from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
+from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
+from orbit_ckpt._src.type_handlers.stored import cast_host
+
+_STRING = "string"
+_ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
+
+AS_SAVED = RestoreArgs()
+"""Arguments of a leaf of which nothing is said."""
+
+
+class StoredLeaves:
+    """The leaves of a stored tree and the handlers that read them."""
+
+    def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
+        self.source = source
+        self.batch = batch
+        self._registry = registry
+        self._handlers: dict[tuple[object, str], TypeHandler] = {}
+        self._template = ParamInfo(
+            name="",
+            parent_dir=as_epath(source.path),
+            skip_deserialize=False,
+            byte_limiter=batch.reader.limiter,
+            is_ocdbt_checkpoint=source.document.use_ocdbt,
+            use_zarr3=source.document.use_zarr3,
+            raise_array_data_missing_error=source.document.stores_fill_values,
+            load_batch=batch,
+        )
+
+    def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
+        """Return where leaves are."""
+        replace, template = structs.replace, self._template
+        return [
+            replace(
+                template,
+                name=record.name,
+                keypath=record.path,
+                value_typestr=record.typestr,
+                write_shape=record.write_shape,
+            )
+            for record in records
+        ]
+
+    def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
+        """Return what reads a leaf as the type that is asked for."""
+        wanted = arg.restore_type
+        is_placed = self.batch.resolver.fallback is not None
+        if wanted is None and isinstance(arg, ArrayRestoreArgs):
+            wanted = jax.Array if is_placed or record.typestr != NUMPY_ARRAY else None
+        elif wanted is None and record.typestr == UNKNOWN_TYPE:
+            wanted = jax.Array if is_placed else np.ndarray
+        key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
+        handler = self._handlers.get((key, record.typestr))
+        if handler is None:
+            is_raw = key is np.ndarray and _holds_other_values(record.typestr, self._registry)
+            handler = _find_handler(record, record.typestr if is_raw else key, self._registry)
+            self._handlers[key, record.typestr] = handler
+        return handler
+
+    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return metadata of leaves, empty containers as they are."""
+        source = self.source
+        found: dict[NamePath, object] = {}
+        others, groups = self.split(records, {})
+        for record in others:
+            is_inline = record.name in source.inline
+            found[record.names] = (
+                Metadata(record.name, source.path) if is_inline else _empty_value(source, record)
+            )
+        for handler, group in groups:
+            values = await handler.metadata(self.infos(group))
+            found.update(zip([record.names for record in group], values, strict=True))
+        return found
+
+    def split(
+        self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+    ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
+        """Return the leaves that no handler reads, and the others by their handlers."""
+        inline = self.source.inline
+        others: list[LeafRecord] = []
+        as_saved: dict[str, list[LeafRecord]] = {}  # what most leaves are, looked up once a type
+        groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
+
+        def add(found: Sequence[LeafRecord], arg: RestoreArgs) -> None:
+            handler = self.handler(found[0], arg)
+            groups.setdefault(id(handler), (handler, []))[1].extend(found)
+
+        for record in records:
+            if record.is_empty or record.name in inline:
+                others.append(record)
+            elif not args or record.names not in args:
+                as_saved.setdefault(record.typestr, []).append(record)
+            else:
+                add([record], args[record.names])
+        for found in as_saved.values():
+            add(found, AS_SAVED)
+        return others, list(groups.values())
+
+
+async def read_leaves(
+    stored: StoredLeaves, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
+) -> dict[NamePath, object]:
+    """Return the values of leaves, read in one call per handler."""
+    source = stored.source
+    values: dict[NamePath, object] = {}
+    others, groups = stored.split(records, args)
+    for record in others:
+        if record.name in source.inline:
+            arg = args.get(record.names, AS_SAVED)
+            value = source.inline[record.name]
+            values[record.names] = convert_value(stored.batch, record.path, value, arg)
+        else:
+            values[record.names] = _empty_value(source, record)
+    results = await run_all(
+        handler.deserialize(
+            stored.infos(group),
+            [args.get(record.names, AS_SAVED) for record in group],
+        )
+        for handler, group in groups
+    )
+    for (handler, group), result in zip(groups, results, strict=True):
+        names = [record.names for record in group]
+        if args and plain_arrays(handler) is None:
+            wanted = [args.get(name, AS_SAVED) for name in names]
+            values.update(zip(names, map(_as_wanted, result, wanted), strict=True))
+        else:
+            values.update(zip(names, result, strict=True))
+    return values
+
+
+def _holds_other_values(typestr: str, registry: TypeHandlerRegistry) -> bool:
+    """Whether what is stored under a built-in name is for its registered handler alone to read."""
+    return typestr in _ARRAYS and plain_arrays(registry.get(typestr)) is None
+
+
+def _as_wanted(value: object, arg: RestoreArgs) -> object:
+    """Return what a handler of JAX arrays has read as an array of numpy if that is asked for."""
+    is_host = arg.restore_type is np.ndarray and isinstance(value, jax.Array)
+    return np.asarray(value) if is_host and not _is_keys(value) else value
+
+
+def _find_handler(
+    record: LeafRecord, key: type | str, registry: TypeHandlerRegistry
+) -> TypeHandler:
+    if (key in (str, _STRING)) != (record.typestr == _STRING):
+        where = format_path(record.path)
+        raise TreeMismatchError(
+            f"{where}: {key!r} was asked for, a leaf of type {record.typestr!r} is stored; a "
+            "string can only be restored as one.",
+            paths=[where],
+        )
+    if not registry.has(key):
+        raise UnsupportedLeafError(
+            f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "
+            "register the one that wrote it.",
+            paths=[format_path(record.path)],
+        )
+    return registry.get(key)
+
+
+def _empty_value(source: StoredTree, record: LeafRecord) -> object:
+    detail = source.details.leaves.get(record.name)
+    if record.typestr == "NamedTuple":
+        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
+        return known() if known is not None else ()
+    if record.typestr not in EMPTY_TYPES:
+        raise FormatError(
+            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
+        )
+    empty = EMPTY_TYPES[record.typestr]
+    return empty if empty is None else type(empty)()
+
+
+def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
+    """Return a value that is in memory already as the caller wants it."""
+    if isinstance(arg, ArrayRestoreArgs) and not _is_keys(value):
+        sharding = requested_sharding(arg, path)
+        if isinstance(value, jax.Array) and _is_as_wanted(value, arg, sharding):
+            return value
+        host = cast_host(np.asarray(value), arg.dtype, path)
+        check_width(path, host.dtype)
+        device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
+        shape = arg.global_shape or host.shape
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = batch.resolver.resolve(sharding, shape)
+        try:
+            check_divides(sharding, shape, len(shape))
+        except ValueError as error:
+            raise ValueError(f"{format_path(path)}: {error}") from error
+        return device_put(host.reshape(shape), sharding)
+    if isinstance(value, np.ndarray):
+        return cast_host(cast(HostArray, value), arg.dtype, path)
+    if isinstance(value, int | float) and arg.dtype is not None:
+        return as_dtype(arg.dtype).type(value).item()
+    return value
+
+
+def _is_as_wanted(
+    value: jax.Array,
+    arg: ArrayRestoreArgs,
+    sharding: jax.sharding.Sharding | ShardingMetadata | None,
+) -> bool:
+    return (arg.dtype is None or value.dtype == as_dtype(arg.dtype)) and (
+        sharding is None or sharding == value.sharding
+    )
+
+
+def _is_keys(value: object) -> bool:
+    return isinstance(value, jax.Array) and is_prng_dtype(value.dtype)

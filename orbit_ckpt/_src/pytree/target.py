@@ -1,0 +1,295 @@
+"""What a caller wants back: restore arguments from a target's leaves, and how a target differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import (
+    DType,
+    as_dtype,
+    is_lossless_kind,
+    is_prng_dtype,
+    number_dtype,
+    python_scalar,
+)
+from orbit_ckpt._src.arrays.sharding import (
+    NamedShardingMetadata,
+    ShardingMetadata,
+    SingleDeviceShardingMetadata,
+    as_sharding,
+)
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.metadata.values import (
+    ArrayMetadata,
+    Metadata,
+    ScalarMetadata,
+    StringMetadata,
+    TreeMetadata,
+)
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import format_path
+from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
+from orbit_ckpt._src.unused import warn_set
+
+Casting = Literal["exact", "same_kind", "unsafe"]
+"""Which casts are allowed: none; those within a kind of number or to a more general one; all."""
+
+_JAX_TYPES = (jax.Array, jax.ShapeDtypeStruct, LazyArray)
+_PYTHON_TYPES = (bool, int, float, complex, str, bytes)
+
+
+class _ArrayLike(Protocol):
+    shape: Shape
+    dtype: DType
+
+
+def construct_restore_args(
+    target: object,
+    sharding_tree: object = None,
+    set_global_shape: bool = True,
+    support_layout: bool = False,
+    strict: bool = True,
+) -> object:
+    """Return a tree of `RestoreArgs` that restores leaves like those of a target.
+
+    Args:
+        target: A tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata. An
+            abstract array without a sharding is a numpy array if that was saved.
+        sharding_tree: Shardings to use instead of those of the target's leaves, in its structure.
+        set_global_shape: Whether the target's shapes are asked for.
+        support_layout: Does nothing here.
+        strict: Whether a different stored shape is an error; else arrays are padded or cut.
+
+    Raises:
+        TypeError: A leaf of `sharding_tree` for a JAX array is no sharding.
+        ValueError: `sharding_tree` does not have the target's structure.
+    """
+    unused = {"support_layout": (support_layout, False, "arrays have the default layout")}
+    warn_set("construct_restore_args", unused, stacklevel=2)
+    if isinstance(target, TreeMetadata):
+        target = target.tree
+    flat = flatten(target)
+    shardings: list[object] = [None] * len(flat.values)
+    if sharding_tree is not None:
+        shardings = jax.tree_util.tree_flatten(sharding_tree, is_leaf=is_empty_node)[0]
+        if len(shardings) != len(flat.values):
+            raise ValueError(
+                f"sharding_tree has {len(shardings)} leaves, the target {len(flat.values)}; give "
+                "one sharding per leaf, anything for leaves that are no JAX arrays."
+            )
+    options: dict[str, Any] = {"set_global_shape": set_global_shape, "strict": strict}
+    args: list[object] = []
+    for names, leaf, sharding in zip(flat.names, flat.values, shardings, strict=True):
+        if is_empty_node(leaf) or leaf is PLACEHOLDER:
+            args.append(leaf)
+            continue
+        try:
+            if isinstance(leaf, Metadata):
+                args.append(_metadata_args(leaf, sharding=sharding, **options))
+            else:
+                args.append(restore_args_of(leaf, sharding=sharding, **options))
+        except TypeError as error:
+            source = "target" if sharding is None else "sharding_tree"
+            raise TypeError(f"{source}: {format_path(names)}: {error}") from error
+    return flat.unflatten(args)
+
+
+def restore_args_of(
+    leaf: object,
+    *,
+    sharding: object = None,
+    set_global_shape: bool = True,
+    strict: bool = True,
+) -> RestoreArgs:
+    """Return the arguments that restore a leaf like the one given.
+
+    Args:
+        leaf: A JAX array, `jax.ShapeDtypeStruct`, numpy array, lazy array, Python or numpy scalar,
+            string, leaf metadata of a checkpoint, `RestoreArgs`, or a type. Leaves of other types
+            are restored as they were saved.
+        sharding: Sharding to use instead of the leaf's own.
+        set_global_shape: Whether the leaf's shape is asked for.
+        strict: Whether a different stored shape is an error.
+    """
+    if isinstance(leaf, RestoreArgs):
+        return leaf
+    if isinstance(leaf, type):
+        return RestoreArgs(restore_type=leaf)
+    if isinstance(leaf, _JAX_TYPES) and not isinstance(leaf, LazyHostArray):
+        own = cast(object, getattr(leaf, "sharding", None))
+        return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
+    if isinstance(leaf, Metadata):
+        return _as_saved(leaf, sharding)
+    if isinstance(leaf, np.character):
+        return RestoreArgs()  # text of numpy, whose dtype is its length
+    return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
+
+
+def to_shape_dtype_struct(
+    leaf: object, dtype: DType | None = None, scalar_dtype: Callable[[Any], object] | None = None
+) -> object:
+    """Return the shape, dtype and sharding of a leaf, to be given as a target; what else as it is.
+
+    Args:
+        leaf: An array, `jax.ShapeDtypeStruct`, or leaf metadata of a checkpoint.
+        dtype: Another dtype than the leaf's.
+        scalar_dtype: Converts Python and numpy scalars.
+    """
+    if isinstance(leaf, int | float | np.number):
+        scalar = cast(object, leaf)
+        return scalar if scalar_dtype is None else scalar_dtype(scalar)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    array = cast(_ArrayLike, leaf)
+    sharding = _inner_sharding(getattr(leaf, "sharding", None))
+    if isinstance(sharding, ShardingMetadata):
+        sharding = sharding.to_jax_sharding()
+    return jax.ShapeDtypeStruct(array.shape, dtype or array.dtype, sharding=sharding)
+
+
+def _as_saved(leaf: Metadata, sharding: object) -> RestoreArgs:
+    """Return arguments that restore a leaf as it was saved, JAX arrays on a given sharding."""
+    if not isinstance(leaf, ArrayMetadata) or not _is_of_jax(leaf):
+        return RestoreArgs()
+    return ArrayRestoreArgs(sharding=_inner_sharding(sharding or leaf.sharding))
+
+
+def _metadata_args(
+    leaf: Metadata, *, sharding: object, set_global_shape: bool, strict: bool
+) -> RestoreArgs:
+    """Return arguments that name what metadata record: type, dtype, shape and sharding."""
+    if isinstance(leaf, StringMetadata):
+        return RestoreArgs(restore_type=str)
+    if isinstance(leaf, ScalarMetadata):
+        if leaf.dtype.kind in "mM":
+            return RestoreArgs()  # a date of numpy's, for which Python has no type
+        scalar_type = type(python_scalar(np.zeros((), leaf.dtype)))
+        return RestoreArgs(restore_type=scalar_type, dtype=leaf.dtype)
+    if not isinstance(leaf, ArrayMetadata):
+        return RestoreArgs()
+    if sharding is not None or _is_of_jax(leaf):
+        arg = _array_args(
+            leaf, sharding or leaf.sharding, set_global_shape=set_global_shape, strict=strict
+        )
+        return dataclasses.replace(arg, restore_type=jax.Array)
+    may_be_bytes = leaf.dtype == np.uint8 and len(leaf.shape) == 1
+    return RestoreArgs(restore_type=None if may_be_bytes else np.ndarray, dtype=leaf.dtype)
+
+
+def _is_of_jax(leaf: ArrayMetadata) -> bool:
+    return leaf.storage is not None and leaf.storage.write_shape is not None
+
+
+def _host_type(leaf: object) -> type | None:
+    """Return the type to restore a leaf as that is no JAX array, None for the saved type."""
+    if isinstance(leaf, np.ndarray | LazyHostArray):
+        return np.ndarray
+    if isinstance(leaf, np.generic):
+        return type(cast(object, leaf))
+    return next((t for t in _PYTHON_TYPES if isinstance(leaf, t)), None)
+
+
+def _host_dtype(leaf: object) -> DType | None:
+    is_numpy = isinstance(leaf, np.ndarray | np.generic | LazyHostArray)
+    return cast(_ArrayLike, leaf).dtype if is_numpy else None
+
+
+def _array_args(
+    leaf: object, sharding: object, *, set_global_shape: bool, strict: bool
+) -> ArrayRestoreArgs:
+    array = cast(_ArrayLike, leaf)
+    if is_prng_dtype(array.dtype):
+        return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
+    # without a sharding nothing says that it is JAX's: `jax.eval_shape` of a numpy array is such
+    is_abstract = sharding is None and strict
+    return ArrayRestoreArgs(
+        restore_type=None if is_abstract else jax.Array,
+        dtype=array.dtype,
+        sharding=_inner_sharding(sharding),
+        global_shape=tuple(array.shape) if set_global_shape else None,
+        strict=strict,
+    )
+
+
+def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
+    if sharding is None or isinstance(
+        sharding, NamedShardingMetadata | SingleDeviceShardingMetadata
+    ):
+        return sharding
+    return as_sharding(sharding, "sharding")
+
+
+def is_abstract(leaf: object) -> bool:
+    """Whether a leaf of a target only says what is wanted and is no value itself."""
+    return isinstance(leaf, jax.ShapeDtypeStruct | type | RestoreArgs | Metadata)
+
+
+def describe_change(
+    wanted: object,
+    stored: Metadata | None,
+    *,
+    strict: bool = True,
+    casting: Casting = "same_kind",
+) -> str | None:
+    """Return how a target's leaf differs from what is stored, None if it can be restored.
+
+    Args:
+        wanted: Leaf of the target.
+        stored: What is stored; None if nothing is known of it.
+        strict: Whether shapes of JAX arrays must agree.
+        casting: Which casts are allowed.
+    """
+    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
+        return None
+    if isinstance(stored, StringMetadata) or isinstance(wanted, str):
+        if isinstance(stored, StringMetadata) and isinstance(wanted, str):
+            return None
+        return f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
+    if not isinstance(stored, ArrayMetadata):
+        return None
+    if isinstance(wanted, bytes):
+        is_bytes = stored.dtype == np.uint8 and len(stored.shape) == 1
+        return None if is_bytes else f"the target has bytes, {_describe(stored)} is stored"
+    return _array_change(wanted, stored, strict=strict, casting=casting)
+
+
+def _array_change(
+    wanted: object, stored: ArrayMetadata, *, strict: bool, casting: Casting
+) -> str | None:
+    if isinstance(wanted, bool | int | float | complex):
+        shape, dtype = (), number_dtype(wanted)
+    elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
+        array = cast(_ArrayLike, wanted)
+        shape, dtype = tuple(array.shape), array.dtype
+    else:
+        return None
+    if shape == stored.shape and dtype == stored.dtype:
+        return None
+    may_pad = not strict and not isinstance(wanted, np.ndarray) and len(shape) == len(stored.shape)
+    changes: list[str] = []
+    if shape != stored.shape and not may_pad:
+        changes.append(f"shape {shape} wanted, {stored.shape} stored")
+    if not _is_castable(stored.dtype, dtype, casting):
+        changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
+    return "; ".join(changes) or None
+
+
+def _is_castable(stored: DType, wanted: DType, casting: Casting) -> bool:
+    if casting == "exact" or is_prng_dtype(wanted) or is_prng_dtype(stored):
+        return wanted == stored
+    return casting == "unsafe" or is_lossless_kind(stored, as_dtype(wanted))
+
+
+def _describe(leaf: object) -> str:
+    if isinstance(leaf, StringMetadata | str):
+        return "a string"
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"an array of shape {tuple(shape)} and dtype {dtype}"
+    return f"a {type(leaf).__name__}"

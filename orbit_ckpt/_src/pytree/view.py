@@ -1,0 +1,350 @@
+"""A stored tree as rules make it look: leaves under other names, and leaves to be computed."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import cast
+
+from jax.tree_util import DictKey
+from msgspec import Struct, field, structs
+
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.transform.engine import apply_rules
+from orbit_ckpt._src.transform.nodes import (
+    UNKNOWN,
+    Apply,
+    ArrayInfo,
+    FromTarget,
+    Node,
+    Part,
+    Read,
+    identity,
+    inputs_of,
+    sources_of,
+)
+from orbit_ckpt._src.transform.patterns import (
+    Patterns,
+    explain_unmatched,
+    join_name,
+    names_matching,
+    split_name,
+)
+from orbit_ckpt._src.transform.rules import (
+    AssignmentMap,
+    Copy,
+    Drop,
+    Fallback,
+    LegacyRules,
+    Rename,
+    Rule,
+)
+from orbit_ckpt._src.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
+from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
+
+_SHOWN = 20
+
+_NAMING = Rename, Copy, Drop, Fallback, AssignmentMap
+
+
+class View(Struct, frozen=True):
+    """What a restore can have.
+
+    Attributes:
+        stored: The stored leaves by names.
+        records: Leaves that are read as they are, by the names under which they are wanted.
+        casts: Dtypes of those that are cast as they are read.
+        computed: Leaves that are computed.
+        paths: Where all of these sit.
+        kept: Leaves of the target that rules keep.
+        left_out: Leaves that are not wanted; those of the target stay as they are.
+        is_final: Whether computed leaves are used as they are; else they are made what the caller
+            asked for.
+    """
+
+    stored: Mapping[NamePath, LeafRecord]
+    records: Mapping[NamePath, LeafRecord]
+    casts: Mapping[NamePath, object] = field(default_factory=dict[NamePath, object])
+    computed: Mapping[NamePath, Apply | Part] = field(default_factory=dict[NamePath, Apply | Part])
+    paths: Mapping[NamePath, KeyPath] = field(default_factory=dict[NamePath, KeyPath])
+    kept: frozenset[NamePath] = frozenset()
+    left_out: frozenset[NamePath] = frozenset()
+    is_final: bool = False
+
+    @property
+    def names(self) -> list[NamePath]:
+        """All leaves that a target may ask for."""
+        return [*self.records, *self.computed, *self.kept, *self.left_out]
+
+
+def needs_shapes(rules: Sequence[Rule]) -> bool:
+    """Whether rules depend on more than the names of leaves."""
+    return not all(isinstance(rule, _NAMING) for rule in rules)
+
+
+def view_through(
+    rules: Sequence[Rule],
+    stored: Mapping[NamePath, LeafRecord],
+    found: Mapping[NamePath, object],
+    target: FlatTree | None,
+) -> View:
+    """Return a stored tree as rules make it look.
+
+    Args:
+        rules: In the order in which to apply them.
+        stored: Its leaves by names.
+        found: Leaf metadata by names, of as many leaves as are known.
+        target: The target, None if there is none.
+
+    Raises:
+        TransformError: The rules do not fit the leaves.
+    """
+    infos = {names: _info(found[names]) if names in found else UNKNOWN for names in stored}
+    wanted_values = None if target is None else dict(zip(target.names, target.values, strict=True))
+    empty = {names for names, record in stored.items() if record.is_empty}
+    made = apply_rules(rules, infos, wanted_values, empty)
+    wanted = {} if target is None else {join_name(names): names for names in target.names}
+    records: dict[NamePath, LeafRecord] = {}
+    casts: dict[NamePath, object] = {}
+    computed: dict[NamePath, Apply | Part] = {}
+    paths: dict[NamePath, KeyPath] = {}
+    kept: set[NamePath] = set()
+    for name, node in made.items():
+        read = next(sources_of(node), None)
+        own, path = _place_of(name, None if read is None else stored[read.names])
+        names = wanted.get(name) or own
+        match node:
+            case Read():
+                record = stored[node.names]
+                is_same = names == record.names
+                records[names] = (
+                    record if is_same else structs.replace(record, path=path, names=names)
+                )
+                if node.dtype is not None:
+                    casts[names] = node.dtype
+            case Apply() | Part():
+                computed[names], paths[names] = node, path
+            case FromTarget():
+                kept.add(names)
+    return View(stored, records, casts, computed, paths, frozenset(kept))
+
+
+def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) -> View:
+    """Return a view of the leaves that are wanted.
+
+    Args:
+        view: What there is.
+        target: The target, None if there is none.
+        only: Which leaves are wanted, None for all.
+        skip: Which are not, None for none.
+
+    Raises:
+        TransformError: A pattern matches nothing, or no leaf is left.
+    """
+    known = dict.fromkeys([*view.names, *(target.names if target is not None else ())])
+    chosen = set(known) if only is None else _matched("only", only, known)
+    if skip is not None:
+        chosen -= _matched("skip", skip, known)
+    selected = structs.replace(
+        view,
+        records={names: record for names, record in view.records.items() if names in chosen},
+        computed={names: node for names, node in view.computed.items() if names in chosen},
+        kept=view.kept & chosen,
+        left_out=frozenset(names for names in known if names not in chosen),
+    )
+    if not selected.records and not selected.computed:
+        raise TransformError(
+            f"No leaf is left by only {only!r} and skip {skip!r} of {len(known)}: "
+            f"{_some(known)}. Change the patterns."
+        )
+    return selected
+
+
+def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
+    matched: set[NamePath] = set()
+    by_name: dict[str, list[NamePath]] = {}
+    for names in known:
+        by_name.setdefault(join_name(names), []).append(names)
+    several = [patterns] if isinstance(patterns, str | re.Pattern) else patterns or ()
+    for pattern in several:
+        found = names_matching(pattern, by_name)
+        if not found:
+            raise TransformError(
+                f"{what}: {pattern!r} matches no leaf of {len(by_name)}. "
+                f"{explain_unmatched(pattern, list(by_name))}"
+            )
+        matched.update(names for name in found for names in by_name[name])
+    return matched
+
+
+def _some(known: Iterable[NamePath]) -> str:
+    return ", ".join(join_name(names) for names in islice(known, _SHOWN))
+
+
+def view_through_legacy(
+    rules: LegacyRules,
+    stored: Mapping[NamePath, LeafRecord],
+    target: FlatTree,
+    args: Mapping[NamePath, RestoreArgs],
+) -> View:
+    """Return a stored tree as Orbax's transforms make it look.
+
+    Args:
+        rules: The transforms.
+        stored: Its leaves by names.
+        target: The target.
+        args: How leaves of the target are restored; what is read for a leaf is read like that.
+
+    Raises:
+        TransformError: The transforms do not fit the leaves.
+    """
+    from orbit_ckpt._src.transform.legacy import (  # noqa: PLC0415 - few need it
+        Original,
+        compile_legacy,
+    )
+
+    leaves = {names: record for names, record in stored.items() if not record.is_empty}
+    original = Original(
+        {names: record.path for names, record in leaves.items()},
+        [(r.path, EMPTY_TYPES.get(r.typestr, ())) for r in stored.values() if r.is_empty],
+    )
+    paths = dict(zip(target.names, target.paths, strict=True))
+    wanted = [names for names in target.names if names not in target.empty_names]
+    nodes = compile_legacy(rules, wanted, original, args, RestoreArgs())
+    return View(
+        stored,
+        {
+            names: structs.replace(leaves[node.names], path=paths[names], names=names)
+            for names, node in nodes.items()
+            if isinstance(node, Read)
+        },
+        computed={n: node for n, node in nodes.items() if isinstance(node, Apply | Part)},
+        paths=paths,
+        kept=frozenset(n for n, node in nodes.items() if isinstance(node, FromTarget)),
+        is_final=True,
+    )
+
+
+LegacyFunction = Callable[[object, object, object], tuple[object, object]]
+"""Takes a target, a tree of `StoredLeaf` and a tree of `ParamInfo`; returns two trees like them in
+the structure of the result."""
+
+
+class StoredLeaf(Struct, frozen=True):
+    """What a `LegacyFunction` is told of a leaf.
+
+    Attributes:
+        value_type: Which type handler wrote it, or the kind of an empty container.
+        skip_deserialize: Whether it is an empty container, of which nothing is stored.
+        write_shape: Shape of the part that one device wrote, for JAX arrays.
+    """
+
+    value_type: str
+    skip_deserialize: bool = False
+    write_shape: tuple[int, ...] | None = None
+
+
+def view_through_function(
+    fn: LegacyFunction,
+    item: object,
+    stored: Mapping[NamePath, LeafRecord],
+    infos: Mapping[NamePath, ParamInfo],
+) -> tuple[View, FlatTree]:
+    """Return a stored tree as Orbax's `legacy_transform_fn` makes it look, and the result's tree.
+
+    Args:
+        fn: The function.
+        item: The target, for the function only.
+        stored: The tree's leaves by names.
+        infos: Where they are.
+
+    Raises:
+        TransformError: The two trees of the function differ, or a leaf is not of this checkpoint.
+    """
+    leaves = [StoredLeaf(r.typestr, r.is_empty, r.write_shape) for r in stored.values()]
+    paths = [record.path for record in stored.values()]
+    structure, found = fn(
+        item,
+        build_tree(zip(paths, leaves, strict=True)),
+        build_tree((record.path, infos[names]) for names, record in stored.items()),
+    )
+    target, wanted = flatten(structure), flatten(found)
+    if target.names != wanted.names:
+        raise TransformError(
+            "legacy_transform_fn returned two trees of different structure: "
+            f"{', '.join(map(format_path, target.names[:_SHOWN]))}; and "
+            f"{', '.join(map(format_path, wanted.names[:_SHOWN]))}. Return a ParamInfo for every "
+            "leaf."
+        )
+    by_place = {(infos[n].name, infos[n].parent_dir): r for n, r in stored.items()}
+    records: dict[NamePath, LeafRecord] = {}
+    for path, names, info in zip(target.paths, target.names, wanted.values, strict=True):
+        if is_empty_node(info):
+            continue
+        is_known = isinstance(info, ParamInfo)
+        record = by_place.get((info.name, info.parent_dir)) if is_known else None
+        if record is None:
+            raise TransformError(
+                f"{format_path(names)}: legacy_transform_fn returned {info!r}, expected the "
+                "ParamInfo of a leaf of this checkpoint."
+            )
+        if not cast(ParamInfo, info).skip_deserialize:
+            records[names] = structs.replace(record, path=path, names=names)
+    return View(stored, records), target
+
+
+def _info(metadata: object) -> ArrayInfo:
+    if isinstance(metadata, ArrayMetadata):
+        return ArrayInfo(metadata.shape, metadata.dtype)
+    return UNKNOWN
+
+
+def _place_of(name: str, source: LeafRecord | None) -> tuple[NamePath, KeyPath]:
+    """Return the keys of a new name.
+
+    Keys that it has in common with its first source, from the end on, are of the same kind: a list
+    that was renamed stays a list.
+    """
+    names = split_name(name)
+    if source is None:
+        return names, tuple(map(_dict_key, names))
+    old = source.names
+    if join_name(old) == name:
+        return old, source.path
+    most = min(len(names), len(old))
+    common = next((n for n in range(most) if names[-1 - n] != old[-1 - n]), most)
+    fresh = len(names) - common
+    return names, (*map(_dict_key, names[:fresh]), *source.path[len(old) - common :])
+
+
+_dict_key = functools.lru_cache(maxsize=4096)(DictKey)
+
+
+def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]]:
+    """Group nodes so that no two groups read the same leaf."""
+    above: dict[object, object] = {}
+    """A forest of leaves and what is made of them; what has to be in one group is in one tree."""
+
+    def root(place: object) -> object:
+        while (next_one := above[place]) != place:
+            above[place] = above[next_one]
+            place = next_one
+        return place
+
+    def add(node: Node) -> object:
+        place = node.names if isinstance(node, Read) else identity(node)
+        if place not in above:
+            above[place] = place
+            for part in inputs_of(node):
+                above[root(add(part))] = root(place)
+        return place
+
+    groups: dict[object, dict[NamePath, Node]] = {}
+    for names, place in [(names, add(node)) for names, node in nodes.items()]:
+        groups.setdefault(root(place), {})[names] = nodes[names]
+    return list(groups.values())

@@ -1,0 +1,150 @@
+"""The processes of `jax.distributed`, which meet in its coordination service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Generator
+from typing import Any
+
+from jax._src.distributed import global_state  # the only way to the coordination service
+
+from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
+from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from orbit_ckpt._src.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
+
+
+class _Membership:
+    """Whether this process is one of `jax.distributed`'s, or a child forked from one."""
+
+    def __init__(self) -> None:
+        self.is_inherited = False
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Use nothing of the parent's connection, whose threads are gone."""
+        state: Any = global_state
+        self.is_inherited = state.client is not None
+
+
+_membership = _Membership()
+"""Process-wide, as the connection is."""
+
+
+def has_preemption_service() -> bool:
+    """Return whether JAX watches for the end of the job; it can with one process, too."""
+    state: Any = global_state
+    return state.preemption_sync_manager is not None and not _membership.is_inherited
+
+
+class JaxProcessGroup(KeyValueGroup):
+    """The processes of `jax.distributed`, or some of them."""
+
+    def __init__(
+        self, *, prefix: str = "", primary: int = 0, active: Collection[int] | None = None
+    ) -> None:
+        """Make the group; `jax.distributed.initialize` must have been called.
+
+        Args:
+            prefix: Tells groups apart that have some processes in common.
+            primary: Which process does what only one may do.
+            active: Which processes there are, this one among them; None for all.
+
+        Raises:
+            ValueError: This process or the primary one is not among them.
+            CheckpointError: This process was forked from one of them, and is none.
+        """
+        mine = process_of_jax()
+        if _membership.is_inherited:
+            raise CheckpointError(
+                f"Process {os.getpid()} was forked from process {mine.index} of {mine.count} of "
+                "jax.distributed, and is none of them: it cannot save with the others. Save in "
+                "the parent, or on its own with MultiprocessingOptions(primary_host=None)."
+            )
+        names = range(mine.count) if active is None else sorted(active)
+        for index, what in ((mine.index, "this process"), (primary, "primary_host")):
+            if index not in names:
+                raise ValueError(
+                    f"{what}, {index}, is not among the processes that save: {list(names)}. Give "
+                    "active_processes that have it, or do not save there."
+                )
+        # others count from 0 too, so that the files of a save do not depend on who makes it
+        process = Process(names.index(mine.index), len(names), names.index(primary))
+        super().__init__(_CoordinationService(), process, prefix=prefix, names=names)
+
+
+def default_group(
+    prefix: str = "", *, primary: int | None = 0, active: Collection[int] | None = None
+) -> ProcessGroup:
+    """Return the processes of `jax.distributed` if there are several, else this one alone.
+
+    Args:
+        prefix: As for `JaxProcessGroup`, like the other two.
+        primary: None if each process is alone, and its own primary one.
+        active: Which processes take part.
+
+    Raises:
+        ValueError: This process or the primary one is not among them.
+    """
+    mine = process_of_jax()
+    if primary is None or mine.is_alone or (active is not None and {*active} == {mine.index}):
+        return SingleProcess()
+    return JaxProcessGroup(prefix=prefix, primary=primary, active=active)
+
+
+@contextlib.contextmanager
+def _service_errors() -> Generator[None]:
+    """Turn what JAX's client raises into an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessFailedError(
+            "JAX's coordination service, which the first process runs, does not do its work: "
+            f"{error}. Look at the logs of that process.",
+            process=0,
+        ) from error
+
+
+class _CoordinationService:
+    """The key-value store of `jax.distributed`."""
+
+    def __init__(self) -> None:
+        state: Any = global_state
+        self._client: Any = state.client
+
+    @_service_errors()
+    def put(self, key: str, value: bytes) -> None:
+        self._client.key_value_set_bytes(key, value, allow_overwrite=True)
+
+    @_service_errors()
+    def put_new(self, key: str, value: bytes) -> bool:
+        try:
+            self._client.key_value_set_bytes(key, value)
+        except RuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    @_service_errors()
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        try:
+            return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise
+
+    @_service_errors()
+    def list(self, folder: str) -> dict[str, bytes]:
+        found = self._client.key_value_dir_get_bytes(folder)
+        return {key.removeprefix(folder): value for key, value in found}
+
+    @_service_errors()
+    def add(self, key: str, amount: int) -> int:
+        return self._client.key_value_increment(key, amount)
+
+    @_service_errors()
+    def delete(self, key: str) -> None:
+        self._client.key_value_delete(key)

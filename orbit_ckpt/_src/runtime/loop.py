@@ -1,0 +1,258 @@
+"""Run coroutines for synchronous callers, on a thread of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Executor, Future, wait
+from typing import Any, Generic, TypeVar, cast
+
+import jax
+from typing_extensions import TypeVarTuple, override
+
+from orbit_ckpt._src.runtime.collector import CollectorPause
+from orbit_ckpt._src.runtime.workers import Workers
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_ERRORS_TOLD = 10
+_MAX_PAUSE_S = 10.0
+"""How long one call keeps Python's cycle collector from running."""
+
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Most threads of one loop that do blocking work."""
+
+
+def run_sync(coroutine: Coroutine[object, object, T]) -> T:
+    """Run a coroutine to its end and return its result.
+
+    It runs on a thread of its own, because the caller's may already run an event loop (notebooks,
+    servers). The caller's context variables and JAX settings (default device, 64-bit mode) hold
+    there too. An interrupt of the caller cancels the coroutine and waits for it to clean up. Where
+    no thread can be started, as at the exit of some Pythons, it runs on the caller's.
+    """
+    runner = _Runner(coroutine)
+    pause = CollectorPause()
+    outcome, thread = _thread_of(runner, pause, daemon=True)  # the caller waits
+    try:
+        if not _has_started(thread):
+            return runner.run_here()
+        if wait([outcome], _MAX_PAUSE_S).not_done:
+            pause.end()
+        return outcome.result()
+    except BaseException:  # raised again; mostly an interrupt
+        # not Thread.join: Python 3.11 takes a thread for ended once a join has been interrupted
+        if thread.ident is not None and not outcome.done():
+            pause.end()
+            runner.cancel()
+            wait([outcome])
+        raise
+
+
+def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
+    """Run a coroutine on a thread of its own, with the caller's settings as in `run_sync`.
+
+    The interpreter does not end before it has ended. While the interpreter ends, and where no
+    thread can be started, it has ended when this returns, and its error is raised.
+    """
+    runner = _Runner(coroutine)
+    outcome, thread = _thread_of(runner, None, daemon=False)  # the interpreter waits
+    outcome.set_running_or_notify_cancel()  # who stops to wait for it does not cancel it
+    # a thread that is started after others were waited for would be cut off
+    if is_exiting() or not _has_started(thread):
+        outcome.set_result(runner.run_here())
+    return outcome
+
+
+def is_exiting() -> bool:
+    """Whether the main thread has ended; `atexit` functions and other threads may still run."""
+    return not threading.main_thread().is_alive()
+
+
+def _has_started(thread: threading.Thread) -> bool:
+    """Start a thread, unless none can be started."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _thread_of(
+    runner: _Runner[T], pause: CollectorPause | None, *, daemon: bool
+) -> tuple[Future[T], threading.Thread]:
+    """Return a thread that is not started yet, and where it will leave its result."""
+    outcome: Future[T] = Future()
+    settings = _jax_settings()
+    context = contextvars.copy_context()
+
+    def main() -> None:
+        try:
+            with pause or contextlib.nullcontext(), settings:
+                result = context.run(runner.run)
+        except BaseException as error:  # handed to the caller, whatever it is
+            outcome.set_exception(error)
+            if not daemon and is_exiting():
+                raise  # nobody can ask for it any more; `threading.excepthook` prints it
+        else:
+            outcome.set_result(result)
+
+    return outcome, threading.Thread(target=main, name="orbit_ckpt", daemon=daemon)
+
+
+async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Run awaitables at once; return their results in order.
+
+    All are waited for. The first error is raised, so that callers can catch it by its type; the
+    others are told in its notes.
+    """
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if not errors:
+        return cast(list[T], results)
+    first = next((error for error in errors if not isinstance(error, Exception)), errors[0])
+    others = [error for error in errors if error is not first]
+    for error in others[:_ERRORS_TOLD]:
+        first.add_note(f"Also failed: {error}")
+    if len(others) > _ERRORS_TOLD:
+        first.add_note(f"And {len(others) - _ERRORS_TOLD} more failed.")
+    raise first
+
+
+async def run_checked(work: Awaitable[T], check: Callable[[], object], every_s: float) -> T:
+    """Run an awaitable to its end; stop it when a check, made now and then in a thread, raises."""
+    running = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([running], timeout=every_s))[0]:
+            await asyncio.to_thread(check)
+    finally:
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+    return running.result()
+
+
+async def clean_up(function: Callable[[], object]) -> None:
+    """Run what cleans up in a thread, and to its end, however often this is cancelled."""
+    # no task: the end of a loop would cancel it, and the thread would go on alone
+    running = asyncio.get_running_loop().run_in_executor(None, function)
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([running])
+    running.result()
+
+
+async def run_blocking(function: Callable[[], T]) -> T:
+    """Run a function in a thread, with the caller's context and JAX settings, and to its end.
+
+    A cancellation takes effect once the function has returned: what it does cannot be stopped, and
+    the caller that cancels may remove the files that it writes.
+    """
+    settings, context = _jax_settings(), contextvars.copy_context()
+
+    def run() -> T:
+        with settings:
+            return context.run(function)
+
+    running = asyncio.get_running_loop().run_in_executor(None, run)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return running.result()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose `asyncio.to_thread` works for as long as the interpreter runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers = Workers(_THREADS, "orbit_ckpt-worker")
+
+    @override
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        return super().run_in_executor(executor or self._workers, func, *args)
+
+    @override
+    def close(self) -> None:
+        self._workers.shutdown()
+        super().close()
+
+
+class _Runner(Generic[T]):
+    """A coroutine on an event loop that another thread may cancel."""
+
+    def __init__(self, coroutine: Coroutine[object, object, T]) -> None:
+        self._coroutine = coroutine
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[T] | None = None
+
+    def run(self) -> T:
+        try:
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                self._loop = runner.get_loop()
+                return runner.run(self._main())
+        finally:
+            self._started.set()
+
+    def run_here(self) -> T:
+        """Run it on the caller's thread, also if that is running an event loop."""
+        with _running_loop_left():
+            return contextvars.copy_context().run(self.run)
+
+    def cancel(self) -> None:
+        self._started.wait()
+        if self._loop is not None and self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _main(self) -> T:
+        self._task = asyncio.create_task(self._coroutine)
+        self._started.set()
+        return await self._task
+
+
+@contextlib.contextmanager
+def _running_loop_left() -> Generator[None]:
+    """Let another event loop run inside a callback of this thread's, which waits meanwhile."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    task = asyncio.current_task()
+    # what asyncio has for implementers of loops
+    if task is not None:
+        asyncio._leave_task(loop, task)  # noqa: SLF001
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)  # noqa: SLF001
+        if task is not None:
+            asyncio._enter_task(loop, task)  # noqa: SLF001
+
+
+def _jax_settings() -> contextlib.AbstractContextManager[None]:
+    """Return a context that gives another thread the settings that JAX keeps per thread."""
+    device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped
+    x64: Any = getattr(jax.config, "jax_enable_x64")  # noqa: B009 - untyped
+
+    @contextlib.contextmanager
+    def apply() -> Generator[None]:
+        with jax.default_device(device), jax.enable_x64(x64):
+            yield
+
+    return apply()

@@ -1,0 +1,121 @@
+"""SHA-256 sums of whole arrays that other programs record: compared with what has been read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.slices import Region, Shape, whole
+from orbit_ckpt._src.arrays.transfer import byte_view
+from orbit_ckpt._src.errors import CorruptionError
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+
+
+class ArraySum(Struct, frozen=True):
+    """The sum of one array.
+
+    Attributes:
+        sha256: It, of the array's elements in C order, little-endian; as lower-case text.
+        array: The file or directory that the array is in.
+        file: The file that the sum is in.
+    """
+
+    sha256: str
+    array: str
+    file: str
+
+
+class SumCheck:
+    """Computes the sum of one array that is read from its first element to its last.
+
+    Args:
+        read: The array.
+        expected: What its sum has to be.
+    """
+
+    def __init__(self, read: ArrayRead, expected: ArraySum) -> None:
+        self._read = read
+        self._expected = expected
+        self._sum = hashlib.sha256()
+
+    def add(self, values: HostArray) -> None:
+        """Take the next elements."""
+        self._sum.update(byte_view(np.ascontiguousarray(values)))
+
+    def finish(self) -> None:
+        """Compare the sum once all elements have been taken.
+
+        Raises:
+            CorruptionError: The array is not the one that was saved.
+        """
+        found, expected = self._sum.hexdigest(), self._expected
+        if found == expected.sha256:
+            return
+        what = f"its SHA-256 is {found}, {expected.file} says {expected.sha256}"
+        raise CorruptionError(
+            f"{self._read.where}: the array in {expected.array} is damaged: {what}. Restore an "
+            "earlier checkpoint or another copy of this one.",
+            path=self._read.where,
+            file=expected.array,
+            what=what,
+        )
+
+
+class ArraySums:
+    """The sums of some arrays of a store.
+
+    Args:
+        sums: They, by storage name.
+    """
+
+    def __init__(self, sums: Mapping[str, ArraySum]) -> None:
+        self._sums = sums
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def knows(self, read: ArrayRead) -> bool:
+        """Whether there is a sum of an array."""
+        return read.name in self._sums
+
+    def begin(self, read: ArrayRead, region: Region) -> SumCheck | None:
+        """Return what compares a part that is read in order; None if it is not all of the array."""
+        expected = self._sums.get(read.name)
+        if expected is None or region != whole(read.layout.shape):
+            return None
+        return SumCheck(read, expected)
+
+    def compare(self, read: ArrayRead, values: Sequence[HostArray]) -> None:
+        """Compare an array whose regions have been read; nothing if they are not all its rows.
+
+        Raises:
+            CorruptionError: It is not the one that was saved.
+        """
+        expected = self._sums.get(read.name)
+        order = None if expected is None else _row_order(read.regions, read.layout.shape)
+        if expected is None or order is None:
+            return
+        check = SumCheck(read, expected)
+        for i in order:
+            check.add(values[i])
+        check.finish()
+
+
+def _row_order(regions: Sequence[Region], shape: Shape) -> Sequence[int] | None:
+    """Return in which order regions are all rows of an array, None if they are something else."""
+    for i, region in enumerate(regions):
+        if region == whole(shape):
+            return [i]
+    order = sorted(range(len(regions)), key=lambda i: regions[i].start)
+    end = 0
+    for region in (regions[i] for i in order):
+        if not shape or region.start != (end, *(0 for _ in shape[1:])):
+            return None
+        if region.shape[1:] != shape[1:]:
+            return None
+        end = region.stop[0]
+    return order if shape and end == shape[0] else None

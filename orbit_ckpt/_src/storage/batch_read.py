@@ -1,0 +1,414 @@
+"""Read parts of many arrays at once.
+
+Chunks on a local disk are read by a few threads straight into aligned buffers, or decompressed into
+them, and compared with their checksums; a part that is one chunk is returned without another copy.
+Codecs other than zstd are left to `storage.tensorstore_read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from copy import copy
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
+from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.loop import run_all, run_sync
+from orbit_ckpt._src.storage.array_sums import ArraySum, ArraySums
+from orbit_ckpt._src.storage.chunk_read import (
+    ArrayRead,
+    ByteCount,
+    ChunkReader,
+    cut_in_order,
+    damaged_chunk,
+    read_document,
+    stored_size,
+)
+from orbit_ckpt._src.storage.codec import PIECE_BYTES
+from orbit_ckpt._src.storage.kvstore import ValueStore
+from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.ocdbt_encode import Value
+from orbit_ckpt._src.storage.read_threads import ReadThreads
+from orbit_ckpt._src.storage.store_path import is_damage, map_requests
+from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
+from orbit_ckpt._src.storage.value_read import ValueReader
+from orbit_ckpt._src.storage.zarr import ZarrArray, document_name, parse_array
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+
+_BYTES_PER_CORE = 1 << 26
+_MOST_BYTES = 1 << 31
+"""The default budget: every core decodes or casts something while the next is read."""
+
+
+class ReadCost(NamedTuple):
+    """What it costs to read parts of an array.
+
+    Attributes:
+        stored: Bytes of the chunks as they are stored.
+        chunks: Bytes of the chunks' elements.
+        wanted: Bytes of the parts' elements.
+    """
+
+    stored: int
+    chunks: int
+    wanted: int
+
+
+class ChunkCheck(NamedTuple):
+    """What came out when chunks were read to their ends.
+
+    Attributes:
+        errors: What is wrong with those that are.
+        nbytes: Bytes read, as they are stored.
+        absent: How many are not there and stand for zeros.
+    """
+
+    errors: list[CorruptionError]
+    nbytes: int
+    absent: int
+
+
+class BatchReader:
+    """Reads arrays of one store.
+
+    Args:
+        store: Where the values are.
+        zarr_format: Format of the metadata documents, 2 or 3.
+        max_bytes: Most bytes of parts to hold at once. None is a default that only counts what
+            is dropped again: parts that become something else, and encoded chunks.
+        fill_missing: Whether a chunk that does not exist stands for zeros, as in checkpoints of
+            writers that left such chunks out. Otherwise it is an error.
+        sums: Sums of whole arrays by storage name, with which those are compared that are read
+            whole, or all of their rows at once.
+    """
+
+    def __init__(
+        self,
+        store: ValueStore,
+        *,
+        zarr_format: int,
+        max_bytes: int | None = None,
+        fill_missing: bool = False,
+        sums: Mapping[str, ArraySum] | None = None,
+    ) -> None:
+        self.sums = ArraySums(sums or {})
+        self._store = store
+        self._chunks = ChunkReader(store)
+        self._threads = ReadThreads(store)
+        self._zarr_format = zarr_format
+        self._document_name = document_name(zarr_format)
+        self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
+        self._counts_all = max_bytes is not None
+        self._fill_missing = fill_missing
+        self._layouts: dict[bytes, ZarrArray] = {}
+        self._fetched = ByteCount()
+        self._decoder = TensorStoreReader(
+            store, self._chunks, self._fetched, fill_missing=fill_missing
+        )
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of chunks fetched so far, as they are stored; of one read twice, twice."""
+        return self._fetched.total
+
+    def unlimited(self) -> BatchReader:
+        """Return a reader of the same store, for callers on any thread, who share no byte limit."""
+        reader = copy(self)
+        reader.limiter = ByteLimiter()
+        return reader
+
+    def layouts(self, leaves: Iterable[tuple[KeyPath, str]]) -> list[ZarrArray]:
+        """Return how arrays are stored.
+
+        Args:
+            leaves: Where each sits, and its storage name.
+
+        Raises:
+            CorruptionError: A metadata document is missing.
+            FormatError: A metadata document is not understood.
+        """
+        if self._threads.asks_for_each:
+            return self._ask_for_layouts(list(leaves))
+        known, document_name, find = self._layouts, self._document_name, self._chunks.find
+        found: list[ZarrArray] = []
+        for path, name in leaves:
+            key = join_key(name, document_name)
+            value = find(path, key)
+            layout = known.get(value) if type(value) is bytes else None
+            found.append(self._parse(path, name, value) if layout is None else layout)
+        return found
+
+    def names(self) -> list[str]:
+        """Return the storage names of all arrays of the store, whether leaves have them or not."""
+        keys = self._store.keys_below("")
+        document = self._document_name
+        named = [key.removesuffix(f"/{document}") for key in keys if key.endswith(f"/{document}")]
+        return ["", *named] if document in keys else named
+
+    def _ask_for_layouts(self, leaves: Sequence[tuple[KeyPath, str]]) -> list[ZarrArray]:
+        def ask(leaf: tuple[KeyPath, str]) -> ZarrArray:
+            path, name = leaf
+            return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
+
+        document_name = self._document_name
+        return map_requests(ask, leaves)
+
+    def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
+        key = join_key(name, self._document_name)
+        if value is None:
+            where = format_path(path)
+            raise CorruptionError(
+                f"{where}: the array's metadata document {key!r} is missing. "
+                f"{self._chunks.other_names(name)}",
+                path=where,
+                chunk=key,
+                what="the array's metadata document is missing",
+            )
+        document = value if isinstance(value, bytes) else read_document(path, key, value)
+        known = self._layouts.get(document)
+        if known is None:
+            where = f"{format_path(path)} ({key})"
+            known = parse_array(document, zarr_format=self._zarr_format, where=where)
+            self._layouts[document] = known
+        return known
+
+    def cost(self, read: ArrayRead) -> ReadCost:
+        """Return what a read costs, from the index or the sizes of files."""
+        layout = read.layout
+        if self._chunks.reads_parts(layout) and self.can_stream(layout):
+            return ReadCost(read.nbytes, read.nbytes, read.nbytes)
+        lengths = [
+            self._store.length(layout.chunk_key(read.name, index)) or 0
+            for region in read.regions
+            for index in chunk_indices(region, layout.chunk_shape)
+        ]
+        return ReadCost(sum(lengths), len(lengths) * layout.chunk_nbytes, read.nbytes)
+
+    async def read_in_windows(
+        self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
+    ) -> AsyncGenerator[list[list[HostArray]]]:
+        """Yield what `read` returns, for consecutive groups of reads that fit the byte budget.
+
+        A group counts against the budget, which all callers share, until the next is asked for.
+
+        Args:
+            reads: What is read.
+            is_dropped: Whether what is read becomes something else, for each; () for none.
+        """
+        for window, nbytes in self.windows(reads, is_dropped):
+            async with self.limiter.reserve(nbytes):
+                yield await self.read(window)
+
+    def windows(
+        self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
+    ) -> Iterator[tuple[Sequence[ArrayRead], int]]:
+        """Yield groups of reads, and how many bytes of the budget each takes."""
+        limit = self.limiter.max_bytes
+        if limit is None or not (self._counts_all or any(is_dropped) or self._has_encoded(reads)):
+            yield reads, 0
+            return
+        start = held = 0
+        for position, read in enumerate(reads):
+            is_counted = self._counts_all or bool(is_dropped and is_dropped[position])
+            nbytes = read.nbytes if is_counted else 0
+            if not self.can_stream(read.layout):  # TensorStore holds the chunks as they are stored
+                nbytes += read.nbytes
+            if position > start and held + nbytes > limit:
+                yield reads[start:position], held
+                start, held = position, 0
+            held += nbytes
+        if start < len(reads):
+            yield reads[start:], held
+
+    def _has_encoded(self, reads: Sequence[ArrayRead]) -> bool:
+        return not all(self.can_stream(read.layout) for read in reads)
+
+    async def read(self, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
+        """Return for every read the values of its regions, of the stored dtype.
+
+        The arrays are writable and owned by the caller alone.
+
+        Raises:
+            CorruptionError: A chunk is missing, cut short or damaged.
+        """
+        results: list[list[np.ndarray]] = [[] for _ in reads]
+        sizes = [read.nbytes for read in reads]
+        direct: list[int] = []
+        others: list[int] = []
+        has_sums = bool(self.sums)
+        for i, read in enumerate(reads):
+            (direct if self.can_stream(read.layout) else others).append(i)
+
+        def read_directly(positions: Sequence[int]) -> None:
+            with self._reading(sum(sizes[i] for i in positions)) as reading:
+                for i in positions:
+                    read = reads[i]
+                    results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
+                    if has_sums:
+                        self.sums.compare(read, results[i])
+
+        async def read_decoded(i: int) -> None:
+            results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
+            if has_sums:
+                await asyncio.to_thread(self.sums.compare, reads[i], results[i])
+
+        await run_all([self._threads.run(read_directly, direct, sizes), *map(read_decoded, others)])
+        found, results = results, []  # threads let go of what they have run a little later
+        return found
+
+    def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
+        """Return the key of one chunk of an array, and the chunk as stored or where it is.
+
+        It counts as read.
+
+        Raises:
+            CorruptionError: The chunk is missing.
+        """
+        key, value = self._chunks.chunk(read, index)
+        self._fetched.add(stored_size(value))
+        return key, value
+
+    def can_stream(self, layout: ZarrArray) -> bool:
+        """Whether arrays of a layout are decoded here, not by TensorStore."""
+        return layout.is_direct and not self._fill_missing
+
+    def read_part(self, read: ArrayRead, region: Region) -> HostArray:
+        """Return the values of one part as `read` does, without giving way to other work."""
+        values = self._read_part(read, region)
+        check = self.sums.begin(read, region)
+        if check is not None:
+            check.add(values)
+            check.finish()
+        return values
+
+    def _read_part(self, read: ArrayRead, region: Region) -> HostArray:
+        if not self.can_stream(read.layout):
+            return run_sync(self._decoder.read(read, region))
+        with self._reading(region.size * read.layout.dtype.itemsize) as reading:
+            return self._chunks.read(read, region, reading)
+
+    def read_blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """Yield one part in blocks that follow one another in C order.
+
+        A chunk that is larger than a block is never held as a whole if it is all that is asked
+        for. Whether it is damaged is then known at its end: nothing may be made of the blocks
+        before.
+
+        Args:
+            read: The array.
+            region: The part.
+            max_bytes: Size of a block, about.
+
+        Raises:
+            CorruptionError: A chunk is missing, cut short or damaged.
+        """
+        if region.size * read.layout.dtype.itemsize <= max_bytes:
+            yield self.read_part(read, region)
+            return
+        check = self.sums.begin(read, region)
+        for values in self._blocks(read, region, max_bytes):
+            if check is not None:
+                check.add(values)
+            yield values
+        if check is not None:
+            check.finish()
+
+    def _blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        layout = read.layout
+        index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
+        is_chunk = region == chunk_region(index, layout.chunk_shape)
+        if is_chunk and self.can_stream(layout):
+            with self._reading(0) as reading:
+                for _, values in self._chunks.blocks(
+                    read, index, reading, min(max_bytes, PIECE_BYTES)
+                ):
+                    yield values
+            return
+        for part in cut_in_order(region, layout, max_bytes):
+            yield self.read_part(read, part)
+
+    def check(
+        self,
+        chunks: Sequence[tuple[ArrayRead, Shape]],
+        *,
+        max_bytes: int,
+        is_known: Callable[[Value], bool],
+    ) -> ChunkCheck:
+        """Read chunks to their ends and keep nothing of them.
+
+        Args:
+            chunks: Arrays, each with the grid index of a chunk.
+            max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
+                is held whole.
+            is_known: Whether a chunk need not be read, because its bytes have been compared.
+
+        Raises:
+            StorageError: The store does not answer.
+            OSError: A file cannot be read, which does not tell whether it is damaged.
+        """
+        errors: list[CorruptionError] = []
+        nbytes = absent = 0
+        with self._reading(0) as reading:
+            for read, index in chunks:
+                key = read.layout.chunk_key(read.name, index)
+                value: Value | None = None
+                try:
+                    value = self._chunks.find(read.path, key)
+                    if value is None and self._fill_missing:
+                        absent += 1
+                        continue
+                    if value is None:
+                        raise self._chunks.missing(read, key)
+                    if is_known(value):
+                        continue
+                    nbytes += stored_size(value)
+                    self._check_chunk(read, index, reading, max_bytes)
+                except CorruptionError as error:
+                    errors.append(error)
+                except VersionError:
+                    raise
+                except FormatError as error:  # codecs that are not known
+                    what = str(error)
+                    errors.append(CorruptionError(what, path=read.where, chunk=key, what=what))
+                except OSError as error:
+                    if not is_damage(error):
+                        raise  # a store that does not answer is no damage
+                    errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
+        return ChunkCheck(errors, nbytes, absent)
+
+    def _check_chunk(
+        self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int
+    ) -> None:
+        if self.can_stream(read.layout):
+            for _ in self._chunks.blocks(read, index, reading, max_bytes):
+                pass
+            return
+        box = chunk_region(index, read.layout.chunk_shape)
+        self.read_part(read, cast(Region, box.intersect(whole(read.layout.shape))))
+
+    @contextmanager
+    def _reading(self, nbytes: int) -> Generator[ValueReader]:
+        with ValueReader(nbytes) as reading:
+            try:
+                yield reading
+            finally:
+                self._fetched.add(reading.nbytes)
+
+
+def _default_max_bytes() -> int:
+    return min(_MOST_BYTES, max(2, os.cpu_count() or 2) * _BYTES_PER_CORE)

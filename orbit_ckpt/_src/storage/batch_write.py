@@ -1,0 +1,341 @@
+"""Write many arrays at once.
+
+A batch collects what a save will write. Threads take arrays, or parts of large ones, from it, bring
+them to host memory, encode their chunks and hand those to the store; a byte budget bounds what
+they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
+from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.transfer import (
+    DeferredData,
+    Shard,
+    begin_transfer,
+    byte_view,
+    host_blocks,
+    is_on_host,
+)
+from orbit_ckpt._src.errors import CheckpointError, StorageError, UnsupportedLeafError
+from orbit_ckpt._src.runtime.commit import ProgressCounter
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.loop import clean_up, run_all
+from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
+from orbit_ckpt._src.storage.host_copies import copy_all
+from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.manifest import Manifest
+from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
+from orbit_ckpt._src.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
+from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+
+_MAX_BYTES = 1 << 31
+"""Most bytes held at once if the caller sets no limit."""
+
+_TASK_BYTES = 1 << 25
+_THREADS = max(2, min(16, os.cpu_count() or 2))
+
+
+class ArrayWrite(NamedTuple):
+    """One array to write; a tuple, because there are as many as leaves.
+
+    Attributes:
+        name: Storage name.
+        layout: How it is stored.
+        document: Its metadata document, None if another process writes it.
+        shards: The parts this process writes; each consists of whole chunks.
+        dtype: Logical dtype that the shards are cast to before they are stored.
+        path: The leaf, for messages.
+    """
+
+    name: str
+    layout: ZarrArray
+    document: bytes | None
+    shards: Sequence[Shard]
+    dtype: DType
+    path: KeyPath
+
+
+class WriteOptions(Struct, frozen=True):
+    """Where and how a batch is written.
+
+    Attributes:
+        directory: Root of the database, or directory of the files.
+        use_ocdbt: Whether to write one database or a directory per array.
+        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+        max_bytes: Most bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        chunks_have_checksums: Whether stored chunks end in their own checksum, as in zarr3.
+    """
+
+    directory: Path
+    use_ocdbt: bool = True
+    data_file_bytes: int | None = None
+    max_bytes: int | None = None
+    max_transfer_bytes: int | None = None
+    chunks_have_checksums: bool = True
+
+
+class BatchWriter:
+    """Collects arrays and writes them.
+
+    Attributes:
+        progress: How much has been written.
+        record: What the manifest must say of the database, after `commit`; None without one.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.progress = ProgressCounter()
+        self.record: Manifest | None = None
+        self._options = options
+        self._writes: list[ArrayWrite] = []
+
+    def add(self, write: ArrayWrite) -> None:
+        """Add an array; nothing is written before `commit`."""
+        self._writes.append(write)
+
+    @property
+    def arrays(self) -> list[tuple[str, ZarrArray]]:
+        """Names and layouts of the arrays that were added and are not written yet."""
+        return [(write.name, write.layout) for write in self._writes]
+
+    async def take(self) -> None:
+        """Copy everything that was added to where only this batch can change it.
+
+        What is fetched when it is needed stays where it is.
+        """
+        taken = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
+        others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
+        shards = [shard for write in taken for shard in write.shards]
+        copies = iter(await copy_all(shards, self._options.max_transfer_bytes))
+        taken = [write._replace(shards=[next(copies) for _ in write.shards]) for write in taken]
+        self._writes = taken + others
+
+    async def commit(self) -> None:
+        """Write everything that was added and wait until it is durable.
+
+        Raises:
+            StorageError: The storage refused a write.
+        """
+        options, writes = self._options, self._writes
+        self._writes = []
+        try:
+            writer = (
+                DatabaseWriter(
+                    options.directory,
+                    data_file_bytes=options.data_file_bytes,
+                    values_have_checksums=options.chunks_have_checksums,
+                )
+                if options.use_ocdbt
+                else FilesWriter(options.directory)
+            )
+            here = sum(bool(write.shards) for write in writes)
+            self.progress.plan(here, sum(_nbytes(write) for write in writes))
+            await _write(writes, writer, options, self.progress)
+            self.record = writer.record if isinstance(writer, DatabaseWriter) else None
+        except (ValueError, OSError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, FileExistsError):
+                raise StorageError(
+                    f"{error.filename}: written twice. The processes do not save the same tree, "
+                    "or not in the same shardings; give all of them the same arrays."
+                ) from error
+            raise StorageError(
+                f"{options.directory}: writing failed: {error}. Nothing was committed; check the "
+                "free space and permissions there and save again."
+            ) from error
+
+
+class _Part(NamedTuple):
+    """Chunks of one array that one thread writes.
+
+    Attributes:
+        write: The array.
+        shard: Where their data is.
+        region: The chunks, in coordinates of the array.
+        nbytes: Their size in memory.
+        is_first: Whether the metadata document is written with them.
+        is_last: Whether no other chunks of the array come after them.
+    """
+
+    write: ArrayWrite
+    shard: Shard
+    region: Region
+    nbytes: int
+    is_first: bool
+    is_last: bool
+
+
+def _is_deferred(shard: Shard) -> bool:
+    return isinstance(shard.data, DeferredData)
+
+
+def _nbytes(write: ArrayWrite) -> int:
+    return sum(shard.nbytes for shard in write.shards)
+
+
+async def _write(
+    writes: Sequence[ArrayWrite],
+    writer: ValueWriter,
+    options: WriteOptions,
+    progress: ProgressCounter,
+) -> None:
+    limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
+    transfers = ByteLimiter(options.max_transfer_bytes)
+    limits = (limiter.max_bytes, transfers.max_bytes, _TASK_BYTES)
+    task_bytes = min(limit for limit in limits if limit is not None)
+    loop = asyncio.get_running_loop()
+    stopped = threading.Event()
+    pool = Workers(_THREADS, "orbit_ckpt-write")
+
+    async def run(parts: Sequence[_Part], nbytes: int) -> None:
+        remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))
+        async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
+            try:
+                await loop.run_in_executor(pool, _write_parts, parts, writer, task_bytes, stopped)
+            except BaseException:  # raised again; the others have to stop
+                stopped.set()
+                raise
+            progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
+
+    def give_up() -> None:
+        pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
+        writer.abort()
+
+    try:
+        await run_all(run(*task) for task in _tasks(writes, task_bytes))
+        await loop.run_in_executor(pool, _write_documents, writes, writer)
+        await loop.run_in_executor(pool, writer.close)
+    except GeneratorExit:  # the loop is gone
+        stopped.set()
+        give_up()
+        raise
+    except BaseException:  # raised again, an interrupt too
+        stopped.set()
+        await clean_up(give_up)  # takes minutes if a store keeps silent
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _tasks(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[tuple[list[_Part], int]]:
+    """Yield groups of parts and the bytes each holds, at most `max_bytes`."""
+    task: list[_Part] = []
+    held = 0
+    for part in _parts(writes, max_bytes):
+        nbytes = min(part.nbytes, max_bytes)  # of a larger chunk no more is held
+        if task and held + nbytes > max_bytes:
+            yield task, held
+            task, held = [], 0
+        task.append(part)
+        held += nbytes
+    if task:
+        yield task, held
+
+
+def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
+    """Yield the parts of arrays, those of large ones cut between chunks."""
+    for write in writes:
+        is_first = True
+        for number, shard in enumerate(write.shards, 1):
+            itemsize = shard.data.dtype.itemsize
+            regions = list(
+                split_by_rows(shard.region, write.layout.chunk_shape, max_bytes // itemsize)
+            )
+            for region in regions:
+                is_last = number == len(write.shards) and region is regions[-1]
+                yield _Part(write, shard, region, region.size * itemsize, is_first, is_last)
+                is_first = False
+
+
+def _write_parts(
+    parts: Sequence[_Part], writer: ValueWriter, max_bytes: int, stopped: threading.Event
+) -> None:
+    if stopped.is_set():
+        return
+    sources = [_source(part, max_bytes) for part in parts]
+    for part, source in zip(parts, sources, strict=True):
+        if stopped.is_set():
+            return
+        write, layout = part.write, part.write.layout
+        if part.is_first and write.document is not None:
+            writer.put(join_key(write.name, layout.document_name), write.document)
+        for index in chunk_indices(part.region, layout.chunk_shape):
+            chunk = chunk_region(index, layout.chunk_shape)
+            pieces = _pieces(source, chunk, write, max_bytes)
+            encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
+            key = layout.chunk_key(write.name, index)
+            if layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES:
+                writer.put(key, b"".join(encoded))
+            else:
+                nbytes = layout.chunk_nbytes
+                writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
+
+
+def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
+    """Write the documents of arrays that other processes have all parts of."""
+    for write in writes:
+        if not write.shards and write.document is not None:
+            writer.put(join_key(write.name, write.layout.document_name), write.document)
+
+
+def _source(part: _Part, max_bytes: int) -> Shard:
+    """Return where a part's data is; begin to bring it to memory, unless it is too large."""
+    shard = part.shard
+    if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
+        (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)
+        return Shard(part.region, data)
+    if part.region != shard.region or part.nbytes > max_bytes:
+        return shard
+    return Shard(shard.region, begin_transfer(shard.data))
+
+
+def _pieces(
+    source: Shard, chunk: Region, write: ArrayWrite, max_bytes: int
+) -> Iterator[memoryview]:
+    """Yield the bytes of a chunk's elements in C order; beyond the array they are zero."""
+    inside = chunk if chunk == source.region else chunk.intersect(source.region)
+    if inside == chunk:
+        for block in host_blocks(source.data, chunk.within(source.region), max_bytes):
+            yield from _stored_bytes(block, write)
+    elif inside is not None:
+        padded = np.zeros(chunk.shape, write.dtype)
+        (block,) = host_blocks(source.data, inside.within(source.region), padded.nbytes)
+        padded[inside.within(chunk).slices] = _cast(block, write)
+        yield from _stored_bytes(padded, write)
+
+
+def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
+    """Yield elements of the stored dtype as bytes, without a copy if they are that already."""
+    if block.dtype == write.dtype and block.flags.c_contiguous:
+        data = byte_view(block)
+        yield from split(data) if data.nbytes > PIECE_BYTES else (data,)
+        return
+    for rows in split_by_rows(
+        whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize
+    ):
+        yield byte_view(np.ascontiguousarray(_cast(block[rows.slices], write)))
+
+
+def _cast(values: HostArray, write: ArrayWrite) -> HostArray:
+    try:
+        return cast_array(values, write.dtype)
+    except ValueError as error:
+        leaf = format_path(write.path)
+        raise UnsupportedLeafError(
+            f"{leaf}: cannot be saved: {error}. Ask for a wider dtype, or for none.",
+            paths=[leaf],
+        ) from error

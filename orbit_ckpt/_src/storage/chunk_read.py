@@ -1,0 +1,367 @@
+"""Read chunks of arrays: as they are stored, decoded, or block by block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from crc32c import crc32c
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
+from orbit_ckpt._src.arrays.transfer import byte_view
+from orbit_ckpt._src.errors import CorruptionError, FormatError, UnsafePathError
+from orbit_ckpt._src.storage.box_read import read_box
+from orbit_ckpt._src.storage.codec import (
+    CHECKSUM_BYTES,
+    NOT_THE_WRITTEN,
+    ChunkStream,
+    decode_chunk,
+    decode_stream,
+)
+from orbit_ckpt._src.storage.kvstore import ValueStore
+from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt._src.storage.value_read import (
+    MAX_AHEAD_BYTES,
+    MAX_OBJECT_AHEAD_BYTES,
+    ValueReader,
+    open_value,
+    read_value,
+    within_file,
+)
+from orbit_ckpt._src.storage.zarr import ZarrArray, most_decoded
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+
+SMALL_BYTES = 1 << 14
+"""Reads below this size are left to one thread; several would mostly wait for the interpreter."""
+
+_LARGE_BYTES = 1 << 26
+_MAX_DOCUMENT_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 20
+_MIN_BLOCK_BYTES = 1 << 16
+"""Parts of chunks that are read block by block."""
+
+
+class ArrayRead(Struct, frozen=True, gc=False):
+    """Parts of one array to read; a struct, because there are as many as leaves.
+
+    Attributes:
+        path: Where the leaf sits.
+        name: Storage name.
+        layout: How it is stored.
+        regions: The parts.
+    """
+
+    path: KeyPath
+    name: str
+    layout: ZarrArray
+    regions: Sequence[Region]
+
+    @property
+    def where(self) -> str:
+        """The leaf as text, for messages."""
+        return format_path(self.path)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the parts in bytes."""
+        return sum([region.size for region in self.regions]) * self.layout.dtype.itemsize
+
+
+class ByteCount:
+    """A number of bytes that threads add to."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Add to it."""
+        with self._lock:
+            self.total += nbytes
+
+
+class ChunkReader:
+    """Reads chunks of one store that need no more than zstd."""
+
+    def __init__(self, store: ValueStore) -> None:
+        self._store = store
+        self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
+
+    def read(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
+        """Return the values of a part, writable and owned by the caller.
+
+        Raises:
+            CorruptionError: A chunk is missing, cut short or damaged.
+        """
+        layout = read.layout
+        nbytes = region.size * layout.dtype.itemsize
+        if nbytes > _LARGE_BYTES:
+            self._check_size(read, region)
+        memory = reading.arena.take(nbytes)
+        result = np.ndarray(region.shape, layout.dtype, memory)
+        if region.shape == layout.chunk_shape == layout.shape:
+            first = (0,) * len(layout.shape)
+            self._read_chunk(read, first, memory, reading)
+            return result
+        for index in chunk_indices(region, layout.chunk_shape):
+            chunk = chunk_region(index, layout.chunk_shape)
+            if chunk == region:
+                self._read_chunk(read, index, memory, reading)
+                break
+            common = region.intersect(chunk)
+            if common is not None and self.reads_parts(layout):
+                into = result[(*common.within(region).slices, ...)]
+                if self._read_part(read, index, common.within(chunk), into, reading):
+                    continue
+            for block, values in self.blocks(read, index, reading, _BLOCK_BYTES):
+                common = region.intersect(block)
+                if common is not None:
+                    result[common.within(region).slices] = values[common.within(block).slices]
+        return result
+
+    def _check_size(self, read: ArrayRead, region: Region) -> None:
+        """Check that the first chunk of a part can be as large as its array says.
+
+        Raises:
+            CorruptionError: It cannot.
+        """
+        layout = read.layout
+        index = tuple(s // n for s, n in zip(region.start, layout.chunk_shape, strict=True))
+        key, value = self.chunk(read, index)
+        try:
+            stored = value if isinstance(value, bytes) else within_file(value)
+        except FileNotFoundError:
+            raise damaged_chunk(read, key, value, "the file is missing") from None
+        if most_decoded(layout, stored_size(stored)) < layout.chunk_nbytes:
+            problem = f"it does not {'decompress to' if layout.compression else 'have'} "
+            raise damaged_chunk(read, key, value, f"{problem}{layout.chunk_nbytes} bytes")
+
+    def reads_parts(self, layout: ZarrArray) -> bool:
+        """Whether of chunks only those bytes are read that are asked for, or little more."""
+        # of a small object a part costs more requests than the whole
+        is_small = self._store.is_remote and layout.chunk_nbytes <= self._alone_bytes
+        return layout.is_plain and not is_small
+
+    def _read_part(
+        self, read: ArrayRead, index: Shape, part: Region, into: HostArray, reading: ValueReader
+    ) -> bool:
+        """Read a part of a plain chunk, its bytes only; return whether that can be done.
+
+        Args:
+            read: The array.
+            index: Which chunk.
+            part: The part, in the chunk's coordinates.
+            into: Where it goes.
+            reading: Reads.
+        """
+        layout = read.layout
+        key, value = self.chunk(read, index)
+        if not isinstance(value, Extent):
+            return False
+        problem = None
+        if value.length != layout.chunk_nbytes:
+            problem = f"it does not have {layout.chunk_nbytes} bytes"
+        else:
+            try:
+                if not read_box(value, layout, part, into, reading):
+                    problem = "the file ends before it does"
+            except FileNotFoundError:
+                problem = "the file is missing"
+        if problem is not None:
+            raise damaged_chunk(read, key, value, problem)
+        return True
+
+    def blocks(
+        self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int
+    ) -> Iterator[tuple[Region, HostArray]]:
+        """Yield a chunk in blocks that follow one another in C order, with their regions.
+
+        Whether it is damaged is known at its end: nothing may be made of a block before.
+
+        Raises:
+            CorruptionError: The chunk is missing, cut short or damaged.
+        """
+        layout = read.layout
+        chunk = chunk_region(index, layout.chunk_shape)
+        if layout.chunk_nbytes <= max_bytes:
+            values = aligned_empty(chunk.shape, layout.dtype)
+            self._read_chunk(read, index, byte_view(values), reading)
+            yield chunk, values
+            return
+        key, value = self.chunk(read, index)
+        nbytes = stored_size(value)
+        reading.nbytes += nbytes
+
+        def check(problem: str | None) -> None:
+            if problem is not None:
+                raise damaged_chunk(read, key, value, problem)
+
+        try:
+            is_inline = isinstance(value, bytes)
+            source = open_value(value) if is_inline else reading.stream(value)
+            stream = ChunkStream(layout, source, nbytes, recorded_checksum(value))
+            for block in cut_in_order(chunk, layout, max_bytes):
+                values = aligned_empty(block.shape, layout.dtype)
+                check(stream.read_into(byte_view(values)))
+                yield block, values
+            check(stream.finish())
+        except FileNotFoundError:
+            check("the file is missing")
+
+    def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
+        """Return the key of one chunk of an array, and the chunk as stored or where it is.
+
+        Raises:
+            CorruptionError: The chunk is missing.
+        """
+        key = read.layout.chunk_key(read.name, index)
+        value = self.find(read.path, key)
+        if value is None:
+            raise self.missing(read, key)
+        return key, value
+
+    def _read_chunk(
+        self, read: ArrayRead, index: Shape, chunk: memoryview, reading: ValueReader
+    ) -> None:
+        """Read a chunk into a buffer of its size."""
+        layout = read.layout
+        key, value = self.chunk(read, index)
+        is_plain = layout.compression is None and chunk.nbytes >= self._alone_bytes
+        reading.nbytes += stored_size(value)
+        try:
+            if is_plain and isinstance(value, Extent):
+                problem = _read_plain(layout, value, chunk, reading)
+            else:
+                problem = _read_encoded(layout, value, chunk, reading)
+        except FileNotFoundError:
+            problem = "the file is missing"
+        if problem is not None:
+            raise damaged_chunk(read, key, value, problem)
+
+    def find(self, path: KeyPath, key: str) -> Value | None:
+        """Return where the value of a leaf's key is, None if there is none.
+
+        Raises:
+            CorruptionError: A file that should hold it is missing or not what was written.
+        """
+        try:
+            return self._store.find(key)
+        except CorruptionError as error:
+            kind = UnsafePathError if isinstance(error, UnsafePathError) else CorruptionError
+            raise kind(
+                f"{format_path(path)}: {key!r}: {error}",
+                path=format_path(path),
+                chunk=key,
+                file=error.file,
+                what=error.what,
+            ) from error
+
+    def missing(self, read: ArrayRead, key: str) -> CorruptionError:
+        """Return the error that says that a chunk is missing."""
+        return CorruptionError(
+            f"{read.where}: chunk {key!r} is missing. {self.other_names(read.name)}",
+            path=read.where,
+            chunk=key,
+            what="it is missing",
+        )
+
+    def other_names(self, name: str) -> str:
+        """Return what there is of an array, for messages."""
+        found = self._store.keys_below(name)[:5]
+        return (
+            f"Of this array there is only {', '.join(found)}."
+            if found
+            else "Nothing of this array is there; was the checkpoint copied completely?"
+        )
+
+
+def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:
+    """Return the error that says what is wrong with a chunk."""
+    file = value.file if isinstance(value, Extent) else None
+    where = f"{file} at byte {value.offset}" if isinstance(value, Extent) else "the index"
+    return CorruptionError(
+        f"{read.where}: chunk {key!r} in {where} is damaged: {what}. Restore an earlier "
+        "checkpoint or another copy of this one.",
+        path=read.where,
+        chunk=key,
+        file=file,
+        what=what,
+    )
+
+
+def stored_size(value: Value) -> int:
+    """Return how many bytes a value has."""
+    return len(value) if isinstance(value, bytes) else value.length
+
+
+def read_document(path: KeyPath, key: str, value: Extent) -> bytes:
+    """Read a metadata document that is too large for the index.
+
+    Raises:
+        CorruptionError: It is not the one that was written.
+        FormatError: It is larger than one can be.
+    """
+    where = format_path(path)
+    if value.length > _MAX_DOCUMENT_BYTES:
+        raise FormatError(
+            f"{where} ({key}): a metadata document of {value.length} bytes, more than "
+            f"{_MAX_DOCUMENT_BYTES}. The checkpoint is damaged."
+        )
+    document = read_value(value)
+    if value.checksum in {None, crc32c(document)}:
+        return document
+    what = "it is not the document that was written"
+    raise CorruptionError(
+        f"{where}: {key!r} in {value.file} at byte {value.offset} is damaged: {what}. Restore an "
+        "earlier checkpoint or another copy of this one.",
+        path=where,
+        chunk=key,
+        file=value.file,
+        what=what,
+    )
+
+
+def recorded_checksum(value: Value) -> int | None:
+    """Return the checksum that a value was written with, None if nothing records it."""
+    return None if isinstance(value, bytes) else value.checksum
+
+
+def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[Region]:
+    """Yield parts that follow one another in C order."""
+    elements = max(max_bytes, _MIN_BLOCK_BYTES) // layout.dtype.itemsize
+    return split_by_rows(region, (1,) * len(region.shape), elements)
+
+
+def _read_plain(
+    layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
+) -> str | None:
+    """Read an uncompressed chunk to where it is wanted; return what is wrong with it."""
+    stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
+    expected = chunk.nbytes + stored.nbytes
+    if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:
+        return f"it does not have {expected} bytes"
+    if stored:
+        checksum = int.from_bytes(stored, "little")
+        if crc32c(chunk) != checksum:
+            return "its checksum does not match"
+        if value.checksum not in (None, checksum):
+            return NOT_THE_WRITTEN
+    return None
+
+
+def _read_encoded(
+    layout: ZarrArray, value: Value, chunk: memoryview, reading: ValueReader
+) -> str | None:
+    """Read a chunk and decode it; return what is wrong with it."""
+    if isinstance(value, Extent) and value.length > MAX_AHEAD_BYTES and layout.compression:
+        stream = reading.stream(value)
+        return decode_stream(layout, stream, value.length, chunk, value.checksum)
+    encoded = reading.read(value)
+    length = len(value) if isinstance(value, bytes) else value.length
+    if encoded.nbytes != length:
+        return f"it does not have {length} bytes"
+    return decode_chunk(layout, encoded, chunk, recorded_checksum(value))

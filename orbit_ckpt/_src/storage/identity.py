@@ -1,0 +1,116 @@
+"""Tell whether a checkpoint that was opened before is still the one that is there.
+
+What is read long after its index was read must not come from another checkpoint that has taken the
+place of the first: its files may have the same names, and checksums that are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
+from orbit_ckpt._src.storage.layout import AGGREGATE, MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt._src.storage.path import storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath
+
+Stamp = tuple[int, ...] | bytes
+
+_WRITTEN_ONCE = (OCDBT_MANIFEST, MANIFEST, TREE_METADATA, AGGREGATE)
+"""Every save writes some of these anew, and nobody changes them later.
+
+A store tells objects apart by their contents; of these the first has a random number in it.
+"""
+
+_ADVICE = "Check that the checkpoint is complete and readable."
+
+
+class OpenedDirectory(Struct, frozen=True):
+    """A directory of a checkpoint as it was when it was opened.
+
+    Attributes:
+        path: Where it is.
+        file: The file by which it is recognised.
+        stamp: What tells this file from any that comes in its place.
+    """
+
+    path: Path
+    file: Path
+    stamp: Stamp | None
+
+    @classmethod
+    def now(cls, path: Path, file: Path | None = None) -> OpenedDirectory:
+        """Return a directory as it is now.
+
+        Args:
+            path: The directory, or a checkpoint that is a single file.
+            file: The file by which it is recognised; None for one of our own format's.
+        """
+        if file is not None:
+            return cls(path, file, _stamp_if_any(file))
+        files = (path / name for name in _WRITTEN_ONCE)
+        file = next((file for file in files if _stamp_if_any(file) is not None), path)
+        return cls(path, file, _stamp_if_any(file))
+
+    @contextlib.contextmanager
+    def reading(self, where: str) -> Generator[None]:
+        """Make sure that what a `with` block reads is of this directory.
+
+        Args:
+            where: What is read, for messages.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint has been deleted, moved or replaced.
+            StorageError: The storage refused a read.
+        """
+        self._check(where)
+        try:
+            with storage_errors(self.path, f"reading {where}", _ADVICE):
+                yield
+        except CheckpointError:
+            self._check(where)  # which says more than that a file is missing
+            raise
+        self._check(where)
+
+    def _check(self, where: str) -> None:
+        found = _stamp_if_any(self.file)
+        if found == self.stamp:
+            return
+        what = "deleted or moved" if found is None else "replaced by another one"
+        raise CheckpointNotFoundError(
+            f"{where} cannot be read any more: the checkpoint at {self.path} was {what} after it "
+            "was opened. Load it again; keep checkpoints until all that is read lazily has been "
+            "read."
+        )
+
+
+def stamp_of(file: Path) -> Stamp:
+    """Return what tells a file from any that is put in its place.
+
+    Raises:
+        OSError: There is none, or it cannot be reached.
+    """
+    if isinstance(file, StorePath):
+        generation = file.generation()
+        if generation is None:
+            raise FileNotFoundError(2, "No such object", str(file))
+        return generation
+    return stamp_from(os.stat(file))
+
+
+def stamp_from(status: os.stat_result) -> Stamp:
+    """Return what `stamp_of` does, of a local file whose status is known."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _stamp_if_any(file: Path) -> Stamp | None:
+    try:
+        return stamp_of(file)
+    except CheckpointError:  # the store says nothing of the file
+        raise
+    except OSError:
+        return None

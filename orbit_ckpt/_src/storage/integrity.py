@@ -1,0 +1,378 @@
+"""The manifest: what every file of a directory must be.
+
+It records size and checksum of files, and of a database the checksum of every value and of the
+index, so that data of another save is noticed whose own checksums are right. Checkpoints of other
+writers have none; their files are read as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+
+from crc32c import crc32c
+from msgspec import structs
+
+from orbit_ckpt._src.errors import CheckpointError, CorruptionError, UnsafePathError
+from orbit_ckpt._src.storage.atomic import RECORDED_NOTE, sync_directory, write_file
+from orbit_ckpt._src.storage.identity import Stamp, stamp_from, stamp_of
+from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
+from orbit_ckpt._src.storage.layout import (
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    MANIFEST,
+    OCDBT_MANIFEST,
+    STEP_METADATA,
+)
+from orbit_ckpt._src.storage.manifest import FileRecord, Manifest, damaged_file
+from orbit_ckpt._src.storage.store_path import StorePath, file_size, map_paths
+
+_BLOCK_BYTES = 1 << 22
+_OBJECT_BLOCK_BYTES = 1 << 24
+
+_NEW_MANIFEST = f"{MANIFEST}.new"
+_NOT_COVERED = (MANIFEST, _NEW_MANIFEST, COMMIT_MARKER, IN_PROGRESS)
+
+_logger = logging.getLogger(__name__)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest of a directory, None if it has none.
+
+    Raises:
+        CorruptionError: The manifest is damaged.
+        FormatError: It was written by a later version.
+    """
+    data = _contents(directory)
+    return None if data is None else Manifest.from_bytes(data, directory / MANIFEST)
+
+
+def _contents(directory: Path) -> bytes | None:
+    try:
+        return read_inner(directory, MANIFEST)
+    except FileNotFoundError:
+        return None
+
+
+def write_manifest(directory: Path, *, known: Manifest | None = None, below: str = "") -> None:
+    """Record every file below a directory that is not recorded yet.
+
+    Called once by the item that owns the directory and once more for the files around it: what
+    an earlier call recorded stays as it is. A subdirectory with a manifest of its own is covered
+    by recording that manifest.
+
+    Args:
+        directory: Where the files are.
+        known: What is known of some of them without reading them, if there is no manifest yet.
+        below: What the paths of the files to record begin with.
+    """
+    _record_others(directory, read_manifest(directory) or known or Manifest(), below)
+
+
+def renew_manifest(directory: Path) -> None:
+    """Record all files of a directory anew, once something has changed them on purpose.
+
+    The record of its database stays if `manifest.ocdbt` does, without which none is changed.
+
+    Args:
+        directory: Where the files are; it may have no manifest.
+    """
+    checked = CheckedDirectory(directory)
+    if checked.manifest is None:
+        return
+    known = Manifest()
+    if checked.manifest.database is not None:
+        with contextlib.suppress(CorruptionError):
+            checked.verify(OCDBT_MANIFEST)
+            known = structs.replace(checked.manifest, files={})
+    _record_others(directory, known, "")
+
+
+def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
+    files = dict(earlier.files)
+    found = [path for path in _unrecorded(directory, earlier) if path.startswith(below)]
+    new = list(filter(is_inner_name, found))  # a store may have keys that are no paths
+    records = map_paths(_measure, [directory / path for path in new], root=directory)
+    files.update(zip(new, records, strict=True))
+    _replace(directory, structs.replace(earlier, files=files))
+
+
+@contextlib.contextmanager
+def replacing_item(directory: Path) -> Generator[None]:
+    """Renew what the checkpoint around an item records of it, while a block replaces the item.
+
+    Args:
+        directory: The item, or any other place: where nothing around records it, nothing is done.
+    """
+    prefix = f"{directory.name}/"
+    try:
+        around = read_manifest(directory.parent)
+    except CheckpointError:
+        around = None  # a damaged manifest stays for `verify` to report
+    if around is None or not any(path.startswith(prefix) for path in around.files):
+        yield
+        return
+    forget_files(directory.parent, prefix)  # whenever this process dies, no record is wrong
+    try:
+        yield
+    finally:
+        write_manifest(directory.parent, below=prefix)
+        sync_directory(directory.parent)
+
+
+def forget_files(directory: Path, prefix: str) -> None:
+    """Take files out of a manifest that are about to be deleted on purpose.
+
+    Args:
+        directory: Where the manifest is; it may have none.
+        prefix: What the paths of the files begin with.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
+        return
+    kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
+    _replace(directory, structs.replace(manifest, files=kept))
+    sync_directory(directory)  # before the files go
+
+
+def _replace(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest of a directory; a reader finds the one before, or all of this one."""
+    file = directory / MANIFEST
+    if isinstance(directory, StorePath) or not file.exists():
+        write_file(file, manifest.to_bytes())
+        return
+    new = directory / _NEW_MANIFEST
+    new.unlink(missing_ok=True)
+    write_file(new, manifest.to_bytes())
+    new.replace(file)
+
+
+class CheckedDirectory:
+    """A directory whose files are compared with its manifest as they are read.
+
+    None is read that is outside of it: a name or link that leads there is an `UnsafePathError`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = InnerFiles(path)
+        data = _contents(path)
+        self.manifest = None if data is None else Manifest.from_bytes(data, path / MANIFEST)
+        self._own_record = None if data is None else _record_of(data)
+        self._verified: dict[str, Stamp] = {}
+
+    def check_origin(self) -> None:
+        """Check that an item is the one that was saved with the checkpoint around it.
+
+        Logs it if the manifest is gone.
+
+        Raises:
+            CorruptionError: The item is of another checkpoint.
+        """
+        if self.manifest is None and has_lost_manifest(self.path):
+            _logger.warning(
+                "%s: %s is missing: nothing but the checksums of its chunks is compared",
+                self.path,
+                MANIFEST,
+            )
+        if self._own_record is None or self.has_record(STEP_METADATA):
+            return  # a checkpoint, not an item of one
+        around = read_manifest(self.path.parent)
+        expected = around.files.get(f"{self.path.name}/{MANIFEST}") if around else None
+        if expected is not None and expected != self._own_record:
+            raise damaged_file(
+                self.path / MANIFEST,
+                f"it is not the one that {self.path.parent / MANIFEST} records; the item is of "
+                "another checkpoint, or was saved anew",
+            )
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """Return the contents of a small file, None if there is none and none is recorded.
+
+        Raises:
+            CorruptionError: The file differs from its record.
+        """
+        record = self._record(name)
+        try:
+            data = read_inner(self.path, name)
+        except FileNotFoundError:
+            if record is not None:
+                raise damaged_file(self.path / name, "it is missing") from None
+            return None
+        if record is not None:
+            _compare(self.path / name, _record_of(data), record)
+        return data
+
+    def inner(self, name: str) -> Path:
+        """Return the path of something below it, which need not exist.
+
+        Raises:
+            UnsafePathError: The name or a link leads outside.
+        """
+        if isinstance(self.path, StorePath):
+            return inner_path(self.path, name)
+        return self.files.file(name)
+
+    def has_record(self, name: str) -> bool:
+        """Whether the manifest says what a file must be."""
+        return self._record(name) is not None
+
+    def recorded_size(self, name: str) -> int | None:
+        """Return how many bytes the manifest says a file has, None if it does not say."""
+        record = self._record(name)
+        return None if record is None else record.nbytes
+
+    def verify(self, name: str) -> None:
+        """Compare a file of any size with its record, if it has one; again if it has changed.
+
+        Raises:
+            CorruptionError: The file differs from its record.
+        """
+        record = self._record(name)
+        if record is None:
+            return
+        if name in self._verified and isinstance(self.path, StorePath):
+            return  # asking costs a request; what is in a store is not changed in place
+        file = self.path / name
+        try:
+            stamp = self._stamp(name)
+            if self._verified.get(name) != stamp:
+                _compare(file, _measure(file), record)
+                self._verified[name] = stamp
+        except FileNotFoundError:
+            raise damaged_file(file, "it is missing") from None
+
+    def verify_below(self, prefix: str) -> None:
+        """Compare all recorded files whose paths begin with a prefix with their records.
+
+        Raises:
+            CorruptionError: A file differs from its record.
+        """
+        for name in self.manifest.files if self.manifest else ():
+            if name.startswith(prefix):
+                self.verify(name)
+
+    def check_database_files(self) -> list[CorruptionError]:
+        """Return what is wrong with the sizes of a database's data files.
+
+        What they hold is compared value by value, and its index node by node, as it is read.
+        """
+        errors: list[CorruptionError] = []
+        database = self.manifest.database if self.manifest else None
+        for name, nbytes in database.files.items() if database else ():
+            file = self.path / name
+            try:
+                found = file_size(self.inner(name), nbytes)
+            except FileNotFoundError:
+                errors.append(damaged_file(file, "it is missing"))
+            except UnsafePathError as error:
+                errors.append(error)
+            else:
+                if found != nbytes:
+                    what = f"it has {found} bytes, {nbytes} were written"
+                    errors.append(damaged_file(file, what))
+        return errors
+
+    def unrecorded(self) -> list[str]:
+        """Return the files that the manifest, which there is, says nothing of."""
+        return _unrecorded(self.path, self.manifest or Manifest())
+
+    def _stamp(self, name: str) -> Stamp:
+        if isinstance(self.path, StorePath):
+            return stamp_of(inner_path(self.path, name))
+        status = self.files.status(name)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return stamp_from(status)
+
+    def _record(self, name: str) -> FileRecord | None:
+        return self.manifest.files.get(name) if self.manifest else None
+
+
+def has_lost_manifest(directory: Path) -> bool:
+    """Whether there is no manifest, but was one when the checkpoint was committed."""
+    try:
+        marker = read_inner(directory, COMMIT_MARKER)
+    except (FileNotFoundError, NotADirectoryError, UnsafePathError):
+        return False
+    return RECORDED_NOTE.encode() in marker and not (directory / MANIFEST).is_file()
+
+
+def open_checked(directory: Path) -> CheckedDirectory:
+    """Open a directory to restore what is in it; see `CheckedDirectory.check_origin`.
+
+    Raises:
+        CorruptionError: The manifest is damaged, or of another checkpoint.
+        FormatError: The manifest was written by a later version.
+    """
+    checked = CheckedDirectory(directory)
+    checked.check_origin()
+    return checked
+
+
+def _record_of(data: bytes) -> FileRecord:
+    return FileRecord.of(len(data), crc32c(data), data[-4:])
+
+
+def _unrecorded(directory: Path, manifest: Manifest) -> list[str]:
+    names = {*manifest.files, *manifest.self_checked}
+    prefixes = tuple(name for name in manifest.self_checked if name.endswith("/"))
+    paths = _walk(directory, "")
+    return [path for path in paths if path not in names and not path.startswith(prefixes)]
+
+
+def _walk(root: Path, prefix: str) -> Iterator[str]:
+    if isinstance(root, StorePath):
+        yield from _walk_keys(root.keys_below())
+        return
+    for entry in sorted(os.scandir(root / prefix), key=lambda e: e.name):
+        path = f"{prefix}{entry.name}"
+        if not entry.is_dir(follow_symlinks=False):
+            if path not in _NOT_COVERED:
+                yield path
+        elif (root / path / MANIFEST).exists():
+            yield f"{path}/{MANIFEST}"
+        else:
+            yield from _walk(root, f"{path}/")
+
+
+def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
+    """Yield what `_walk` would, of a store's keys."""
+    folders = {key.removesuffix(MANIFEST) for key in keys if key.endswith(f"/{MANIFEST}")}
+    for key in keys:
+        ends = [i + 1 for i, letter in enumerate(key) if letter == "/"]
+        owner = next((key[:end] for end in ends if key[:end] in folders), None)
+        if key == f"{owner}{MANIFEST}" if owner else key not in _NOT_COVERED:
+            yield key
+
+
+def _measure(file: Path) -> FileRecord:
+    nbytes = checksum = 0
+    tail = b""
+    for block in _blocks(file):
+        nbytes += len(block)
+        checksum = crc32c(block, checksum)
+        tail = (tail + block)[-4:] if len(block) < 4 else block[-4:]
+    return FileRecord.of(nbytes, checksum, tail)
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    if isinstance(file, StorePath):
+        yield from file.blocks(_OBJECT_BLOCK_BYTES)
+        return
+    with open(file, "rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            yield block
+
+
+def _compare(file: Path, found: FileRecord, expected: FileRecord) -> None:
+    if found.nbytes != expected.nbytes:
+        raise damaged_file(file, f"it has {found.nbytes} bytes, {expected.nbytes} were written")
+    if found.crc32c != expected.crc32c:
+        raise damaged_file(
+            file, f"its checksum is {found.crc32c:08x}, {expected.crc32c:08x} was written"
+        )

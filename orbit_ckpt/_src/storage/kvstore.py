@@ -1,0 +1,220 @@
+"""Where stored values are: one directory seen as keys, whether a database or plain files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+import tensorstore as ts
+
+from orbit_ckpt._src.storage import ocdbt
+from orbit_ckpt._src.storage.inner_path import is_inner_name
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, join_key
+from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt._src.storage.store_path import StorePath
+
+_CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")
+
+open_array = cast(Callable[..., Awaitable[ts.TensorStore]], getattr(ts, "open"))  # noqa: B009 - loosely typed
+"""`tensorstore.open`."""
+
+
+class ValueStore(Protocol):
+    """Finds values by key. Finding reads at most the index, never a value that is not in it."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a request, which costs what many bytes cost."""
+        ...
+
+    def find(self, key: str) -> Value | None:
+        """Return a value or where it is, None if the key does not exist.
+
+        Raises:
+            CorruptionError: A file that should hold it is missing or not what was written.
+        """
+        ...
+
+    def length(self, key: str) -> int | None:
+        """Return the size of a value in bytes, None if the key does not exist."""
+        ...
+
+    def keys_below(self, name: str) -> list[str]:
+        """Return the keys of the files of one leaf; for messages, may be slow."""
+        ...
+
+    def spec(self, name: str) -> Json:
+        """Return TensorStore's specification of the store at the prefix of one leaf."""
+        ...
+
+
+class OcdbtStore:
+    """The database of a checkpoint, its B-tree read once."""
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        """Read the index.
+
+        Raises:
+            CorruptionError: The database is damaged.
+        """
+        self.is_remote = isinstance(directory.path, StorePath)
+        self._directory = directory
+        record = directory.manifest.database if directory.manifest else None
+        root = directory.read_bytes(OCDBT_MANIFEST)
+        self._index = ocdbt.read_index(directory.path, record, manifest=root)
+        self._nested: dict[str, OcdbtStore] = {}
+        self._names: dict[str, str | None] = {}
+        """Data files by what the manifest calls them, None for those of which it says nothing."""
+
+    def find(self, key: str) -> Value | None:
+        """See `ValueStore`."""
+        value = self._index.get(key)
+        if value is None:
+            nested = self._nested_store(key)
+            return nested[0].find(nested[1]) if nested else None
+        if isinstance(value, Extent):
+            file = value.file
+            name = self._names[file] if file in self._names else self._name_of(file)
+            if name is not None:
+                self._directory.verify(name)
+        return value
+
+    def _name_of(self, file: str) -> str | None:
+        # only a manifest of a zarr2 checkpoint has records of data files
+        name = os.path.relpath(file, self._directory.path)
+        self._names[file] = name if self._directory.has_record(name) else None
+        return self._names[file]
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`."""
+        value = self._index.get(key)
+        if value is None:
+            nested = self._nested_store(key)
+            return nested[0].length(nested[1]) if nested else None
+        return len(value) if isinstance(value, bytes) else value.length
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        return [key for key in self._index if key.startswith(f"{name}/" if name else "")]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        nested = self._nested_store(name)
+        if nested is not None:
+            store, rest = nested
+            return store.spec(rest)
+        return ocdbt.read_spec(self._directory.path) | ({"path": f"{name}/"} if name else {})
+
+    def _nested_store(self, key: str) -> tuple[OcdbtStore, str] | None:
+        """Return the database of a leaf whose name has a slash, and its key there.
+
+        Orbax before 0.4 took the part before the slash for a directory.
+        """
+        head, slash, rest = key.rpartition("/")
+        while slash:
+            if head not in self._nested and is_inner_name(head):
+                self._open_nested(head)
+            if head in self._nested:
+                return self._nested[head], rest
+            head, slash, more = head.rpartition("/")
+            rest = f"{more}/{rest}"
+        return None
+
+    def _open_nested(self, name: str) -> None:
+        if ocdbt.is_ocdbt(self._directory.path / name):
+            self._nested[name] = OcdbtStore(CheckedDirectory(self._directory.inner(name)))
+
+
+class FileStore:
+    """A directory with one file per value."""
+
+    is_remote = False
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        self._directory = directory
+
+    def find(self, key: str) -> Value | None:
+        """See `ValueStore`."""
+        self._directory.verify(key)
+        length = self.length(key)
+        if length is None:
+            document = self._renamed_document(key)
+            return None if document is None else self.find(document)
+        return Extent(f"{self._directory.path}/{key}", 0, length)
+
+    def _renamed_document(self, key: str) -> str | None:
+        """Return the only file beside an array's chunks, which Orbax's `metadata_key` names."""
+        name, _, last = key.rpartition("/")
+        if last != ZARR2_DOCUMENT or not name or self._directory.manifest is not None:
+            return None
+        below = [k for k in self.keys_below(name) if k.rpartition("/")[0] == name]
+        others = [k for k in below if not _CHUNK.fullmatch(k.rpartition("/")[2])]
+        return others[0] if len(others) == 1 else None
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`."""
+        status = self._directory.files.status(key)
+        return None if status is None else status.st_size
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        root = self._directory.path
+        return [str(p.relative_to(root)) for p in (root / name).rglob("*") if p.is_file()]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        return ocdbt.store_spec(self._directory.path, name)
+
+
+class ObjectStore:
+    """A directory of an object store with one object per value."""
+
+    is_remote = True
+
+    def __init__(self, directory: CheckedDirectory) -> None:
+        self._directory = directory
+
+    def find(self, key: str) -> bytes | None:
+        """See `ValueStore`; returns the value itself, because stores tell no sizes."""
+        return self._directory.read_bytes(key)
+
+    def length(self, key: str) -> int | None:
+        """See `ValueStore`; reads the value if the manifest does not tell."""
+        nbytes = self._directory.recorded_size(key)
+        if nbytes is not None:
+            return nbytes
+        value = self.find(key)
+        return None if value is None else len(value)
+
+    def keys_below(self, name: str) -> list[str]:
+        """See `ValueStore`."""
+        folder = self._directory.path / name
+        below = folder.keys_below() if isinstance(folder, StorePath) else ()
+        return [join_key(name, key) for key in below]
+
+    def spec(self, name: str) -> Json:
+        """See `ValueStore`."""
+        return ocdbt.store_spec(self._directory.path, name)
+
+
+def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) -> ValueStore:
+    """Return the store of a directory.
+
+    Args:
+        directory: Where it is.
+        use_ocdbt: Whether it is recorded to be a database. Orbax records it also if there was no
+            array to make one for.
+
+    Raises:
+        CorruptionError: The database is missing or damaged.
+    """
+    is_lost = use_ocdbt and directory.manifest is not None
+    if ocdbt.is_ocdbt(directory.path) or is_lost:
+        return OcdbtStore(directory)
+    if isinstance(directory.path, StorePath):
+        return ObjectStore(directory)
+    return FileStore(directory)

@@ -1,0 +1,176 @@
+"""What a manifest records, and its form as a file.
+
+A crc32c of a whole data file would not do: of a sequence of values that each end in their own
+crc32c it depends on their lengths only. All steps of a run would have the same. So the values of a
+database are recorded one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from msgspec import Meta, Struct, field
+
+from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
+from orbit_ckpt._src.storage.inner_path import check_name
+
+FORMAT_VERSION = 1
+
+_Count = Annotated[int, Meta(ge=0)]
+_Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
+
+OWN_CHECKSUM = 0x48674BC7
+"""crc32c of anything that ends in its own crc32c; tells no two such files apart."""
+
+
+class FileRecord(Struct, frozen=True):
+    """What a file's contents must be.
+
+    Attributes:
+        nbytes: Size.
+        crc32c: Castagnoli checksum of the contents; of files that end in their checksum, such as
+            zarr3 chunks, that one.
+    """
+
+    nbytes: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, nbytes: int, checksum: int, tail: bytes) -> FileRecord:
+        """Return the record of a file.
+
+        Args:
+            nbytes: Its size.
+            checksum: crc32c of all of it.
+            tail: Its last four bytes.
+        """
+        ends_in_it = checksum == OWN_CHECKSUM
+        return cls(nbytes, int.from_bytes(tail, "little") if ends_in_it else checksum)
+
+
+class DatabaseRecord(Struct, frozen=True):
+    """What an OCDBT database must hold.
+
+    Attributes:
+        index: Checksum of its B+tree, see `index_checksum`.
+        values: Checksums of the values in data files, in the order of their keys, as little-endian
+            uint32; see `Extent.checksum`. Empty if the data files are recorded as a whole.
+        files: Sizes of the data files that hold those values.
+    """
+
+    index: int
+    values: bytes = b""
+    files: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def checksums(self) -> Sequence[int]:
+        """Return the checksums of the values."""
+        return np.frombuffer(self.values, "<u4").tolist()
+
+
+def index_checksum(nodes: Iterable[bytes]) -> int:
+    """Return the checksum of a B+tree.
+
+    Args:
+        nodes: The last four bytes of every node, which are its crc32c, in any order.
+    """
+    return crc32c(b"".join(sorted(nodes)))
+
+
+class Manifest(Struct, frozen=True):
+    """Records of the files of one directory.
+
+    Attributes:
+        files: Record of every covered file, by path relative to the directory.
+        self_checked: Paths, or prefixes that end in `/`, of files that have no record among those.
+        version: Version of the manifest's form.
+        database: The record of the database, None if there is none or an earlier release wrote it.
+    """
+
+    files: Mapping[str, FileRecord] = field(default_factory=dict[str, FileRecord])
+    self_checked: Sequence[str] = ()
+    version: int = FORMAT_VERSION
+    database: DatabaseRecord | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the document, which ends in the checksum of what stands before it."""
+        document: dict[str, object] = {
+            "format_version": self.version,
+            "self_checked": list(self.self_checked),
+            "files": {path: [r.nbytes, r.crc32c] for path, r in sorted(self.files.items())},
+        }
+        if self.database is not None:  # earlier releases ignore it
+            document["database"] = {
+                "index": self.database.index,
+                "values": b64encode(self.database.values).decode(),
+                "files": dict(self.database.files),
+            }
+        body = json.dumps(document, separators=(",", ":")).encode()
+        return body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes, file: Path) -> Manifest:
+        """Decode a document.
+
+        Args:
+            data: The document.
+            file: Where it was, for messages.
+
+        Raises:
+            CorruptionError: It is damaged.
+            FormatError: It is not understood.
+            UnsafePathError: It records a file outside of its directory.
+            VersionError: A later version wrote it.
+        """
+        body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
+        if tail != f"{crc32c(body):08x}".encode():
+            raise damaged_file(file, "its checksum does not match")
+        try:
+            document: dict[str, Any] = json.loads(body)
+            version = int(document["format_version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
+        if version > FORMAT_VERSION:
+            raise VersionError(
+                f"{file}: format version {version}; this version of orbit_ckpt reads up to "
+                f"{FORMAT_VERSION}. Install a newer one."
+            )
+        try:
+            records = msgspec.convert(document["files"], dict[str, tuple[_Count, _Checksum]])
+            files = {path: FileRecord(*record) for path, record in records.items()}
+            self_checked = msgspec.convert(document["self_checked"], tuple[str, ...])
+            database = _decode_database(document.get("database"))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
+        for path in chain(files, database.files if database else ()):
+            check_name(path, str(file))
+        return cls(files, self_checked, version, database)
+
+
+def damaged_file(file: Path, what: str) -> CorruptionError:
+    """Return the error that says what is wrong with a file."""
+    return CorruptionError(
+        f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
+        file=str(file),
+        what=what,
+    )
+
+
+def _decode_database(fields: Mapping[str, object] | None) -> DatabaseRecord | None:
+    if fields is None:
+        return None
+    values = b64decode(str(fields["values"]), validate=True)
+    if len(values) % 4:
+        raise ValueError(f"{len(values)} bytes of checksums of four bytes each")
+    return DatabaseRecord(
+        msgspec.convert(fields["index"], _Checksum),
+        values,
+        msgspec.convert(fields["files"], dict[str, _Count]),
+    )

@@ -1,0 +1,196 @@
+"""An index of what an OCDBT database of any writer holds.
+
+Reading many small values through TensorStore's driver costs more than reading its B+tree once,
+which gives small values at once and the place of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import tensorstore as ts
+
+from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
+from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
+from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST
+from orbit_ckpt._src.storage.manifest import DatabaseRecord, index_checksum
+from orbit_ckpt._src.storage.ocdbt_decode import (
+    Child,
+    DecodeError,
+    Node,
+    UnsupportedError,
+    decode_manifest,
+    decode_node,
+)
+from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt._src.storage.store_path import MISSING, StorePath, read_extent
+
+Json = dict[str, Any]
+
+_MAX_HEIGHT = 255
+_MAX_NODE_BYTES = 1 << 30
+
+
+def is_ocdbt(directory: Path) -> bool:
+    """Whether a directory is the root of an OCDBT database."""
+    return (directory / OCDBT_MANIFEST).is_file()
+
+
+def read_spec(directory: Path) -> Json:
+    """Return TensorStore's specification to read a database of any writer."""
+    return {"driver": "ocdbt", "base": store_spec(directory)}
+
+
+def store_spec(directory: Path, name: str = "") -> Json:
+    """Return TensorStore's specification of the files below a directory, or one in it."""
+    if isinstance(directory, StorePath):
+        return (directory / name if name else directory).spec()
+    return {"driver": "file", "path": f"{directory / name if name else directory}/"}
+
+
+def read_index(
+    directory: Path, record: DatabaseRecord | None = None, *, manifest: bytes | None = None
+) -> dict[str, Value]:
+    """Return every key of a database's newest version and its value, or where that is.
+
+    Args:
+        directory: Root of the database.
+        record: What was recorded of the database when it was written. Places of values then have
+            the checksums of these.
+        manifest: Contents of `manifest.ocdbt`, if they have been read.
+
+    Raises:
+        CorruptionError: A file of the database is missing or damaged, or the index is not the one
+            that was recorded.
+        FormatError: The database has a form that is not known here.
+        OSError: A file is there and cannot be read, for example because it may not be.
+    """
+    checksums = record.checksums() if record else ()
+    nodes = _Nodes(directory, manifest, chain(checksums, repeat(None)))
+    index: dict[str, Value] = {}
+    try:
+        for prefix, node in nodes:
+            keys = [prefix + key for key in node.keys] if prefix else node.keys
+            names = [key.decode("utf-8", "surrogateescape") for key in keys]
+            index.update(zip(names, node.values, strict=True))
+    except UnsupportedError as error:
+        raise FormatError(f"{nodes.file}: an OCDBT database with {error}") from error
+    except (StorageError, UnsafePathError):
+        raise
+    except (DecodeError, OSError, ValueError) as error:
+        file = nodes.file
+        if isinstance(error, OSError) and not isinstance(error, MISSING):
+            error.add_note(f"{file}: a file of the database cannot be read.")
+            raise
+        failure = store_failure(file, error, is_remote=isinstance(directory, StorePath))
+        if failure is not None:
+            raise failure from None
+        raise CorruptionError(
+            f"{directory}: the OCDBT database cannot be read, part of it is missing or damaged: "
+            f"{file}: {error}. Restore an earlier checkpoint or another copy.",
+            file=file,
+        ) from error
+    if record is not None and index_checksum(nodes.checksums) != record.index:
+        what = "the index is not the one that was written, but that of another save"
+        raise CorruptionError(
+            f"{directory}: {nodes.file}: {what}. Restore an earlier checkpoint or another copy.",
+            file=nodes.file,
+            what=what,
+        )
+    return index
+
+
+def _root(directory: Path, data: bytes | None) -> Child | None:
+    data = read_inner(directory, OCDBT_MANIFEST) if data is None else data
+    manifest = decode_manifest(data, f"{directory}/")
+    return manifest.root if manifest.is_single else _numbered_root(directory)
+
+
+def _numbered_root(directory: Path) -> Child | None:
+    """Return the root where each version has a manifest of its own, which TensorStore finds."""
+    base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
+    manifest = cast(Json, ts.ocdbt.dump(base, None).result())
+    versions = cast(Sequence[Json], manifest["versions"])
+    location = cast(str | None, versions[-1]["root"].get("location")) if versions else None
+    if location is None:
+        return None
+    # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded
+    _, above, path, offset, length = location.split(":")
+    above, path = unquote(above), unquote(path)
+    check_name(f"{above}{path}", str(directory))
+    root = f"{directory}/{above}"
+    return Child(Extent(root + path, int(offset), int(length)), root, b"")
+
+
+class _Nodes:
+    """The leaves of a database's B+tree, each with what its keys begin with.
+
+    Attributes:
+        file: The file that is being read, for messages.
+        checksums: Those of the nodes that have been read, see `index_checksum`.
+
+    Args:
+        directory: Root of the database.
+        manifest: Contents of its `manifest.ocdbt`, if they have been read.
+        value_checksums: Those of the values in data files, in the order of keys.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: bytes | None, value_checksums: Iterator[int | None]
+    ) -> None:
+        self.file = str(directory / OCDBT_MANIFEST)
+        self.checksums: list[bytes] = []
+        self._directory = directory
+        self._manifest = manifest
+        self._value_checksums = value_checksums
+        self._inner = None if isinstance(directory, StorePath) else InnerFiles(directory)
+        self._known: set[str] = set()
+
+    def __iter__(self) -> Iterator[tuple[bytes, Node]]:
+        """Read all nodes, each once, in the order of keys.
+
+        Raises:
+            UnsafePathError: A data file is outside of the database.
+            DecodeError: A node is damaged, or leads to one that it is below.
+            OSError: A file cannot be read.
+        """
+        root = _root(self._directory, self._manifest)
+        pending = [(root, _MAX_HEIGHT)] if root else []
+        seen: set[Extent] = set()
+        while pending:
+            child, most = pending.pop()
+            node = self._read(child)
+            if child.place in seen or node.height > most:
+                raise DecodeError("its nodes lead to one another")
+            seen.add(child.place)
+            if len(child.prefix) * len(node.keys) > _MAX_NODE_BYTES:
+                raise DecodeError("its keys are longer than those of a database")
+            if node.height:
+                pending += [(below, node.height - 1) for below in reversed(node.children)]
+            else:
+                yield child.prefix, node
+
+    def _read(self, child: Child) -> Node:
+        place = child.place
+        self.file = place.file
+        self._check_files([place.file])
+        if place.length > _MAX_NODE_BYTES:
+            raise DecodeError(f"a node of {place.length} bytes")
+        data = read_extent(place.file, place.offset, place.length)
+        node = decode_node(data, child, self._value_checksums)
+        self.checksums.append(data[-4:])
+        self._check_files(node.files)
+        return node
+
+    def _check_files(self, files: Sequence[str]) -> None:
+        """Check that data files are not links that lead elsewhere; they need not exist."""
+        start = len(f"{self._directory}/")
+        for file in files:
+            if self._inner is not None and file not in self._known:
+                self._inner.status(file[start:] or OCDBT_MANIFEST)
+                self._known.add(file)

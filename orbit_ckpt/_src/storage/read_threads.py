@@ -1,0 +1,89 @@
+"""Read in threads: a few large shares from a local disk, many requests at once from a store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
+from orbit_ckpt._src.storage.kvstore import ObjectStore, ValueStore
+
+_THREADS = max(2, min(8, os.cpu_count() or 2))
+
+_REQUESTS = 16
+"""Threads that read from an object store; they wait most of the time."""
+
+
+class ReadThreads:
+    """Threads that read values of one store."""
+
+    def __init__(self, store: ValueStore) -> None:
+        self._is_remote = store.is_remote
+        self.asks_for_each = isinstance(store, ObjectStore)
+        """Whether every value is a request, which others need not wait for."""
+
+    async def run(
+        self,
+        read: Callable[[Sequence[int]], None],
+        positions: Sequence[int],
+        sizes: Sequence[int],
+    ) -> None:
+        """Deal reads out to threads; once one has failed, no other begins.
+
+        Args:
+            read: Reads what is at some positions.
+            positions: All that is to be read.
+            sizes: How many bytes there are at every position.
+        """
+        has_failed = threading.Event()
+
+        def read_unless_failed(share: Sequence[int]) -> None:
+            if has_failed.is_set():  # in a store each may take a minute to fail
+                return
+            try:
+                read(share)
+            except BaseException:  # raised again; the others have to stop
+                has_failed.set()
+                raise
+
+        threads = _REQUESTS if self._is_remote else _THREADS
+        each = self.asks_for_each
+        shares = [[i] for i in positions] if each else _shares(positions, sizes, threads)
+        with self._running() as run:
+            await run_all(run(read_unless_failed, share) for share in shares)
+
+    @contextmanager
+    def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
+        """Yield what runs a function in a thread, of those of the loop on a local disk."""
+        if not self._is_remote:
+            yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
+            return
+        loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
+        pool = Workers(_REQUESTS, "orbit_ckpt-store")
+        try:
+            yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _shares(positions: Sequence[int], sizes: Sequence[int], threads: int) -> list[list[int]]:
+    """Deal reads out to threads, each about the same number of bytes, order kept."""
+    small = [i for i in positions if sizes[i] < SMALL_BYTES]
+    large = [i for i in positions if sizes[i] >= SMALL_BYTES]
+    target = sum(sizes[i] for i in large) / threads
+    shares: list[list[int]] = [small]
+    held = target
+    for i in large:
+        if held >= target:
+            shares.append([])
+            held = 0
+        shares[-1].append(i)
+        held += sizes[i]
+    return [share for share in shares if share]

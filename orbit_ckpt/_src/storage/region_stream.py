@@ -1,0 +1,173 @@
+"""Read an array from its first element to its last without holding any of its chunks whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.slices import (
+    Region,
+    Shape,
+    chunk_indices,
+    chunk_region,
+    split_by_rows,
+    whole,
+)
+from orbit_ckpt._src.arrays.transfer import byte_view
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.chunk_read import ArrayRead, damaged_chunk, recorded_checksum
+from orbit_ckpt._src.storage.codec import PIECE_BYTES, ChunkStream
+from orbit_ckpt._src.storage.value_read import open_value
+from orbit_ckpt._src.storage.zarr import ZarrArray
+
+DECODER_BYTES = 1 << 20
+"""What a decompressor of a chunk that is read a piece at a time holds, at most."""
+
+BLOCK_BYTES = 1 << 20
+"""Parts in which an array is read to its end."""
+
+
+class RegionStream:
+    """Reads consecutive parts of one array, each chunk once.
+
+    Chunks stay open while parts of them remain. One that is compressed then holds what the
+    decompressor looks back at: half a megabyte, or its size if that is less.
+
+    Args:
+        reader: Finds the chunks.
+        read: The array, which the reader `can_stream`; its regions do not matter.
+    """
+
+    def __init__(self, reader: BatchReader, read: ArrayRead) -> None:
+        self._reader = reader
+        self._read = read
+        self._whole = whole(read.layout.shape)
+        self._check = reader.sums.begin(read, self._whole)
+        self._open: dict[Shape, _OpenChunk] = {}
+
+    def next(self, region: Region) -> HostArray:
+        """Return the values of the part that follows those returned before.
+
+        Args:
+            region: The part: a range along one dimension, all of the later ones, one index of the
+                earlier ones. `split_by_rows` with chunks of one element gives such parts in order.
+
+        Raises:
+            CorruptionError: A chunk is missing, cut short or damaged; or, with the last part, the
+                array is not the one that was saved.
+        """
+        layout = self._read.layout
+        result = aligned_empty(region.shape, layout.dtype)
+        for index in chunk_indices(region, layout.chunk_shape):
+            box = chunk_region(index, layout.chunk_shape)
+            part = region.intersect(box)
+            stored = self._whole.intersect(box)
+            if part is None or stored is None:
+                continue
+            chunk = self._open.get(index)
+            if chunk is None:
+                chunk = self._open[index] = _OpenChunk(self._reader, self._read, index)
+            # the ellipsis makes it a view of a single number too
+            chunk.read(part.within(box), result[(*part.within(region).slices, ...)])
+            if part.stop == stored.stop:
+                del self._open[index]
+                chunk.finish()
+        if self._check is not None:
+            self._check.add(result)
+            if region.stop == self._whole.stop:
+                self._check.finish()
+        return result
+
+
+class _OpenChunk:
+    """A chunk of which the first elements have been read."""
+
+    def __init__(self, reader: BatchReader, read: ArrayRead, index: Shape) -> None:
+        key, value = reader.chunk(read, index)
+        nbytes = len(value) if isinstance(value, bytes) else value.length
+        expected = recorded_checksum(value)
+        self._stream = ChunkStream(read.layout, open_value(value), nbytes, expected)
+        self._layout = read.layout
+        self._damaged = partial(damaged_chunk, read, key, value)
+        self._position = 0
+
+    def read(self, part: Region, result: HostArray) -> None:
+        """Read a part, in the chunk's coordinates, which begins behind those read before."""
+        shape = self._layout.chunk_shape
+        axis = next((i for i, n in enumerate(part.shape) if n > 1), len(shape))
+        # beyond the array's edge a chunk has elements too, between those that are wanted
+        span = (*part.shape[: axis + 1], *shape[axis + 1 :])
+        self._skip(_offset(part.start, shape))
+        if span == result.shape and result.flags.c_contiguous:
+            self._fill(byte_view(result))
+        else:
+            values = aligned_empty(span, self._layout.dtype)
+            self._fill(byte_view(values))
+            result[...] = values[tuple(slice(n) for n in result.shape)]
+
+    def finish(self) -> None:
+        """Read what lies beyond the array's edge, and check the chunk."""
+        self._skip(math.prod(self._layout.chunk_shape))
+        self._check(self._stream.finish)
+
+    def _skip(self, position: int) -> None:
+        """Go on to an element."""
+        remaining = position * self._layout.dtype.itemsize - self._position
+        scratch = memoryview(bytearray(min(remaining, PIECE_BYTES)))
+        while remaining:
+            piece = scratch[:remaining]
+            self._fill(piece)
+            remaining -= piece.nbytes
+
+    def _fill(self, buffer: memoryview) -> None:
+        self._check(lambda: self._stream.read_into(buffer))
+        self._position += buffer.nbytes
+
+    def _check(self, read: Callable[[], str | None]) -> None:
+        try:
+            problem = read()
+        except FileNotFoundError:
+            problem = "the file is missing"
+        if problem is not None:
+            raise self._damaged(problem)
+
+
+def _offset(index: Shape, shape: Shape) -> int:
+    """Return how many elements of an array lie before an index, in C order."""
+    position = 0
+    for i, n in zip(index, shape, strict=True):
+        position = position * n + i
+    return position
+
+
+def decoder_bytes(layout: ZarrArray) -> int:
+    """Return what is held of the chunks that are open while an array is read in order, at most."""
+    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+    return math.prod(grid[1:]) * min(DECODER_BYTES, layout.chunk_nbytes)
+
+
+def read_to_end(reader: BatchReader, read: ArrayRead, max_bytes: int) -> None:
+    """Read an array in order and keep nothing, which compares it with its sum if it has one.
+
+    Args:
+        reader: Of its store.
+        read: The array; its regions do not matter.
+        max_bytes: What may be held. If that is too little for each chunk to be read once, they are
+            read several times; one that TensorStore decodes is held whole.
+
+    Raises:
+        CorruptionError: A chunk is missing or damaged, or the array is not the one that was saved.
+    """
+    layout = read.layout
+    everything = whole(layout.shape)
+    if not reader.can_stream(layout) or decoder_bytes(layout) > max_bytes // 2:
+        for _ in reader.read_blocks(read, everything, max_bytes // 2):
+            pass
+        return
+    stream = RegionStream(reader, read)
+    elements = max(1, min(BLOCK_BYTES, max_bytes // 4) // layout.dtype.itemsize)
+    for part in split_by_rows(everything, (1,) * len(layout.shape), elements):
+        stream.next(part)

@@ -1,0 +1,163 @@
+"""Read parts of arrays with TensorStore's drivers: those with codecs that only it has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import tensorstore as ts
+
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.memory import aligned_empty, check_available
+from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region
+from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
+from orbit_ckpt._src.storage.buckets import store_failure
+from orbit_ckpt._src.storage.chunk_read import (
+    ArrayRead,
+    ByteCount,
+    ChunkReader,
+    damaged_chunk,
+    stored_size,
+)
+from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
+from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.ocdbt import Json
+from orbit_ckpt._src.storage.value_read import read_value
+from orbit_ckpt._src.storage.zarr import most_decoded
+
+_LARGE_BYTES = 1 << 26
+
+
+class TensorStoreReader:
+    """Reads arrays of one store.
+
+    Args:
+        store: Where the values are.
+        chunks: Finds chunks in it.
+        fetched: Is told how many bytes are read.
+        fill_missing: Whether a chunk that does not exist stands for zeros; else it is an error.
+    """
+
+    def __init__(
+        self, store: ValueStore, chunks: ChunkReader, fetched: ByteCount, *, fill_missing: bool
+    ) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._fetched = fetched
+        self._fill_missing = fill_missing
+        self._context = ts.Context()
+
+    async def read(self, read: ArrayRead, region: Region) -> HostArray:
+        """Return the values of a part.
+
+        Raises:
+            CorruptionError: A chunk is missing or damaged.
+            FormatError: TensorStore does not have the array's codecs.
+            StorageError: The store does not answer, or a file may not be read.
+        """
+        self._check_chunks(read, region)
+        array = await self._open(read)
+        try:
+            return await self._read_into_own_memory(array[region.slices])
+        except (ValueError, OSError) as error:
+            failure = store_failure(read.where, error, is_remote=self._store.is_remote)
+            if failure is not None:
+                raise failure from None
+            raise await self._locate_damage(read, region, error) from error
+
+    async def _read_into_own_memory(self, array: ts.TensorStore) -> HostArray:
+        """Return an array's values in memory that goes back to the system when they are dropped.
+
+        TensorStore's own results come from the allocator, which keeps what is freed.
+        """
+        host = aligned_empty(tuple(array.shape), array.dtype.numpy_dtype)
+        target = cast(Any, ts).array(host, context=self._context)  # the stubs know no dtypes
+        await target.write(array)
+        return host
+
+    def _check_chunks(self, read: ArrayRead, region: Region) -> None:
+        """Check that all chunks exist, and what the manifest says of them; count them as read.
+
+        Nor may they be too small for the array: TensorStore takes memory for it, and ends the
+        program if there is none.
+        """
+        layout = read.layout
+        for index in chunk_indices(region, layout.chunk_shape):
+            key = layout.chunk_key(read.name, index)
+            value = self._chunks.find(read.path, key)
+            if value is None and not self._fill_missing:
+                raise self._chunks.missing(read, key)
+            nbytes = 0 if value is None else stored_size(value)
+            if value is not None and most_decoded(layout, nbytes) < layout.chunk_nbytes:
+                problem = f"its {nbytes} bytes cannot be {layout.chunk_nbytes}"
+                raise damaged_chunk(read, key, value, problem)
+            self._fetched.add(nbytes)
+        needed = max(region.size * layout.dtype.itemsize, layout.chunk_nbytes)
+        if needed > _LARGE_BYTES:
+            check_available(needed)
+
+    async def _open(self, read: ArrayRead) -> ts.TensorStore:
+        key = join_key(read.name, read.layout.document_name)
+        value = self._store.find(key)
+        kvstore = self._store.spec(read.name)
+        is_text = _is_text(json.dumps(kvstore, ensure_ascii=False))
+        if kvstore["driver"] == "file" and ("\\" in read.name or not is_text):
+            kvstore = await self._copy_to_memory(read.name)
+        elif not is_text:
+            raise StorageError(
+                f"{read.where}: the path of the checkpoint is not UTF-8, as TensorStore "
+                "needs it to read this array. Rename the directory, or make a link to it."
+            )
+        # the document was read before; handing it over spares TensorStore a second reading
+        known = {"metadata": json.loads(read_value(value))} if value is not None else {}
+        spec = {
+            "driver": read.layout.driver,
+            "kvstore": kvstore,
+            "fill_missing_data_reads": self._fill_missing,
+            "recheck_cached_data": False,
+            "recheck_cached_metadata": False,
+            **known,
+        }
+        try:
+            return await open_array(
+                spec, open=True, assume_metadata=bool(known), context=self._context
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise FormatError(
+                f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
+            ) from error
+
+    async def _copy_to_memory(self, name: str) -> Json:
+        """Copy an array's files to where TensorStore takes any path, and backslashes in it."""
+        spec = {"driver": "memory", "path": f"{name}/"}
+        copy = await ts.KvStore.open(spec, context=self._context)
+        for key in self._store.keys_below(name):
+            value = self._store.find(key)
+            if value is not None:
+                await copy.write(key.removeprefix(f"{name}/"), read_value(value))
+        return spec
+
+    async def _locate_damage(
+        self, read: ArrayRead, region: Region, error: Exception
+    ) -> CorruptionError:
+        """Read chunk by chunk to name the one that fails."""
+        layout = read.layout
+        array = await self._open(read)
+        for index in chunk_indices(region, layout.chunk_shape):
+            key = layout.chunk_key(read.name, index)
+            value = self._store.find(key)
+            part = chunk_region(index, layout.chunk_shape).intersect(region)
+            try:
+                await array[cast(Region, part).slices].read()
+            except (ValueError, OSError) as chunk_error:
+                return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
+        return damaged_chunk(read, read.name, None, str(error))
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path is UTF-8; Python has surrogates in the place of other bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

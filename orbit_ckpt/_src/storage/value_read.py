@@ -1,0 +1,261 @@
+"""Read values from where an index says they are: many small ones at once, large ones in place."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from orbit_ckpt._src.arrays.memory import Arena
+from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
+from orbit_ckpt._src.storage.store_path import (
+    StorePath,
+    file_size,
+    is_store_url,
+    read_extent,
+    read_object_into,
+)
+from orbit_ckpt._src.storage.system import open_to_read, read_at, read_into
+
+MAX_AHEAD_BYTES = 1 << 20
+"""Most bytes read beyond what was asked for, while values follow one another."""
+
+_OBJECT = -1
+"""In place of the descriptor of a file, for an object of a store."""
+
+MAX_OBJECT_AHEAD_BYTES = 1 << 22
+"""The same for objects of a store, from the first value on; larger values are read alone."""
+
+_STREAM_BYTES = 1 << 25
+
+_MAX_OPEN = 16
+"""Most files that a reader keeps open; in a checkpoint without a database every chunk is one."""
+
+
+class Pieces(Extent, frozen=True, gc=False):
+    """Where the bytes of a value are that is not in one piece; its file and offset are the first's.
+
+    Attributes:
+        pieces: Where the pieces are, which follow one another.
+    """
+
+    pieces: tuple[Extent, ...] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Extent]) -> Extent:
+        """Return the place of a value from those of its pieces, at least one."""
+        first = pieces[0]
+        if len(pieces) == 1:
+            return first
+        length = sum(piece.length for piece in pieces)
+        return cls(first.file, first.offset, length, pieces=tuple(pieces))
+
+
+def part_of(value: Extent, start: int, length: int) -> Extent:
+    """Return where some bytes of a value are."""
+    if not isinstance(value, Pieces):
+        return Extent(value.file, value.offset + start, length)
+    found: list[Extent] = []
+    for piece in value.pieces:
+        begin, end = max(0, start), min(piece.length, start + length)
+        if begin < end:
+            found.append(Extent(piece.file, piece.offset + begin, end - begin))
+        start -= piece.length
+    return Pieces.of(found or [Extent(value.file, value.offset, 0)])
+
+
+class ValueReader:
+    """Reads values for one thread.
+
+    Attributes:
+        arena: That thread's memory for what it reads.
+        nbytes: How many bytes it has read of what it was asked for, kept by whoever asks.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.arena = Arena(nbytes)
+        self.nbytes = 0
+        self._descriptors: dict[str, int] = {}
+        self._window = memoryview(b"")
+        self._window_place = Extent("", 0, 0)
+        self._scratch = bytearray()
+
+    def __enter__(self) -> ValueReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._descriptors:
+            self._close_oldest()
+
+    def read(self, value: Value) -> memoryview:
+        """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
+        if isinstance(value, bytes):
+            return memoryview(value)
+        if value.length > MAX_AHEAD_BYTES:
+            value = within_file(value)
+        if isinstance(value, Pieces):
+            buffer = memoryview(bytearray(value.length))
+            return buffer[: self.read_into(value, [buffer])]
+        place = self._window_place
+        start = value.offset - place.offset
+        if value.file != place.file or start < 0 or start + value.length > place.length:
+            self._read_ahead(value)
+            start = 0
+        return self._window[start : start + value.length]
+
+    def _read_ahead(self, value: Extent) -> None:
+        """Read a value and, if it lies shortly behind the last ones, what follows it."""
+        last = self._window_place
+        gap = value.offset - last.offset - last.length
+        is_next = value.file == last.file and 0 <= gap <= last.length
+        ahead = min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0
+        if self._open(value.file) == _OBJECT:  # a request costs what many bytes cost
+            ahead = MAX_OBJECT_AHEAD_BYTES
+        nbytes = max(value.length, ahead)
+        self._window_place = Extent("", 0, 0)  # the last window is overwritten
+        if len(self._scratch) < nbytes:
+            self._scratch = bytearray(nbytes)
+        place = Extent(value.file, value.offset, nbytes)
+        buffer = memoryview(self._scratch)[:nbytes]
+        self._window = buffer[: self.read_into(place, [buffer])]
+        self._window_place = Extent(value.file, value.offset, self._window.nbytes)
+
+    def stream(self, value: Extent) -> Callable[[int], bytes]:
+        """Return what reads the next bytes of a value, at most as many as asked for."""
+        if self._open(value.file) == _OBJECT:
+            return _stream_object(value, _STREAM_BYTES)
+        position = 0
+
+        def read(size: int) -> bytes:
+            nonlocal position
+            place = _next_of(value, position, size)
+            data = read_at(self._open(place.file), place.length, place.offset)
+            position += len(data)
+            return data
+
+        return read
+
+    def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
+        """Fill buffers with the bytes of a value; return how many there were."""
+        if isinstance(value, Pieces):
+            return self._read_pieces(value, buffers)
+        descriptor = self._open(value.file)
+        if descriptor == _OBJECT:
+            return read_object_into(value.file, value.offset, buffers)
+        pending = list(buffers)
+        done = 0
+        while pending:
+            count = read_into(descriptor, pending, value.offset + done)
+            if count == 0:
+                break
+            done += count
+            while pending and count >= pending[0].nbytes:
+                count -= pending.pop(0).nbytes
+            if count:
+                pending[0] = pending[0][count:]
+        return done
+
+    def _read_pieces(self, value: Pieces, buffers: Sequence[memoryview]) -> int:
+        done = 0
+        for buffer in buffers:
+            position = 0
+            while position < buffer.nbytes:
+                place = _next_of(value, done, buffer.nbytes - position)
+                count = self.read_into(place, [buffer[position : position + place.length]])
+                if count == 0:
+                    return done
+                done += count
+                position += count
+        return done
+
+    def _open(self, file: str) -> int:
+        """Return a file's descriptor, valid until the next call."""
+        descriptor = self._descriptors.get(file)
+        if descriptor is None:
+            if len(self._descriptors) >= _MAX_OPEN:
+                self._close_oldest()
+            descriptor = _OBJECT if is_store_url(file) else open_to_read(file)
+            self._descriptors[file] = descriptor
+        return descriptor
+
+    def _close_oldest(self) -> None:
+        descriptor = self._descriptors.pop(next(iter(self._descriptors)))
+        if descriptor != _OBJECT:
+            os.close(descriptor)
+
+
+def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:
+    """Return what reads the next bytes of an object, fetched in large blocks."""
+    block = memoryview(b"")
+    fetched = 0
+
+    def read(size: int) -> bytes:
+        nonlocal block, fetched
+        if not block.nbytes and fetched < value.length:
+            place = _next_of(value, fetched, block_bytes)
+            block = memoryview(read_extent(place.file, place.offset, place.length))
+            fetched += place.length
+        data = bytes(block[:size])
+        block = block[size:]
+        return data
+
+    return read
+
+
+def read_value(value: Value) -> bytes:
+    """Return the bytes of one small value."""
+    if isinstance(value, bytes):
+        return value
+    with ValueReader(0) as reader:
+        return bytes(reader.read(value))
+
+
+def open_value(value: Value) -> Callable[[int], bytes]:
+    """Return what reads the next bytes of a value, at most as many as asked for.
+
+    No file stays open in between, so that any number of values can be read in turns.
+    """
+    if isinstance(value, bytes):
+        return io.BytesIO(value).read
+    if is_store_url(value.file):
+        return _stream_object(value, MAX_OBJECT_AHEAD_BYTES)
+    position = 0
+
+    def read(size: int) -> bytes:
+        nonlocal position
+        place = _next_of(value, position, size)
+        with open(place.file, "rb", buffering=0) as file:
+            data = read_at(file.fileno(), place.length, place.offset)
+        position += len(data)
+        return data
+
+    return read
+
+
+def within_file(value: Extent) -> Extent:
+    """Return a value as far as its files go, before memory is taken for it.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+    """
+    pieces = value.pieces if isinstance(value, Pieces) else (value,)
+    found: list[Extent] = []
+    for piece in pieces:
+        size = file_size(StorePath(piece.file) if is_store_url(piece.file) else Path(piece.file))
+        length = max(0, min(piece.length, size - piece.offset))
+        found.append(Extent(piece.file, piece.offset, length))
+        if length < piece.length:
+            break
+    return Pieces.of(found)
+
+
+def _next_of(value: Extent, position: int, size: int) -> Extent:
+    """Return where the next bytes of a value are, at most as many as are in one piece."""
+    pieces = value.pieces if isinstance(value, Pieces) else (value,)
+    for piece in pieces:
+        if position < piece.length:
+            length = min(size, piece.length - position)
+            return Extent(piece.file, piece.offset + position, length)
+        position -= piece.length
+    return Extent(value.file, value.offset, 0)

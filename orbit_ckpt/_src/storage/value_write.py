@@ -1,0 +1,331 @@
+"""Write values by key: into an OCDBT database, or as one file each.
+
+Values are taken from many threads at once. Those of a database are appended to data files, one
+for each thread at work, because file systems let only one thread at a time write to a file; the
+B+tree that says where each value lies is written last. Nothing is copied on the way to the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from crc32c import crc32c
+from typing_extensions import Buffer
+
+from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
+from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
+from orbit_ckpt._src.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
+from orbit_ckpt._src.storage.ocdbt_encode import (
+    MAX_INLINE_BYTES,
+    Extent,
+    NodeReference,
+    Value,
+    encode_interior,
+    encode_leaf,
+    encode_manifest,
+    interior_reference,
+    leaf_reference,
+    split_entries,
+)
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write
+from orbit_ckpt._src.storage.value_sums import ValueSums
+
+DEFAULT_DATA_FILE_BYTES = 2**31
+_GATHER_BYTES = 1 << 20
+_GATHER_BUFFERS = 512
+"""The system takes at most 1024 buffers at once."""
+
+_WRITEBACK_BYTES = 1 << 25
+"""How much is written before the disk is told to begin. Left to itself the system begins when it
+is asked to finish, and the disk is idle until then."""
+
+_CHILDREN = 256
+"""Children of an interior node; there is one for every 100 MB of keys and small values."""
+
+
+class ValueWriter(Protocol):
+    """Takes values from any thread."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a small value."""
+        ...
+
+    def append(
+        self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
+    ) -> None:
+        """Write a value of parts, which must stay as they are until `close`.
+
+        Args:
+            key: Its key.
+            parts: Its bytes.
+            nbytes: How many there are, about.
+            ends_in_checksum: Whether the last part is the crc32c of the others.
+        """
+        ...
+
+    def close(self) -> None:
+        """Make all values durable; none may be added any more."""
+        ...
+
+    def abort(self) -> None:
+        """Give up."""
+        ...
+
+
+class DatabaseWriter:
+    """Writes a new OCDBT database as its only writer.
+
+    Attributes:
+        record: What the manifest of the directory must say of the database, once it is closed.
+    """
+
+    def __init__(
+        self, directory: Path, *, data_file_bytes: int | None, values_have_checksums: bool = True
+    ) -> None:
+        """Create a database.
+
+        Args:
+            directory: Its root.
+            data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+            values_have_checksums: Whether large values end in their own crc32c. These are then
+                recorded one by one, else data files as a whole.
+
+        Raises:
+            ValueError: `data_file_bytes` is negative.
+        """
+        size = DEFAULT_DATA_FILE_BYTES if data_file_bytes is None else data_file_bytes
+        if size < 0:
+            raise ValueError(
+                f"OCDBT target_data_file_size must be >= 0, where 0 means no limit; got {size}"
+            )
+        self.record = Manifest()
+        self._root = directory
+        self._whole_files = not values_have_checksums
+        self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
+        self._max_file_bytes = size
+        if self._uploads is not None:
+            self._max_file_bytes = data_file_bytes or DEFAULT_OBJECT_BYTES
+        self._values: dict[bytes, Value] = {}
+        self._files: list[_DataFile | DataObject] = []
+        self._free: list[_DataFile | DataObject] = []
+        self._parts: list[Manifest] = []
+        self._lock = threading.Lock()
+
+    def put(self, key: str, value: bytes) -> None:
+        """See `ValueWriter`."""
+        if len(value) <= MAX_INLINE_BYTES:
+            self._values[key.encode()] = value
+        else:
+            self.append(key, [value], len(value))
+
+    def append(
+        self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
+    ) -> None:
+        """See `ValueWriter`."""
+        file = self._take(nbytes)
+        self._values[key.encode()] = file.append(parts, ends_in_checksum=ends_in_checksum)
+        if self._uploads is not None and file.nbytes >= self._max_file_bytes:
+            file.close()
+            return
+        with self._lock:
+            self._free.append(file)
+
+    def refer(self, values: Mapping[str, Value], record: Manifest) -> None:
+        """Add values of which those in data files are below the root already.
+
+        Args:
+            values: The values.
+            record: What is recorded of those data files, by path relative to the root.
+        """
+        self._values.update((key.encode(), value) for key, value in values.items())
+        self._parts.append(record)
+
+    def close(self) -> None:
+        """See `ValueWriter`."""
+        nodes: list[bytes] = []
+        root = self._write_tree(nodes) if self._values else None
+        for file in self._files:
+            file.close()
+        if self._uploads is not None:
+            self._uploads.wait()
+        manifest = encode_manifest(
+            root, uuid=secrets.token_bytes(16), commit_time_ns=time.time_ns()
+        )
+        write_file(self._root / OCDBT_MANIFEST, manifest)
+        self.record = self._record(manifest, nodes)
+
+    def abort(self) -> None:
+        """See `ValueWriter`."""
+        for file in self._files:
+            file.abort()
+        if self._uploads is not None:
+            self._uploads.abort()
+
+    def _take(self, nbytes: int) -> _DataFile | DataObject:
+        """Return a data file with room for a value that no other thread is writing to."""
+        with self._lock:
+            if self._uploads is not None:
+                return self._take_object(self._uploads)
+            for i, file in enumerate(self._free):
+                if not self._max_file_bytes or file.nbytes + nbytes <= self._max_file_bytes:
+                    return self._free.pop(i)
+            if not self._files:
+                (self._root / OCDBT_DATA).mkdir(exist_ok=True)
+            name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+            file = _DataFile(self._root, name, ValueSums(whole_file=self._whole_files))
+            self._files.append(file)
+            return file
+
+    def _take_object(self, uploads: Uploads) -> _DataFile | DataObject:
+        """Return an object that is not sent yet; any, because it may become larger than others."""
+        if self._free:
+            return self._free.pop()
+        name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
+        self._files.append(DataObject(uploads, name, ValueSums(whole_file=self._whole_files)))
+        return self._files[-1]
+
+    def _write_tree(self, checksums: list[bytes]) -> NodeReference:
+        """Write the B+tree; add the checksums of its nodes to a list."""
+        file = self._take(0)
+
+        def write(node: bytes) -> Extent:
+            checksums.append(node[-4:])
+            return file.append([node[:-4], node[-4:]], ends_in_checksum=True)
+
+        nodes = [
+            leaf_reference(entries, write(encode_leaf(entries)))
+            for entries in split_entries(self._values)
+        ]
+        while len(nodes) > 1:
+            groups = [nodes[i : i + _CHILDREN] for i in range(0, len(nodes), _CHILDREN)]
+            nodes = [interior_reference(group, write(encode_interior(group))) for group in groups]
+        return nodes[0]
+
+    def _record(self, manifest: bytes, nodes: Sequence[bytes]) -> Manifest:
+        files = {OCDBT_MANIFEST: FileRecord.of(len(manifest), crc32c(manifest), manifest[-4:])}
+        sizes: dict[str, int] = {}
+        for part in self._parts:
+            files |= part.files
+            sizes |= part.database.files if part.database else {}
+        for file in self._files:
+            whole = file.sums.file_record(file.nbytes)
+            if whole is None:
+                sizes[file.name] = file.nbytes
+            else:
+                files[file.name] = whole
+        values = (self._values[key] for key in sorted(self._values))
+        checksums = [v.checksum for v in values if isinstance(v, Extent)]
+        is_known = not self._whole_files and None not in checksums
+        packed = np.array(checksums, "<u4").tobytes() if is_known else b""
+        database = DatabaseRecord(index_checksum(nodes), packed, sizes)
+        return Manifest(files, tuple(sorted(sizes)), database=database)
+
+
+class _DataFile:
+    """A file that values are appended to; buffers are gathered until writing them pays."""
+
+    def __init__(self, root: Path, name: str, sums: ValueSums) -> None:
+        self.name = name
+        self.nbytes = 0
+        self.sums = sums
+        self._descriptor = create_to_write(root / name)
+        self._gathered: list[memoryview] = []
+        self._gathered_bytes = 0
+        self._written = 0
+        self._on_its_way = 0
+
+    def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
+        offset = self.nbytes
+        for view in self.sums.views(parts, ends_in_checksum=ends_in_checksum):
+            self._gathered.append(view)
+            self._gathered_bytes += view.nbytes
+            self.nbytes += view.nbytes
+            if self._gathered_bytes >= _GATHER_BYTES or len(self._gathered) >= _GATHER_BUFFERS:
+                self._flush()
+        return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
+
+    def close(self) -> None:
+        self._flush()
+        os.fsync(self._descriptor)
+        self.abort()
+
+    def abort(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._written += self._gathered_bytes
+        self._gathered_bytes = 0
+        write_all(self._descriptor, gathered)
+        if self._written - self._on_its_way >= _WRITEBACK_BYTES:
+            start_writeback(self._descriptor, self._on_its_way, self._written - self._on_its_way)
+            self._on_its_way = self._written
+
+
+class FilesWriter:
+    """Writes a file for every value, below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
+        self._made: set[str] = set()
+
+    def put(self, key: str, value: bytes) -> None:
+        """See `ValueWriter`."""
+        self.append(key, [value], len(value))
+
+    def append(
+        self,
+        key: str,
+        parts: Iterable[Buffer],
+        nbytes: int,  # noqa: ARG002 - the interface has it
+        *,
+        ends_in_checksum: bool = False,  # noqa: ARG002 - the interface has it
+    ) -> None:
+        """See `ValueWriter`."""
+        if self._uploads is not None:
+            self._uploads.begin(key, b"".join(parts))
+            return
+        folder = key.rpartition("/")[0]
+        if folder not in self._made:
+            (self._root / folder).mkdir(parents=True, exist_ok=True)
+            self._made.add(folder)
+        with open(self._root / key, "xb", buffering=0) as file:
+            for part in parts:
+                write_all(file.fileno(), [memoryview(part)])
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """See `ValueWriter`."""
+        if self._uploads is not None:
+            self._uploads.wait()
+
+    def abort(self) -> None:
+        """See `ValueWriter`."""
+        if self._uploads is not None:
+            self._uploads.abort()
+
+
+def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    """Write buffers one after the other."""
+    pending = [view.cast("B") for view in buffers if view.nbytes]
+    while pending:
+        written = write(descriptor, pending)
+        done = 0
+        while done < len(pending) and written >= pending[done].nbytes:
+            written -= pending[done].nbytes
+            done += 1
+        del pending[:done]
+        if written:
+            pending[0] = pending[0][written:]

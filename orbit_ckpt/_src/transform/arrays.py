@@ -1,0 +1,156 @@
+"""What rules do with arrays, and with what is known of arrays that have not been read."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import as_dtype, cast_array, python_scalar
+from orbit_ckpt._src.transform.nodes import UNKNOWN, ArrayInfo, Shape
+
+T = TypeVar("T")
+
+_NUMBERS = np.ndarray | np.number | np.bool_ | np.datetime64 | bool | int | float | complex
+
+
+def as_array(value: object) -> Any:
+    """Return an array or a number as an array; what is neither is a TypeError."""
+    if isinstance(value, jax.Array):
+        return value
+    if not isinstance(value, _NUMBERS):
+        raise TypeError(f"{type(value).__name__} is no array")
+    return np.asarray(typing.cast(object, value))
+
+
+def stack(*values: Any, axis: int) -> Any:
+    """Stack arrays along a new axis.
+
+    Raises:
+        ValueError: Shapes or dtypes differ.
+    """
+    parts = [as_array(value) for value in values]
+    _check_alike([(part.shape, part.dtype) for part in parts])
+    return _module(parts[0]).stack(parts, axis)
+
+
+def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
+    """Return what is known of a stack, which is nothing unless all parts are known.
+
+    Raises:
+        ValueError: Shapes or dtypes differ, or there is no such axis.
+    """
+    known = [(info.shape, info.dtype) for info in infos if info.shape is not None]
+    _check_alike(known)
+    if len(known) < len(infos):
+        return UNKNOWN
+    shape = list(known[0][0])
+    shape.insert(_axis(axis, len(shape) + 1), len(infos))
+    return ArrayInfo(tuple(shape), known[0][1])
+
+
+def unstack(value: Any, axis: int) -> list[Any]:
+    """Cut an array along an axis, which goes; the parts are views."""
+    rows = _module(value).moveaxis(as_array(value), axis, 0)
+    return [rows[index, ...] for index in range(len(rows))]
+
+
+def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
+    """Return how many parts an array has along an axis, and what is known of each.
+
+    Raises:
+        ValueError: Its shape is not known, or it has no such axis.
+    """
+    if info.shape is None:
+        raise ValueError("its shape is known only once it has been read; use Split with names")
+    shape = list(info.shape)
+    count = shape.pop(_axis(axis, len(shape)))
+    return count, ArrayInfo(tuple(shape), info.dtype)
+
+
+def split(value: Any, count: int, axis: int) -> list[Any]:
+    """Cut an array into equal parts, which are views."""
+    return list(_module(value).split(as_array(value), count, axis))
+
+
+def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
+    """Return what is known of each part.
+
+    Raises:
+        ValueError: The axis cannot be cut into equal parts.
+    """
+    if info.shape is None:
+        return UNKNOWN
+    shape = list(info.shape)
+    axis = _axis(rule.axis, len(shape))
+    if shape[axis] % len(rule.to):
+        raise ValueError(f"{shape[axis]} elements cannot be cut into {len(rule.to)} equal parts")
+    shape[axis] //= len(rule.to)
+    return ArrayInfo(tuple(shape), info.dtype)
+
+
+def transpose(value: Any, axes: Sequence[int] | None) -> Any:
+    """Permute the axes of an array."""
+    turned = _module(value).transpose(as_array(value), axes)
+    return turned if isinstance(turned, jax.Array) else np.asarray(turned, order="C")
+
+
+def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
+    """Return what is known of a transposed array.
+
+    Raises:
+        ValueError: These are not its axes.
+    """
+    if info.shape is None:
+        return UNKNOWN
+    rank = len(info.shape)
+    order = list(range(rank))[::-1] if axes is None else [_axis(axis, rank) for axis in axes]
+    if sorted(order) != list(range(rank)):
+        raise ValueError(f"axes {axes} are not those of an array of shape {info.shape}")
+    return ArrayInfo(tuple(info.shape[axis] for axis in order), info.dtype)
+
+
+def cast(value: Any, dtype: object) -> Any:
+    """Cast an array or a scalar; what is no number stays as it is."""
+    if not isinstance(value, _NUMBERS):
+        return value
+    host = cast_array(np.asarray(typing.cast(object, value)), dtype)
+    if isinstance(value, np.ndarray):
+        return host
+    return host[()] if isinstance(value, np.generic) else python_scalar(host)
+
+
+def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:
+    """Return what is known of an array that is cast."""
+    return info if info.shape is None else ArrayInfo(info.shape, as_dtype(dtype))
+
+
+def key_data(value: jax.Array) -> jax.Array:
+    """Return the data of typed keys."""
+    return jax.random.key_data(value)
+
+
+def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
+    """Return typed keys of their data."""
+    return jax.random.wrap_key_data(value, impl=impl)
+
+
+def _module(value: object) -> Any:
+    """Return what computes with a value; numpy does not with typed keys."""
+    return jnp if isinstance(value, jax.Array) else np
+
+
+def _check_alike(kinds: Sequence[tuple[Shape, object]]) -> None:
+    if len(set(kinds)) > 1:
+        shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in dict.fromkeys(kinds))
+        raise ValueError(f"the parts differ: {shown}")
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis}, an array of {rank} dimensions was expected")
+    return axis % rank

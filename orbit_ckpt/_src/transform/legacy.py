@@ -1,0 +1,382 @@
+r"""Orbax's transforms, with Orbax's meaning.
+
+A tree of transforms says of leaves of the result how they come about. Its keys, joined by slashes,
+are regular expressions that match whole names of leaves. It is visited in the order in which JAX
+flattens it, which sorts the keys of every dict; all transforms that match a leaf are applied, so
+that the last one counts. Leaves that none matches are taken from the checkpoint or from the target,
+depending on `default_to_original`.
+
+Use `transform.rules` for new code: they are applied in the order written and have to match.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import jax
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.transform.nodes import Apply, FromTarget, Node, Read
+from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.transform.rules import LegacyRules
+from orbit_ckpt._src.transform.undeclared import Undeclared, find_undeclared
+from orbit_ckpt._src.tree.diff import nearest_names
+from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
+
+_RESTORE_ONLY = "Must use RestoreTransform in order to use multi_value_fn during restore."
+_NO_INPUTS = (
+    "`multi_value_fn` was specified, but `multi_value_fn_input_args` were not. The latter must be "
+    "specified to identify inputs for the function."
+)
+_TWO = 2
+
+
+@dataclass
+class Transform:
+    r"""How a leaf comes about from an original tree.
+
+    `{r"block_(\d+)/(.*)": Transform(original_key=r"layer_\1/\2")}` renames.
+
+    Attributes:
+        original_key: Name of the leaf in the original tree, with references such as `\1` to groups
+            of the key of the transform; a tuple of keys is joined by slashes. None for the same.
+        use_fallback: Whether the leaf is the target's, whatever the original tree has; with
+            `default_to_original=False` the original tree's.
+        value_fn: Takes the value, returns the new one.
+        multi_value_fn: Takes the leaf's name and the original tree, returns the value.
+    """
+
+    original_key: str | tuple[str, ...] | None = None
+    use_fallback: bool = False
+    value_fn: Callable[..., Any] | None = None
+    multi_value_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        given = self._given()
+        for one, *others in _EXCLUSIVE:
+            clash = [other for other in others if one in given and other in given]
+            if clash:
+                raise ValueError(
+                    f"{type(self).__name__}: {one} and {clash[0]} exclude each other; give one."
+                )
+
+    def _given(self) -> set[str]:
+        values = vars(self)
+        return {name for name, value in values.items() if value is not None and value is not False}
+
+
+_EXCLUSIVE = (
+    ("original_key", "use_fallback", "multi_value_fn", "multi_value_fn_input_args"),
+    ("use_fallback", "value_fn", "multi_value_fn", "multi_value_fn_input_args"),
+    ("value_fn", "multi_value_fn", "multi_value_fn_input_args"),
+)
+
+
+@dataclass
+class RestoreTransform(Transform):
+    """How a leaf comes about while a checkpoint is restored.
+
+    Attributes:
+        value_fn: Takes the value, and the `RestoreArgs` of the leaf if it needs two arguments;
+            returns the new one.
+        multi_value_fn: Takes the leaf's name, a tree of the stored leaves, and the `RestoreArgs`
+            of the leaf; returns the value.
+        multi_value_fn_input_args: `RestoreArgs` of the stored leaves that `multi_value_fn` uses,
+            by regular expressions for their names. The first that matches counts.
+    """
+
+    multi_value_fn_input_args: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.multi_value_fn_input_args is not None and self.multi_value_fn is None:
+            raise ValueError(
+                "RestoreTransform: multi_value_fn_input_args are the inputs of multi_value_fn, "
+                "which was not given."
+            )
+
+
+class Original(Struct, frozen=True):
+    """The leaves of a checkpoint.
+
+    Attributes:
+        paths: Where each sits, by its names.
+        empty: The empty containers, and where they sit.
+    """
+
+    paths: Mapping[NamePath, KeyPath]
+    empty: Sequence[tuple[KeyPath, object]] = ()
+
+
+class _Choice(Struct, frozen=True):
+    """What one leaf is made of.
+
+    Attributes:
+        source: Name of the leaf of the original tree, None if a function takes the whole tree.
+        transform: What is done with it, None if nothing.
+    """
+
+    source: str | None
+    transform: Transform | None = None
+
+
+def compile_legacy(
+    rules: LegacyRules,
+    target: Iterable[NamePath],
+    original: Original,
+    args: Mapping[NamePath, object],
+    default_args: object,
+) -> dict[NamePath, Node]:
+    """Return how each leaf of a target comes about from a checkpoint.
+
+    Args:
+        rules: What is asked for.
+        target: The leaves of the target; empty containers are none.
+        original: The leaves of the checkpoint.
+        args: How leaves are restored, by their names in the target.
+        default_args: How those are restored of which `args` has none.
+
+    Raises:
+        TransformError: The transforms do not fit the checkpoint.
+        TypeError: Something in the tree of transforms is no transform.
+    """
+    transforms = _flatten_transforms(rules.transforms)
+    for key, transform in transforms.items():
+        if transform.multi_value_fn is None:
+            continue
+        if not isinstance(transform, RestoreTransform):
+            raise TransformError(f"{_RESTORE_ONLY} (transform {key!r})")
+        if transform.multi_value_fn_input_args is None:
+            raise TransformError(f"{_NO_INPUTS} (transform {key!r})")
+    by_name = _by_name(original.paths)
+    trees: dict[int, Apply] = {}
+    """The inputs of each `multi_value_fn`, which are the same for all leaves that it makes."""
+    nodes: dict[NamePath, Node] = {}
+    for names in target:
+        name = join_name(names)
+        choice = _choose(name, transforms, by_name, rules.default_to_original)
+        wanted = args.get(names, default_args)
+        if choice is None:
+            nodes[names] = FromTarget()
+        elif choice.source is not None:
+            nodes[names] = _of_one(by_name[choice.source], choice.transform, wanted)
+        else:
+            transform = cast(RestoreTransform, choice.transform)
+            tree = trees.get(id(transform))
+            if tree is None:
+                tree = trees[id(transform)] = _inputs(transform, original, default_args)
+            call = partial(_call, transform, name, wanted)
+            nodes[names] = Apply("multi_value_fn", call, (tree,))
+    return nodes
+
+
+def apply_transformations(
+    original_tree: object,
+    transformations: object,
+    new_tree: object,
+    default_to_original: bool = True,
+) -> Any:  # a tree of any type
+    """Apply transforms to the values of a tree.
+
+    Args:
+        original_tree: The tree.
+        transformations: Tree of transforms.
+        new_tree: Tree whose structure the result has.
+        default_to_original: Whether leaves that no transform matches are those of
+            `original_tree`, if it has them; else those of `new_tree`.
+
+    Raises:
+        TransformError: The transforms do not fit the original tree.
+        TypeError: Something in the tree of transforms is no transform.
+
+    Example:
+        >>> old, new = {"a": 1, "b": {"c": 2}}, {"x": 0, "a": 0}
+        >>> apply_transformations(old, {"x": Transform(original_key="b/c")}, new)
+        {'a': 1, 'x': 2}
+    """
+    original, new = flatten(original_tree), flatten(new_tree)
+    if is_empty_node(new_tree):
+        return {}
+    values = {
+        join_name(names): value
+        for names, value in zip(original.names, original.values, strict=True)
+        if not is_empty_node(value)
+    }
+    transforms = _flatten_transforms(transformations)
+    result: list[object] = []
+    for names, value in zip(new.names, new.values, strict=True):
+        name = join_name(names)
+        choice = (
+            None if is_empty_node(value) else _choose(name, transforms, values, default_to_original)
+        )
+        if choice is None:
+            result.append(value)
+        elif choice.source is None:
+            fn = cast(Transform, choice.transform).multi_value_fn
+            result.append(cast(Callable[..., object], fn)(name, original_tree))
+        else:
+            fn = None if choice.transform is None else choice.transform.value_fn
+            found = values[choice.source]
+            result.append(found if fn is None else fn(found))
+    return new.unflatten(result)
+
+
+def _flatten_transforms(tree: object) -> dict[str, Transform]:
+    """Return transforms by their keys, in the order in which they are applied."""
+    flat = flatten(tree)
+    transforms: dict[str, Transform] = {}
+    for names, value in zip(flat.names, flat.values, strict=True):
+        key = join_name(names)
+        if isinstance(value, Transform):
+            transforms[key] = value
+        elif not is_empty_node(value):
+            raise TypeError(
+                f"transforms: {key!r} is {value!r}, expected a Transform or RestoreTransform; "
+                "rules (transform.rules) go to load(transforms=)."
+            )
+    return transforms
+
+
+def _choose(
+    name: str, transforms: Mapping[str, Transform], original: Mapping[str, object], default: bool
+) -> _Choice | None:
+    """Return what a leaf is made of, None if it is the target's own."""
+    chosen: _Choice | None = None
+    is_matched = False
+    for pattern, transform in transforms.items():
+        match = _match(pattern, name)
+        if match is None:
+            continue
+        is_matched = True
+        if transform.use_fallback:
+            if not default and name not in original:
+                raise TransformError(
+                    f"{name} not found in origin tree (`use_fallback` requested)."
+                    f"{_near(name, original)}"
+                )
+            # else a transform that came before may have chosen already, as in Orbax
+            chosen = chosen if default else _Choice(name)
+        elif transform.multi_value_fn is not None:
+            chosen = _Choice(None, transform)
+        else:
+            source = _expand(pattern, match, transform.original_key)
+            if source not in original:
+                raise TransformError(
+                    f'Transformation key "{source}" not found in origin tree.'
+                    f"{_near(source, original)}"
+                )
+            chosen = _Choice(source, transform)
+    if not is_matched and default and name in original:
+        return _Choice(name)
+    return chosen
+
+
+def _match(pattern: str, name: str) -> re.Match[str] | None:
+    try:
+        return re.fullmatch(pattern, name)
+    except re.error as error:
+        raise TransformError(
+            f"transforms: {pattern!r} is no regular expression: {error}. Put a backslash before "
+            "each special character of a name."
+        ) from error
+
+
+def _expand(pattern: str, match: re.Match[str], key: str | tuple[str, ...] | None) -> str:
+    if key is None:
+        return match.string
+    template = key if isinstance(key, str) else "/".join(map(str, key))
+    try:
+        return match.expand(template)
+    except (re.error, IndexError) as error:
+        raise TransformError(
+            f"Transform {pattern!r}: original_key {template!r} does not fit: {error}. It may refer "
+            f"to the {match.re.groups} groups of the key."
+        ) from error
+
+
+def _near(name: str, original: Mapping[str, object]) -> str:
+    """Return advice for a name that is not there."""
+    if any(other.startswith(f"{name}/") for other in original):
+        return f" It is a container; rename all below it: {{'new/(.*)': {name}/\\1}}."
+    near = nearest_names(name, list(original))
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _by_name(paths: Mapping[NamePath, KeyPath]) -> dict[str, NamePath]:
+    found: dict[str, NamePath] = {}
+    for names in paths:
+        if found.setdefault(join_name(names), names) != names:
+            raise TransformError(
+                f"{join_name(names)}: two leaves have this name, because a key has a slash in it; "
+                "transforms cannot tell them apart. Restore without transforms and rename the key."
+            )
+    return found
+
+
+def _of_one(source: NamePath, transform: Transform | None, args: object) -> Node:
+    """Return what one stored leaf becomes."""
+    read = Read(source, args=args)
+    fn = None if transform is None else transform.value_fn
+    if fn is None:
+        return read
+    if isinstance(transform, RestoreTransform) and _needs_two(fn):
+        return Apply("value_fn", partial(_call_with_args, fn, args), (read,))
+    return Apply("value_fn", fn, (read,))
+
+
+def _needs_two(fn: Callable[..., object]) -> bool:
+    """Whether a function has to be given two arguments; optional ones are left alone."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    return len(needed) == _TWO
+
+
+def _call_with_args(fn: Callable[..., object], args: object, value: object) -> object:
+    return fn(value, args)
+
+
+def _inputs(transform: RestoreTransform, original: Original, default_args: object) -> Apply:
+    """Return the tree that a `multi_value_fn` is given."""
+    declared = transform.multi_value_fn_input_args or {}
+    reads: list[Read] = []
+    for names in original.paths:
+        name = join_name(names)
+        pattern = next((pattern for pattern in declared if _match(pattern, name)), None)
+        if pattern is not None:
+            args = declared[pattern]
+            reads.append(Read(names, args=default_args if args is None else args))
+    build = partial(_build, original, [read.names for read in reads])
+    return Apply("multi_value_fn", build, tuple(reads))
+
+
+def _build(original: Original, declared: Sequence[NamePath], *values: object) -> object:
+    """Return the stored tree with the values of declared leaves."""
+    found = dict(zip(declared, values, strict=True))
+    leaves = [
+        (path, found[names] if names in found else Undeclared(join_name(names)))
+        for names, path in original.paths.items()
+    ]
+    return build_tree([*leaves, *original.empty])
+
+
+def _call(transform: RestoreTransform, name: str, args: object, tree: object) -> object:
+    try:
+        value = cast(Callable[..., object], transform.multi_value_fn)(name, tree, args)
+    except TransformError as error:
+        error.add_note(f"This happened while {name} was computed.")
+        raise
+    undeclared = find_undeclared(jax.tree_util.tree_leaves(value))
+    if undeclared is not None:
+        raise undeclared.error()
+    return value

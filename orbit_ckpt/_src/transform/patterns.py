@@ -1,0 +1,178 @@
+r"""Patterns over the names of leaves, and templates for new names.
+
+A leaf's name here is its keys joined by slashes, as `params/layers_0/kernel`. A pattern is a string
+in which `*` stands for anything within one key and `**` for any number of keys, or a compiled
+regular expression that must match the whole name. What wildcards or groups match can be used in a
+template as `\1`, `\2` or `\g<name>`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from orbit_ckpt._src.tree.diff import nearest_names
+from orbit_ckpt._src.tree.keypath import NamePath
+
+Pattern = str | re.Pattern[str]
+
+Patterns = Pattern | Sequence[Pattern] | None
+"""One pattern, several of which one has to match, or none."""
+
+T = TypeVar("T")
+
+PatternMap = Mapping[str, T] | Mapping[re.Pattern[str], T] | Mapping[Pattern, T]
+"""Something for leaves that patterns match; of several patterns the first one counts."""
+
+_SHOWN = 8
+
+_REFERENCE = re.compile(r"\\(?:(\d+)|g<(\w+)>)(/?)")
+_WILDCARDS = {
+    "/**/": "/(?:(.*)/)?",
+    "**/": "(?:(.*)/)?",
+    "/**": "/(.*)",
+    "**": "(.*)",
+    "*": "([^/]*)",
+}
+_WILDCARD = re.compile("|".join(map(re.escape, _WILDCARDS)))
+
+
+def join_name(names: NamePath) -> str:
+    """Return the name of a leaf."""
+    return "/".join(names)
+
+
+def split_name(name: str) -> NamePath:
+    """Return the keys of a new name."""
+    return tuple(name.split("/")) if name else ()
+
+
+def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
+    """Return the regular expression that a pattern stands for.
+
+    Raises:
+        TypeError: It is neither a string nor a compiled expression.
+    """
+    if isinstance(pattern, re.Pattern):
+        return pattern
+    if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(f"A pattern is {pattern!r}; give a string or re.compile(...).")
+    return _compile(pattern)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(pattern: str) -> re.Pattern[str]:
+    parts: list[str] = []
+    end = 0
+    for found in _WILDCARD.finditer(pattern):
+        parts.append(re.escape(pattern[end : found.start()]))
+        parts.append(_WILDCARDS[found.group()])
+        end = found.end()
+    return re.compile("".join([*parts, re.escape(pattern[end:])]), re.DOTALL)
+
+
+def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches.
+
+    A name without wildcards that matches none may have its keys joined by dots, as storage does.
+
+    Raises:
+        TypeError: The pattern is neither a string nor a compiled expression.
+    """
+    compiled = compile_pattern(pattern)
+    known = list(names)
+    found = [name for name in known if compiled.fullmatch(name)]
+    if not found and isinstance(pattern, str) and is_exact(pattern) and "." in pattern:
+        found = [name for name in known if name.replace("/", ".") == pattern]
+    return found
+
+
+def explain_unmatched(pattern: Pattern, names: Sequence[str]) -> str:
+    """Return the sentence for a pattern that matches no leaf: what exists, and what may be meant.
+
+    Args:
+        pattern: The pattern.
+        names: The leaves that it could have matched.
+    """
+    text = pattern if isinstance(pattern, str) else pattern.pattern
+    plain = text.rstrip("/").replace(".", "/") if is_exact(pattern) else text.strip("*/")
+    below = next((p for p in (text.rstrip("/"), plain) if _has_below(p, names)), None)
+    if is_exact(pattern) and below is not None:
+        return f"Leaves exist below it: {below}/** matches them."
+    depth = len(split_name(plain))
+    parents = dict.fromkeys("/".join(name.split("/")[:depth]) for name in names)
+    if is_exact(pattern):
+        near = nearest_names(plain, names)
+    else:
+        near = [f"{name}/**" for name in nearest_names(plain, list(parents))]
+    if near:
+        return f"The nearest names are {', '.join(near)}."
+    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"There are {some}. '*' stands for one key, '**' for any number of keys."
+
+
+def _has_below(name: str, names: Sequence[str]) -> bool:
+    return any(other.startswith(f"{name}/") for other in names)
+
+
+def is_exact(pattern: Pattern) -> bool:
+    """Whether a pattern is one name."""
+    return isinstance(pattern, str) and "*" not in pattern
+
+
+def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ()) -> None:
+    """Check that a template refers only to what a pattern has.
+
+    Args:
+        template: The template.
+        pattern: The pattern.
+        more: Further names that the template may refer to.
+
+    Raises:
+        ValueError: It refers to something else, or is no template.
+    """
+    if "*" in template:
+        raise ValueError(
+            f"{template!r} is a pattern; a new name refers to what "
+            rf"{pattern_text(pattern)!r} matches: \1 is its first wildcard or group."
+        )
+    if any(character < " " for character in template):
+        raise ValueError(rf"{template!r} has control characters; write r'\1', a raw string.")
+    compiled = compile_pattern(pattern)
+    for reference in _REFERENCE.finditer(template):
+        number, name, _ = reference.groups()
+        known = int(number) <= compiled.groups if number else name in (*compiled.groupindex, *more)
+        if not known:
+            raise ValueError(
+                f"{template!r} refers to {reference.group().rstrip('/')}, but "
+                f"{pattern_text(pattern)!r} has {compiled.groups} wildcards or groups."
+            )
+
+
+def expand(template: str, match: re.Match[str]) -> str:
+    """Return a template with what a pattern matched; a wildcard for no keys leaves no slash."""
+    parts: list[str] = []
+    for text, group, slash in _parse(template):
+        parts.append(text)
+        if group is not None and (found := match[group]):
+            parts += (found, slash)
+    return "".join(parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
+    """Return the texts of a template, each with the group behind it and the slash behind that."""
+    parts: list[tuple[str, int | str | None, str]] = []
+    end = 0
+    for reference in _REFERENCE.finditer(template):
+        number, name, slash = reference.groups()
+        parts.append((template[end : reference.start()], int(number) if number else name, slash))
+        end = reference.end()
+    return [*parts, (template[end:], None, "")]
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """Return a pattern as its user wrote it."""
+    return pattern if isinstance(pattern, str) else pattern.pattern

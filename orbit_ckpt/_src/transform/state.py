@@ -1,0 +1,153 @@
+"""Trees as T5X's transformation functions see them: nested dicts, their leaves not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
+from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.transform.undeclared import Undeclared
+from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import NamePath
+
+StateFunction = Callable[..., Any]
+
+
+class StoredValue(Undeclared):
+    """Stands for a stored leaf: can be moved, and says its shape and dtype, but has no value."""
+
+    __slots__ = ("dtype", "node", "shape")
+
+    def __init__(self, name: str, node: Node) -> None:
+        super().__init__(name)
+        self.node = node
+        info: ArrayInfo = node.info
+        self.shape = info.shape
+        self.dtype = info.dtype
+
+    def error(self) -> TransformError:
+        """Return what a use of its value raises."""
+        return TransformError(
+            f"{self._name}: a function of the state uses this leaf, which has not been read. Such "
+            "functions move and drop leaves; compute with a Map or Combine rule."
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, {self.dtype}{list(self.shape or ())}, not read>"
+
+
+def restructure(
+    fn: StateFunction,
+    nodes: Mapping[str, Node],
+    target: Mapping[NamePath, object],
+    *,
+    is_resuming: bool,
+) -> dict[str, Node]:
+    """Return how leaves come about in the state that a function returns.
+
+    Args:
+        fn: Takes the state, the target's state and `is_resuming`.
+        nodes: The leaves by name.
+        target: Leaves of the target by their keys.
+        is_resuming: What the function is told.
+
+    Raises:
+        TransformError: The function failed or returned no dict.
+    """
+    state = build_tree(
+        [(tuple(name.split("/")), StoredValue(name, node)) for name, node in nodes.items()]
+    )
+    try:
+        made = fn(state, build_tree(target.items()), is_resuming=is_resuming)
+    except TransformError:
+        raise
+    except Exception as error:  # a user's function may raise anything; raised again
+        raise TransformError(
+            f"{_name_of(fn)} failed on the state: {type(error).__name__}: {error}"
+        ) from error
+    found = {join_name(names): value for names, value in _leaves_of(made, fn).items()}
+    return {name: _node(name, value) for name, value in found.items()}
+
+
+def _node(name: str, value: object) -> Node:
+    if isinstance(value, StoredValue):
+        return value.node
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise TransformError(
+            f"{name}: a function of the state puts {value} there, which is no value. Give a target "
+            "that has values."
+        )
+
+    def given() -> object:
+        return value
+
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    array = cast(jax.Array, value)
+    return Apply("given", given, (), ArrayInfo(array.shape, array.dtype) if is_array else UNKNOWN)
+
+
+class LeafInfo(Struct, frozen=True):
+    """What a function on save is told of a leaf.
+
+    Attributes:
+        name: Its keys joined by slashes.
+        shape: Its shape, None if it is no array.
+        dtype: Its dtype, None if it is no array.
+    """
+
+    name: str
+    shape: Shape | None
+    dtype: object
+
+
+def transform_state(tree: object, functions: Sequence[StateFunction]) -> object:
+    """Return a tree as functions make it look, as nested dicts.
+
+    Args:
+        tree: The tree.
+        functions: Each takes the state and a tree of `LeafInfo` like it, and returns two such
+            trees; applied in their order.
+
+    Raises:
+        TransformError: A function returned trees of different structure.
+    """
+    flat = flatten(tree)
+    pairs = list(zip(flat.names, flat.values, strict=True))
+    state: Any = build_tree(pairs)
+    infos: Any = build_tree([(names, _info(names, value)) for names, value in pairs])
+    for fn in functions:
+        state, infos = fn(state, infos)
+        names, described = set(_leaves_of(state, fn)), set(_leaves_of(infos, fn))
+        if names != described:
+            differing = ", ".join(sorted(map(join_name, names ^ described))[:20])
+            raise TransformError(
+                f"{_name_of(fn)} returned a state and infos of different structure: {differing} "
+                "are in one of them only. Change both alike."
+            )
+    return state
+
+
+def _info(names: NamePath, value: object) -> object:
+    if is_empty_node(value):
+        return value
+    return LeafInfo(join_name(names), getattr(value, "shape", None), getattr(value, "dtype", None))
+
+
+def _leaves_of(state: object, fn: StateFunction) -> dict[NamePath, object]:
+    if not isinstance(state, Mapping):
+        raise TransformError(
+            f"{_name_of(fn)} returned {type(state).__name__}, expected the state as a nested dict."
+        )
+    flat = flatten(cast(object, state))
+    pairs = zip(flat.names, flat.values, strict=True)
+    return {names: value for names, value in pairs if not is_empty_node(value)}
+
+
+def _name_of(fn: StateFunction) -> str:
+    return getattr(fn, "__qualname__", repr(fn))

@@ -1,0 +1,258 @@
+"""JAX arrays: written shard by shard, restored onto any sharding; typed PRNG keys included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import cast
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
+from orbit_ckpt._src.arrays.replicas import ReplicaOptions, Turns, written_shards
+from orbit_ckpt._src.arrays.sharding import describe_sharding
+from orbit_ckpt._src.arrays.transfer import DeferredData, TakenArray, shards_of
+from orbit_ckpt._src.errors import UnsupportedLeafError
+from orbit_ckpt._src.metadata.schema import JAX_ARRAY, ArrayRecord
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.runtime.process import this_process
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.array_target import plan_targets
+from orbit_ckpt._src.type_handlers.base import (
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+    save_batch_of,
+)
+from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
+from orbit_ckpt._src.type_handlers.stored import (
+    add_array,
+    array_metadata,
+    default_save_args,
+    warn_of_metadata_key,
+    whole_reads,
+)
+
+_MAX_DIMENSIONS = 64
+
+
+class ArrayHandler:
+    """Handles `jax.Array`."""
+
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
+    lazy_type: type = jax.Array
+
+    def __init__(
+        self,
+        *,
+        use_replica_parallel: bool | None = None,
+        min_slice_bytes_for_replica_parallel: int | None = None,
+        max_replicas_for_replica_parallel: int | None = None,
+        metadata_key: str | None = None,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            use_replica_parallel: Whether processes that have the same part of an array each write
+                a piece of it, else they take turns, each with whole parts. None does so unless it
+                is on GPUs.
+            min_slice_bytes_for_replica_parallel: Least bytes of such a piece; None for 4096, and
+                no more than 256 pieces of an array.
+            max_replicas_for_replica_parallel: Most processes that write pieces of the same part,
+                None for all that have it.
+            metadata_key: Not needed: metadata documents of another name are found. A save uses the
+                standard name, with a warning.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        self._metadata_key = metadata_key
+        self._replicas = ReplicaOptions(
+            use_replica_parallel,
+            min_slice_bytes_for_replica_parallel,
+            max_replicas_for_replica_parallel,
+        )
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return JAX_ARRAY
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        array = cast(jax.Array, value)
+        if array.is_deleted():
+            return "the array has been deleted or donated; save it before that, or a copy of it"
+        single = isinstance(array.sharding, SingleDeviceSharding)
+        if not single and not array.is_fully_addressable and this_process().is_alone:
+            return (
+                "the array spans several processes, and this one saves alone; call "
+                "jax.distributed.initialize first, and give no primary_host=None"
+            )
+        if is_prng_dtype(array.dtype):
+            return unsupported_key(array)
+        if array.ndim > _MAX_DIMENSIONS:
+            return f"{array.ndim} dimensions, at most {_MAX_DIMENSIONS} can be stored; reshape it"
+        return why_not_storable(array.dtype)
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
+        """See `TypeHandler`."""
+        return array_metadata(infos, ArrayMetadata)
+
+    def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
+        """See `ValueTaker`."""
+        turns = _turns()
+        return [self._taken(cast(jax.Array, value), turns) for value in values]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`.
+
+        Raises:
+            UnsupportedLeafError: There are other processes, and they do not have these arrays.
+        """
+        check_converted(self, values, infos)
+        warn_of_metadata_key(self._metadata_key)
+        turns = _turns()
+        taken = [
+            value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)
+            for value in values
+        ]
+        _check_global(taken, infos)
+        for array, info, arg in zip(taken, infos, default_save_args(infos, args), strict=True):
+            self._add(array, info, arg)
+        return []
+
+    def _taken(self, array: jax.Array, turns: Turns | None) -> TakenArray:
+        impl = None
+        if is_prng_dtype(array.dtype):
+            impl, array = key_impl(array), key_data(array)
+        if turns is None:
+            return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
+        write_shape, shards = written_shards(array, self._replicas, turns)
+        return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
+
+    def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
+        batch = save_batch_of(info)
+        impl, shards = array.key_impl, array.shards
+        if impl is not None:
+            arg = SaveArgs()  # keys are not cast
+        info.write_shape = array.write_shape
+        if info.write_shape is None:
+            info.write_shape = shards[0].region.shape if shards else array.shape
+        layout = add_array(
+            array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
+        )
+        if impl is not None or not batch.process.is_alone:
+            # of other arrays of one process it says nothing that is not elsewhere
+            record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
+            if not batch.process.is_alone:
+                record = record._replace(shape=layout.shape, dtype=layout.dtype.name)
+            batch.arrays.append(record)
+        sharding = None if array.sharding is None else describe_sharding(array.sharding)
+        if sharding is not None:
+            batch.shardings[info.name] = sharding
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[jax.Array]:
+        """Return the arrays, each on the sharding of its args or the recorded one.
+
+        Every process reads only the parts its devices hold, each part once.
+
+        Raises:
+            TreeMismatchError: A shape differs from the one asked for, and `strict` is set.
+            UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
+            ValueError: A sharding does not divide a shape.
+        """
+        if not infos:
+            return []
+        targets = plan_targets(infos, args)
+        reader = load_batch_of(infos[0]).reader
+        arrays: list[jax.Array] = []
+        reads = [target.read for target in targets]
+        is_dropped = [target.is_dropped for target in targets]
+        async with aclosing(reader.read_in_windows(reads, is_dropped)) as windows:
+            async for window in windows:
+                part = targets[len(arrays) : len(arrays) + len(window)]
+                window.reverse()  # what was read of one is free before the next is made
+                arrays += [target.place(window.pop()) for target in part]
+        return arrays
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        return [target.read for target in plan_targets(infos, args)] if infos else []
+
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
+        return whole_reads(infos)
+
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
+        """Return one array as `deserialize` does, read by the calling thread."""
+        (target,) = plan_targets([info], [arg])
+        reader = load_batch_of(info).reader
+        return target.place([reader.read_part(target.read, r) for r in target.read.regions])
+
+    async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
+        """See `LazyReader`."""
+        (value,) = await ArrayHandler.deserialize(self, [info], [arg])
+        return value
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _turns() -> Turns | None:
+    """Return whose turn it is to write what; None if there is one process only."""
+    return None if this_process().is_alone else Turns()
+
+
+def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> None:
+    """Check that all processes have the arrays.
+
+    Raises:
+        UnsupportedLeafError: Some are on devices of this process only. Others may have arrays of
+            the same name with other values, which would be lost. Or some are lazy, of which every
+            process would write all.
+    """
+    if not infos or save_batch_of(infos[0]).process.is_alone:
+        return
+    lazy: list[str] = []
+    local: list[str] = []
+    for array, info in zip(arrays, infos, strict=True):
+        if any(isinstance(shard.data, DeferredData) for shard in array.shards):
+            lazy.append(info.label)
+        elif cast(jax.sharding.Sharding, array.sharding).is_fully_addressable:
+            local.append(info.label)
+    if lazy:
+        raise UnsupportedLeafError(
+            f"{_listed(lazy)}: these arrays are lazy, and several processes do not divide what is "
+            "read from another checkpoint among them. Load them with shardings of all processes "
+            "before they are saved, with load(path, like=...) and no lazy=True, or let one process "
+            "save alone.",
+            paths=lazy,
+        )
+    if local:
+        raise UnsupportedLeafError(
+            f"{_listed(local)}: these arrays are on devices of one process only; the "
+            "others may have other values. Put them on a mesh of all processes, with "
+            "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for example, or save them as "
+            "numpy arrays, which are those of the first process.",
+            paths=local,
+        )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    return f"{', '.join(labels[:20])}{more}"

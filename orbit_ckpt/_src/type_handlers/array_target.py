@@ -1,0 +1,287 @@
+"""What stored JAX arrays become: shape, dtype and sharding, and the parts to be read for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
+from orbit_ckpt._src.arrays.sharding import (
+    NamedShardingMetadata,
+    ShardingMetadata,
+    SingleDeviceShardingMetadata,
+    as_sharding,
+    check_divides,
+)
+from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, whole
+from orbit_ckpt._src.arrays.transfer import local_regions
+from orbit_ckpt._src.errors import TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.type_handlers.base import (
+    ArrayRestoreArgs,
+    LoadBatch,
+    ParamInfo,
+    RestoreArgs,
+    load_batch_of,
+    logical_dtype,
+)
+from orbit_ckpt._src.type_handlers.prng import wrap_keys
+from orbit_ckpt._src.type_handlers.stored import (
+    cast_host,
+    default_restore_args,
+    key_type_of,
+    layouts_of,
+)
+
+
+class Placement(Struct, frozen=True):
+    """Which parts of an array this process reads: those that its devices hold, or some of them.
+
+    Attributes:
+        regions: The distinct parts; of a padded array they may reach beyond what is stored.
+        stored: What of them is stored, in the same order; empty regions are None.
+        on_host: Whether the parts stay in host memory as they were read.
+    """
+
+    regions: Sequence[Region]
+    stored: Sequence[Region | None]
+    on_host: bool
+
+
+class ArrayTarget(Struct, frozen=True, gc=False):
+    """What one stored array is to become; a struct, because there are as many as leaves.
+
+    Attributes:
+        path: Where the leaf sits.
+        shape: Its shape.
+        logical: The dtype that its stored bytes stand for.
+        dtype: The dtype to cast to, None for the logical one.
+        sharding: Where its parts are to be.
+        placement: Which parts those are.
+        read: What must be read for them.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+    """
+
+    path: KeyPath
+    shape: Shape
+    logical: DType
+    dtype: object
+    sharding: jax.sharding.Sharding
+    placement: Placement
+    read: ArrayRead
+    key_impl: str | None
+
+    def place(self, values: Sequence[HostArray]) -> jax.Array:
+        """Return the array on its devices, from the values of the regions that were read.
+
+        Nobody else has these values, so the CPU backend keeps them instead of copying.
+        """
+        parts = self.parts(values)
+        if len(parts) == 1:
+            (part,) = parts.values()
+            array = jax.make_array_from_callback(self.shape, self.sharding, lambda _: part)
+        elif parts:
+            array = jax.make_array_from_callback(
+                self.shape,
+                self.sharding,
+                lambda index: parts[from_index(index or (), self.shape)],
+            )
+        else:  # all are with other processes, and no part tells the dtype
+            array = jax.make_array_from_single_device_arrays(
+                self.shape, self.sharding, [], dtype=self.final_dtype
+            )
+        return wrap_keys(array, self.key_impl)
+
+    @property
+    def final_dtype(self) -> DType:
+        """The dtype of the array, of its data if it is one of keys."""
+        return self.logical if self.dtype is None else as_dtype(self.dtype)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether what is read for it becomes something else: cast, padded or on a device."""
+        return not self.placement.on_host or (
+            self.dtype is not None and self.final_dtype != self.logical
+        )
+
+    def parts(self, values: Sequence[HostArray]) -> dict[Region, HostArray]:
+        """Return the values of every region, from those that were read."""
+        remaining = iter(values)
+        parts: dict[Region, HostArray] = {}
+        for region, stored in zip(self.placement.regions, self.placement.stored, strict=True):
+            if stored == region:
+                host = next(remaining)
+            else:
+                host = np.zeros(region.shape, self.read.layout.dtype)
+                if stored is not None:
+                    host[stored.within(region).slices] = next(remaining)
+            if host.dtype != self.logical:
+                host = host.view(self.logical)
+            parts[region] = cast_host(host, self.dtype, self.path)
+        return parts
+
+
+def plan_targets(
+    infos: Sequence[ParamInfo],
+    args: Sequence[RestoreArgs] | None,
+    readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None] | None = None,
+) -> list[ArrayTarget]:
+    """Return what arrays are to become.
+
+    Args:
+        infos: The leaves.
+        args: How each is restored, None for as saved.
+        readers: Returns for the sharding and dtype of an array the devices whose parts are read,
+            None for all; by default it is all.
+
+    Raises:
+        TreeMismatchError: One has another shape than the one asked for.
+        UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
+        ValueError: A sharding does not divide a shape.
+    """
+    plan = _Planner(load_batch_of(infos[0]), readers or (lambda _sharding, _dtype: None))
+    return list(map(plan.target, infos, default_restore_args(infos, args), layouts_of(infos)))
+
+
+class _Planner:
+    """Plans how arrays are restored."""
+
+    def __init__(
+        self,
+        batch: LoadBatch,
+        readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None],
+    ) -> None:
+        self._batch = batch
+        self._readers = readers
+        self._placements: dict[object, Placement] = {}
+
+    def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> ArrayTarget:
+        """Return what one array is to become.
+
+        Raises:
+            TreeMismatchError: It has another shape than the one asked for.
+            UnsupportedLeafError: Its dtype needs JAX's 64-bit mode, which is off.
+            ValueError: The sharding does not divide its shape.
+        """
+        wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
+        record = self._batch.arrays.get(info.name)
+        impl = record.random_key_impl if record is not None else None
+        shape = layout.shape if impl is not None else wanted_shape(info, wanted, layout)
+        logical = logical_dtype(info, layout.dtype)
+        dtype = None if impl is not None else wanted.dtype
+        check_width(info.location, logical if dtype is None else dtype)
+        sharding = self._sharding(info, wanted, shape)
+        trailing = 0 if impl is None else key_type_of(info, layout.dtype)[1]
+        try:
+            placement = self._placement(
+                sharding,
+                shape,
+                layout.shape,
+                logical if dtype is None else as_dtype(dtype),
+                len(shape) - trailing,
+            )
+        except ValueError as error:
+            raise ValueError(f"{info.label}: {error}") from error
+        regions = [region for region in placement.stored if region is not None]
+        read = ArrayRead(info.location, info.name, layout, regions)
+        return ArrayTarget(info.location, shape, logical, dtype, sharding, placement, read, impl)
+
+    def _sharding(
+        self, info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape
+    ) -> jax.sharding.Sharding:
+        wanted = requested_sharding(arg, info.location)
+        if isinstance(wanted, jax.sharding.Sharding):
+            return wanted
+        recorded = wanted or self._batch.shardings.get(info.name)
+        return self._batch.resolver.resolve(recorded, shape)
+
+    def _placement(
+        self, sharding: jax.sharding.Sharding, shape: Shape, stored: Shape, dtype: DType, rank: int
+    ) -> Placement:
+        readers = self._readers(sharding, dtype)
+        key = sharding, shape, stored, readers, rank
+        if key not in self._placements:
+            check_divides(sharding, shape, rank)
+            held = local_regions(sharding, shape)
+            regions = list(
+                dict.fromkeys(r for d, r in held.items() if readers is None or d in readers)
+            )
+            parts = [region.intersect(whole(stored)) for region in regions]
+            on_host = regions == parts and all(d.platform == "cpu" for d in held)
+            self._placements[key] = Placement(regions, parts, on_host)
+        return self._placements[key]
+
+
+def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> Shape:
+    """Return the shape that an array is restored with.
+
+    Raises:
+        TreeMismatchError: It is not the stored one, and the arguments are strict about that.
+    """
+    shape = layout.shape if arg.global_shape is None else tuple(arg.global_shape)
+    if shape != layout.shape and (arg.strict or len(shape) != len(layout.shape)):
+        raise TreeMismatchError(
+            f"{info.label}: Requested shape: {shape} is not compatible with the stored shape: "
+            f"{layout.shape}. Truncating/padding is disabled by setting of `strict=True`; pass "
+            "ArrayRestoreArgs(strict=False) to allow it.",
+            paths=[info.label],
+        )
+    return shape
+
+
+def requested_sharding(
+    arg: ArrayRestoreArgs, path: KeyPath
+) -> jax.sharding.Sharding | ShardingMetadata | None:
+    """Return the sharding that restore arguments ask for, None if they leave it open.
+
+    Raises:
+        TypeError: They ask for something that is no sharding.
+    """
+    if arg.mesh is not None and arg.mesh_axes is not None:
+        try:
+            return NamedSharding(arg.mesh, arg.mesh_axes)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TypeError(
+                f"{format_path(path)}: ArrayRestoreArgs: expected mesh=jax.sharding.Mesh and "
+                f"mesh_axes=PartitionSpec over its axes, found {arg.mesh!r} and "
+                f"{arg.mesh_axes!r}: {error}"
+            ) from error
+    wanted: object = arg.sharding
+    if wanted is None or type(wanted) in _SHARDINGS:
+        return arg.sharding
+    return as_sharding(wanted, f"{format_path(path)}: sharding")
+
+
+_SHARDINGS = (
+    SingleDeviceSharding,
+    NamedShardingMetadata,
+    SingleDeviceShardingMetadata,
+)
+"""What needs no second look."""
+
+
+def check_width(path: KeyPath, dtype: object) -> None:
+    """Check that JAX can hold a dtype as it is.
+
+    Raises:
+        UnsupportedLeafError: It has 64 bits and JAX's 64-bit mode is off.
+    """
+    wanted = as_dtype(dtype)
+    if wanted.itemsize >= _WIDE_BYTES and jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        label = format_path(path)
+        raise UnsupportedLeafError(
+            f"{label}: JAX arrays of dtype {wanted} need 64-bit mode, which is off; JAX "
+            "would drop half of every value. Call jax.config.update('jax_enable_x64', True), or "
+            "restore as numpy (restore_type=np.ndarray) or as another dtype.",
+            paths=[label],
+        )
+
+
+_WIDE_BYTES = 8
+"""Dtypes that are narrower need no 64-bit mode."""

@@ -1,0 +1,346 @@
+"""The interface of type handlers and the values that pass through it; Orbax's.
+
+A handler written for Orbax registers unchanged: it sees the same methods, arguments and
+`ParamInfo`. The handlers of this package also use `ParamInfo.save_batch` and
+`ParamInfo.load_batch`, through which all leaves of one tree share transactions and indexes.
+
+What else a handler can do is said by optional protocols: `ValueChecker`, `ValueTaker`,
+`ReadPlanner`, `ArrayStorage`, `TextStorage`, `LazyReader`, all in `handlers.capabilities`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MemberDescriptorType
+from typing import Protocol, cast, runtime_checkable
+
+import jax
+import msgspec
+import tensorstore as ts
+from jax.sharding import Mesh, PartitionSpec
+from msgspec import Struct, field
+
+from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
+from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.process import Process
+from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.batch_write import BatchWriter
+from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.unused import warn_set
+
+
+@dataclass
+class SaveArgs:
+    """How one leaf is written.
+
+    Attributes:
+        aggregate: Does nothing here; every array has chunks of its own.
+        dtype: Dtype to cast to before writing, anything that names one.
+        chunk_byte_size: Most bytes of one chunk.
+        shard_axes: Axes to cut into chunks of length one.
+    """
+
+    aggregate: bool = False
+    dtype: object = None
+    chunk_byte_size: int | None = None
+    shard_axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_dtype("SaveArgs.dtype", self.dtype)
+        if self.aggregate:
+            why = "all small arrays are in one file anyway, and every array has chunks of its own"
+            warn_set("SaveArgs", {"aggregate": (self.aggregate, False, why)})
+
+
+@dataclass
+class RestoreArgs:
+    """How one leaf is restored.
+
+    Attributes:
+        restore_type: Type wanted: `jax.Array`, `np.ndarray`, `int`, `float`, ...; None for the
+            type that was saved.
+        dtype: Dtype to cast to, None for the one that was saved.
+    """
+
+    restore_type: object = None
+    dtype: object = None
+
+    def __post_init__(self) -> None:
+        check_dtype("RestoreArgs.dtype", self.dtype)
+
+
+@dataclass
+class ArrayRestoreArgs(RestoreArgs):
+    """How one leaf is restored as a JAX array.
+
+    The sharding is that of `mesh` and `mesh_axes`, else `sharding`, else the recorded one if its
+    devices are here, else the default device.
+
+    Attributes:
+        restore_type: `jax.Array`; None leaves a numpy array that was saved one, unless a fallback
+            sharding is given.
+        mesh: Devices to restore on.
+        mesh_axes: Partitioning over `mesh`.
+        sharding: Sharding wanted, JAX's or as recorded in a checkpoint.
+        global_shape: Shape wanted; None for the saved one.
+        shape: Another name for `global_shape`.
+        strict: Whether a different shape is an error; else the array is padded with zeros or cut.
+    """
+
+    restore_type: object = jax.Array
+    mesh: Mesh | None = None
+    mesh_axes: PartitionSpec | None = None
+    sharding: jax.sharding.Sharding | ShardingMetadata | None = None
+    global_shape: Shape | None = None
+    shape: Shape | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        check_dtype("ArrayRestoreArgs.dtype", self.dtype)
+        if (self.mesh is None) != (self.mesh_axes is None):
+            alone = "mesh" if self.mesh_axes is None else "mesh_axes"
+            warnings.warn(
+                f"ArrayRestoreArgs: {alone}= alone does nothing; give both mesh= and mesh_axes=, "
+                "or sharding=NamedSharding(mesh, PartitionSpec(...)).",
+                stacklevel=3,
+            )
+        if self.shape is None:
+            self.shape = self.global_shape
+        elif self.global_shape is None:
+            self.global_shape = self.shape
+        elif tuple(self.shape) != tuple(self.global_shape):
+            raise ValueError(
+                f"shape={self.shape} and global_shape={self.global_shape} mean the same and must "
+                "match"
+            )
+
+
+class SaveBatch(Struct):
+    """What the handlers of one save share.
+
+    Attributes:
+        writer: Collects arrays; written when all handlers have returned.
+        copy: Whether the caller may change its leaves before that.
+        process: The process that saves; others save other parts of the same arrays.
+        arrays: Records of JAX arrays, of those that hold typed PRNG keys.
+        shardings: Their shardings by storage name.
+        details: What Orbax's documents lose of a leaf, by storage name.
+        strings: String leaves by storage name.
+        plans: What handlers keep to plan equal leaves once.
+    """
+
+    writer: BatchWriter
+    copy: bool = False
+    process: Process = Process()
+    arrays: list[ArrayRecord] = field(default_factory=list[ArrayRecord])
+    shardings: dict[str, ShardingMetadata] = field(default_factory=dict[str, ShardingMetadata])
+    details: dict[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
+    strings: dict[str, str] = field(default_factory=dict[str, str])
+    plans: dict[object, object] = field(default_factory=dict[object, object])
+
+
+class LoadBatch(Struct, frozen=True, dict=True):
+    """What the handlers of one restore share.
+
+    Attributes:
+        reader: Reads arrays.
+        arrays: Records of JAX arrays by storage name, where they say more than the rest.
+        decode_shardings: Returns their recorded shardings.
+        details: What Orbax's documents lose of a leaf.
+        strings: Contents of the strings file.
+        resolver: Turns recorded shardings into JAX's.
+    """
+
+    reader: BatchReader
+    arrays: Mapping[str, ArrayRecord]
+    decode_shardings: Callable[[], Mapping[str, ShardingMetadata]]
+    details: Mapping[str, LeafDetail]
+    strings: Mapping[str, object]
+    resolver: ShardingResolver
+
+    @functools.cached_property
+    def shardings(self) -> Mapping[str, ShardingMetadata]:
+        """The recorded shardings of JAX arrays; decoded when one is asked for."""
+        return self.decode_shardings()
+
+
+@dataclass(init=False, repr=False, eq=False, match_args=False)
+class ParamInfo(Struct, kw_only=True, gc=False):
+    """Where one leaf is stored, and how; computed by the library, not given by users.
+
+    A struct, because there are as many as leaves; handlers may use it as a dataclass.
+
+    Attributes:
+        name: Storage name.
+        parent_dir: Directory of the item.
+        path: `parent_dir / name`.
+        keypath: Where the leaf sits in the tree.
+        skip_deserialize: Whether nothing is stored for the leaf.
+        byte_limiter: Budget for bytes being read or written.
+        device_host_byte_limiter: Budget for bytes being copied from devices.
+        is_ocdbt_checkpoint: Whether arrays are in a database.
+        use_compression: Whether arrays are compressed.
+        use_zarr3: Whether arrays are zarr3, else zarr2.
+        ocdbt_target_data_file_size: Size at which a new data file is begun.
+        ts_context: TensorStore context to share.
+        value_typestr: Typestr of the handler that wrote the leaf.
+        enable_pinned_host_transfer: Whether to copy through pinned memory.
+        raise_array_data_missing_error: Whether a missing chunk is an error.
+        write_shape: Shape of the part that one device writes.
+        is_prioritized_key_fn: None; handlers written for Orbax read it.
+        save_batch: Shared state of a save.
+        load_batch: Shared state of a restore.
+    """
+
+    name: str
+    parent_dir: Path
+    path: Path | None = None
+    keypath: KeyPath | None = None
+    skip_deserialize: bool | None = None
+    byte_limiter: ByteLimiter | None = None
+    device_host_byte_limiter: ByteLimiter | None = None
+    is_ocdbt_checkpoint: bool | None = None
+    use_compression: bool | None = True
+    use_zarr3: bool | None = True
+    ocdbt_target_data_file_size: int | None = None
+    ts_context: ts.Context | None = None
+    value_typestr: str | None = None
+    enable_pinned_host_transfer: bool = False
+    raise_array_data_missing_error: bool = True
+    write_shape: Shape | None = None
+    is_prioritized_key_fn: object = None
+    save_batch: SaveBatch | None = None
+    load_batch: LoadBatch | None = None
+
+    def replace(self, **changes: object) -> ParamInfo:
+        """Return a copy with some attributes changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    async def await_path_creation(self) -> None:
+        """Return when `parent_dir` exists; here it always does."""
+
+    @property
+    def location(self) -> KeyPath:
+        """Where the leaf sits, known or not."""
+        return (self.name,) if self.keypath is None else self.keypath
+
+    @property
+    def label(self) -> str:
+        """The leaf's path as text, for messages."""
+        return format_path(self.location)
+
+    @property
+    def data_file_bytes(self) -> int:
+        """Size at which a new data file is begun, 0 for no limit."""
+        size = self.ocdbt_target_data_file_size
+        return DEFAULT_DATA_FILE_BYTES if size is None else size
+
+
+class _JoinedPath:
+    """The attribute `ParamInfo.path`; joined when asked for, it takes longer than all the rest."""
+
+    def __init__(self, given: MemberDescriptorType) -> None:
+        self._given = given
+
+    def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> Path:
+        path = cast(Path | None, self._given.__get__(info, owner))
+        return info.parent_dir / info.name if path is None else path
+
+    def __set__(self, info: ParamInfo, path: Path | None) -> None:
+        self._given.__set__(info, path)
+
+
+setattr(ParamInfo, "path", _JoinedPath(vars(ParamInfo)["path"]))  # noqa: B010 - declared as a field
+
+
+@runtime_checkable
+class Future(Protocol):
+    """Something that will be done later."""
+
+    def result(self, timeout: float | None = None) -> object:
+        """Wait for it; raise what it raised."""
+        ...
+
+
+@runtime_checkable
+class TypeHandler(Protocol):
+    """Writes and reads the leaves of some types, many in one call."""
+
+    def typestr(self) -> str:
+        """Return the name by which checkpoints refer to this handler."""
+        ...
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
+        """Return what is known of stored leaves without reading their values."""
+        ...
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """Take leaves from the caller; what remains to be done is in the futures."""
+        ...
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[object]:
+        """Return the values of stored leaves."""
+        ...
+
+    def finalize(self, directory: Path) -> None:
+        """Do what must be done once all leaves are written, before the commit."""
+        ...
+
+
+def save_batch_of(info: ParamInfo) -> SaveBatch:
+    """Return the shared state of the save that an info belongs to.
+
+    Raises:
+        ValueError: The info was made by hand, without one.
+    """
+    if info.save_batch is None:
+        raise ValueError(f"{info.label}: ParamInfo.save_batch is not set; save with PyTreeHandler")
+    return info.save_batch
+
+
+def leaves_to_primary(infos: Sequence[ParamInfo]) -> bool:
+    """Whether another process writes leaves that all processes have."""
+    return bool(infos) and not save_batch_of(infos[0]).process.is_primary
+
+
+def load_batch_of(info: ParamInfo) -> LoadBatch:
+    """Return the shared state of the restore that an info belongs to.
+
+    Raises:
+        ValueError: The info was made by hand, without one.
+    """
+    if info.load_batch is None:
+        raise ValueError(f"{info.label}: ParamInfo.load_batch is not set; load with PyTreeHandler")
+    return info.load_batch
+
+
+def logical_dtype(info: ParamInfo, stored: DType) -> DType:
+    """Return the dtype the user saved, which the stored one may stand in for.
+
+    Raises:
+        FormatError: The two do not go together.
+    """
+    detail = load_batch_of(info).details.get(info.name)
+    if detail is None or detail.dtype is None:
+        return stored
+    logical = parse_dtype(detail.dtype)
+    if stored_dtype(logical) != stored:
+        raise FormatError(f"{info.label}: recorded as {logical}, which is not stored as {stored}")
+    return logical

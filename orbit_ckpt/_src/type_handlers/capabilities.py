@@ -1,0 +1,159 @@
+"""What a type handler can do besides writing and reading leaves, as optional protocols.
+
+Generic code asks `capability` for them, never what class a handler is, and does without where there
+is none. A capability holds for the methods that a class has where it defines it: a subclass that
+overrides `serialize` or `deserialize` loses the capabilities that depend on them, unless it defines
+these again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from orbit_ckpt._src.arrays.transfer import TakenArray
+from orbit_ckpt._src.errors import UnsupportedLeafError
+from orbit_ckpt._src.overrides import is_overridden
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
+
+CapabilityT = TypeVar("CapabilityT")
+
+
+@runtime_checkable
+class ValueChecker(Protocol):
+    """A handler that can tell before a save that a value cannot be written."""
+
+    def check(self, value: object) -> str | None:
+        """Return why a value cannot be written, None if it can."""
+        ...
+
+
+@runtime_checkable
+class ValueTaker(Protocol):
+    """A handler whose values can be taken from the caller before it is asked to write them.
+
+    A `TakenArray` without a sharding is one that all processes have, and the primary one writes.
+
+    A save in the background then calls `serialize` in the background too.
+    """
+
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """Return what `serialize` can be given in place of values.
+
+        `TakenArray`s refer to the caller's memory: whoever calls this copies their parts before
+        the caller may change them. All else must not depend on the caller any more.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadPlanner(Protocol):
+    """A handler that can list what it reads for a leaf, without reading it."""
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """Return what `deserialize` would read for the same arguments."""
+        ...
+
+
+@runtime_checkable
+class ArrayStorage(Protocol):
+    """A handler that stores every leaf as one array under the leaf's name, in the save's batch.
+
+    Such arrays must exist, and all their chunks are checked. If `deserialize` belongs to the same
+    class, the values of leaves are those of the arrays, which can be read without the handler.
+    """
+
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """Return what reads the whole array of each leaf.
+
+        Raises:
+            CorruptionError: The metadata document of one is missing.
+        """
+        ...
+
+
+@runtime_checkable
+class TextStorage(Protocol):
+    """A handler that stores every leaf in the strings file."""
+
+    def stored_text(self, info: ParamInfo) -> str | None:
+        """Return the text that is stored for a leaf, None if there is none."""
+        ...
+
+
+@runtime_checkable
+class LazyReader(Protocol):
+    """A handler whose leaves can stay in the checkpoint until their values are asked for.
+
+    Parts of them are read from the stored array, without the handler.
+    """
+
+    lazy_type: type
+    """What whole leaves are restored as: `jax.Array` or `np.ndarray`."""
+
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> object:
+        """Return one leaf as `deserialize` does, read by the calling thread alone."""
+        ...
+
+    async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> object:
+        """Do the same with the threads of `deserialize`; no other process takes part."""
+        ...
+
+
+_BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
+    ValueChecker: ("check", ("serialize",)),
+    ValueTaker: ("take", ("serialize",)),
+    ReadPlanner: ("plan_reads", ("deserialize",)),
+    ArrayStorage: ("stored_arrays", ("serialize",)),
+    TextStorage: ("stored_text", ("serialize",)),
+    LazyReader: ("read_now", ("serialize", "deserialize")),
+}
+"""The method of each capability, and those that it depends on."""
+
+
+def capability(handler: object, kind: type[CapabilityT]) -> CapabilityT | None:
+    """Return a handler as what it can do besides, None if it cannot.
+
+    Args:
+        handler: A type handler.
+        kind: One of the optional protocols.
+    """
+    method, depends_on = _BASIS[kind]
+    if not isinstance(handler, kind):
+        return None
+    is_stale = any(is_overridden(handler, name, since=method) for name in depends_on)
+    return None if is_stale else handler
+
+
+def plain_arrays(handler: object) -> ArrayStorage | None:
+    """Return a handler whose leaves have the values of their stored arrays, None for another."""
+    found = capability(handler, ArrayStorage)
+    reads_itself = is_overridden(handler, "deserialize", since="stored_arrays")
+    return None if reads_itself else found
+
+
+def check_converted(
+    handler: ValueChecker, values: Sequence[object], infos: Sequence[ParamInfo]
+) -> None:
+    """Check values that a subclass has made of leaves; those of other classes have been checked.
+
+    Raises:
+        UnsupportedLeafError: Some cannot be written.
+    """
+    if not is_overridden(handler, "serialize", since="check"):
+        return
+    problems = {
+        info.label: reason
+        for value, info in zip(values, infos, strict=True)
+        if not isinstance(value, TakenArray) and (reason := handler.check(value)) is not None
+    }
+    if problems:
+        lines = "\n".join(f"  {label}: {reason}" for label, reason in problems.items())
+        raise UnsupportedLeafError(
+            f"{type(handler).__qualname__} makes values of {len(problems)} leaves that cannot be "
+            f"stored:\n{lines}\nReturn other values from its serialize.",
+            paths=list(problems),
+        )

@@ -1,0 +1,205 @@
+"""A stored array that has been opened and not been read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
+from orbit_ckpt._src.arrays.indexing import Selection
+from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.identity import OpenedDirectory
+from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream, read_to_end
+from orbit_ckpt._src.type_handlers.array_target import requested_sharding, wanted_shape
+from orbit_ckpt._src.type_handlers.base import (
+    ArrayRestoreArgs,
+    ParamInfo,
+    RestoreArgs,
+    load_batch_of,
+    logical_dtype,
+)
+from orbit_ckpt._src.type_handlers.capabilities import LazyReader
+from orbit_ckpt._src.type_handlers.stored import cast_host, key_type_of
+
+
+class LazyLeaf(Struct, frozen=True, gc=False):
+    """A stored array and what it is to become; a struct, because there are as many as leaves.
+
+    Of typed PRNG keys it is their data, with trailing dimensions of its own.
+
+    Attributes:
+        info: Where it is.
+        handler: What reads it as a whole.
+        arg: What it is to become.
+        directory: The directory that it is in.
+        read: What is read for it; no parts yet.
+        shape: Its shape.
+        logical: The dtype that its stored bytes stand for.
+        key_impl: PRNG implementation if it holds the data of typed keys.
+        key_dtype: Their dtype.
+        key_rank: How many trailing dimensions their data has.
+        told: Called with the size of every block that has been read in order.
+    """
+
+    info: ParamInfo
+    handler: LazyReader
+    arg: RestoreArgs
+    directory: OpenedDirectory
+    read: ArrayRead
+    shape: Shape
+    logical: DType
+    key_impl: str | None = None
+    key_dtype: DType | None = None
+    key_rank: int = 0
+    told: Callable[[int], object] | None = None
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its values."""
+        is_cast = self.arg.dtype is not None and self.key_impl is None
+        return as_dtype(self.arg.dtype) if is_cast else self.logical
+
+    @property
+    def widest_dtype(self) -> DType:
+        """The dtype by which to reckon what is held of it while it is read."""
+        is_narrowed = self.dtype.itemsize < self.logical.itemsize
+        return self.logical if is_narrowed else self.dtype
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding | ShardingMetadata | None:
+        """The sharding that is asked for, else the recorded one; None for numpy arrays."""
+        if self.handler.lazy_type is not jax.Array:
+            return None
+        wanted = None
+        if isinstance(self.arg, ArrayRestoreArgs):
+            wanted = requested_sharding(self.arg, self.info.location)
+        return wanted or load_batch_of(self.info).shardings.get(self.info.name)
+
+    def values(self, selection: Selection) -> HostArray:
+        """Read what an index expression asks for; only the chunks that it touches.
+
+        Raises:
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        layout, shape = self.read.layout, selection.shape
+        reader = load_batch_of(self.info).reader
+        result: HostArray | None = None
+        for piece in selection.pieces(layout.chunk_shape, layout.shape):
+            values = reader.read_part(self.read, piece.region)
+            taken = piece.take(values)
+            if values.shape == taken.shape == shape:  # the only piece, and all of it
+                result = self._cast(values)
+                break
+            if result is None:
+                result = np.zeros(shape, self.dtype)
+            result[piece.place] = self._cast(taken)
+        if result is None:  # nothing is asked for, or only what lies beyond the stored array
+            result = np.zeros(shape, self.dtype)
+        return cast(HostArray, result[selection.inner])
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """Yield a box in blocks that follow one another in C order, see `DeferredData`.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        elements = max(1, max_bytes // self.widest_dtype.itemsize)
+        layout = self.read.layout
+        with self.directory.reading(self.info.label):
+            if self.shape == layout.shape:
+                reader = load_batch_of(self.info).reader
+                stored_bytes = elements * layout.dtype.itemsize
+                for block in reader.read_blocks(self.read, region, stored_bytes):
+                    yield self._next(self._cast(block))
+                return
+            for part in split_by_rows(region, (1,) * len(region.shape), elements):
+                chosen = tuple(map(range, part.start, part.stop))
+                yield self._next(self.values(Selection(chosen, (...,))))
+
+    def in_order(self, block_bytes: int, max_bytes: int) -> Iterator[HostArray]:
+        """Yield all of it in blocks that follow one another in C order.
+
+        Args:
+            block_bytes: Size of a block, about.
+            max_bytes: About how much may be held of chunks that are read bit by bit, so that each
+                is read once; if there are more in a row they are read again for every block.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+            TreeMismatchError: Integers do not fit the dtype that is asked for.
+        """
+        layout = self.read.layout
+        reader = load_batch_of(self.info).reader
+        grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+        fits = math.prod(grid[1:]) * DECODER_BYTES <= max_bytes
+        if self.shape != layout.shape or not reader.can_stream(layout) or not fits:
+            yield from self.blocks(whole(self.shape), block_bytes)
+            return
+        stream = RegionStream(reader, self.read)
+        elements = max(1, block_bytes // self.widest_dtype.itemsize)
+        with self.directory.reading(self.info.label):
+            for part in split_by_rows(whole(self.shape), (1,) * len(self.shape), elements):
+                yield self._next(self._cast(stream.next(part)))
+
+    @property
+    def has_sum(self) -> bool:
+        """Whether there is a sum of the array, with which it is compared where it is read whole."""
+        return load_batch_of(self.info).reader.sums.knows(self.read)
+
+    def compare(self, max_bytes: int) -> None:
+        """Read all of it once and compare it with its sum.
+
+        Raises:
+            CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
+            CorruptionError: Stored data is missing or damaged.
+        """
+        with self.directory.reading(self.info.label):
+            read_to_end(load_batch_of(self.info).reader, self.read, max_bytes)
+
+    def _next(self, block: HostArray) -> HostArray:
+        if self.told is not None:
+            self.told(block.nbytes)
+        return block
+
+    def _cast(self, host: HostArray) -> HostArray:
+        values = host if host.dtype == self.logical else host.view(self.logical)
+        return cast_host(values, self.dtype, self.info.location)
+
+
+def open_leaf(
+    info: ParamInfo,
+    handler: LazyReader,
+    arg: RestoreArgs,
+    directory: OpenedDirectory,
+    read: ArrayRead,
+) -> LazyLeaf:
+    """Return a stored array without reading it.
+
+    Raises:
+        FormatError: What is recorded of it does not go together.
+        TreeMismatchError: Another shape is asked for than that of the stored array.
+        UnsupportedLeafError: It holds PRNG keys that this JAX does not have.
+    """
+    batch, layout = load_batch_of(info), read.layout
+    is_jax = handler.lazy_type is jax.Array
+    record = batch.arrays.get(info.name) if is_jax else None
+    impl = None if record is None else record.random_key_impl
+    if impl is not None:
+        dtype, rank = key_type_of(info, layout.dtype)
+        shape, logical = layout.shape, layout.dtype
+        return LazyLeaf(info, handler, arg, directory, read, shape, logical, impl, dtype, rank)
+    shape = layout.shape
+    if is_jax and isinstance(arg, ArrayRestoreArgs):
+        shape = wanted_shape(info, arg, layout)
+    return LazyLeaf(info, handler, arg, directory, read, shape, logical_dtype(info, layout.dtype))

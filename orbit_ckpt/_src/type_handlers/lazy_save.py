@@ -1,0 +1,141 @@
+"""Write arrays that are in another checkpoint: they are read part by part as they are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, why_not_storable
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
+from orbit_ckpt._src.arrays.transfer import DeferredData, Shard, TakenArray
+from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
+from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, capability
+from orbit_ckpt._src.type_handlers.lazy import LazyArray
+from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
+from orbit_ckpt._src.type_handlers.stored import default_save_args
+
+_COMPARED_BYTES = 1 << 26
+"""What is held at most of an array that is read to compare it."""
+
+
+class LazyHandler:
+    """Writes `LazyArray` as the handler of its values would have written these.
+
+    Chunks are as before, unless other ones are asked for, so that each is read once.
+    """
+
+    def __init__(self, values: TypeHandler) -> None:
+        """Make a handler.
+
+        Args:
+            values: The handler of the values.
+        """
+        self._values = values
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return self._values.typestr()
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        leaf = _leaf_of(value)
+        return why_not_storable(leaf.dtype)
+
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`; nobody can change a lazy array."""
+        return values
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
+        """See `TypeHandler`."""
+        return await self._values.metadata(infos)
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`; nothing is read before the batch is written."""
+        leaves = list(map(_leaf_of, values))
+        if capability(self._values, ArrayStorage) is None:  # it writes something else than arrays
+            whole_values = [cast(LazyArray, value).get() for value in values]
+            return await self._values.serialize(whole_values, infos, args)
+        args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
+        return await self._values.serialize(list(map(_taken, leaves)), infos, args)
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[object]:
+        """Return the values, which are not lazy."""
+        return await self._values.deserialize(infos, args)
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _leaf_of(value: object) -> LazyLeaf:
+    return cast(LazyArray, value).leaf
+
+
+def _taken(leaf: LazyLeaf) -> TakenArray:
+    source = _Compared(leaf) if leaf.has_sum else leaf
+    shards = [
+        Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, source, region.start)))
+        for region in _regions(leaf)
+    ]
+    return TakenArray(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
+
+
+class _Compared:
+    """An array with a sum, which is compared before the first of its parts is written."""
+
+    def __init__(self, leaf: LazyLeaf) -> None:
+        self._leaf = leaf
+        self._is_done = False
+        self._lock = threading.Lock()
+
+    def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
+        """See `LazyLeaf`; all of it is compared as it is read."""
+        if region != whole(self._leaf.read.layout.shape):
+            with self._lock:
+                if not self._is_done:
+                    self._leaf.compare(_COMPARED_BYTES)
+                self._is_done = True
+        return self._leaf.blocks(region, max_bytes)
+
+
+def _fetch(
+    leaf: LazyLeaf | _Compared, start: Shape, region: Region, max_bytes: int
+) -> Iterator[HostArray]:
+    """Yield a box of the part of an array that begins at `start`."""
+    begin = tuple(s + offset for s, offset in zip(start, region.start, strict=True))
+    return leaf.blocks(Region(begin, region.shape), max_bytes)
+
+
+def _has_whole_chunks(leaf: LazyLeaf) -> bool:
+    layout, shape = leaf.read.layout, leaf.shape
+    fits = all(n % chunk == 0 for n, chunk in zip(shape, layout.chunk_shape, strict=True))
+    return fits and shape == layout.shape and math.prod(shape) > 0
+
+
+def _regions(leaf: LazyLeaf) -> list[Region]:
+    """Return the parts that are written by themselves: what was a chunk stays one."""
+    if not _has_whole_chunks(leaf):
+        return [whole(leaf.shape)]
+    chunk_shape = leaf.read.layout.chunk_shape
+    return [chunk_region(i, chunk_shape) for i in chunk_indices(whole(leaf.shape), chunk_shape)]
+
+
+def _keep_chunk_size(leaf: LazyLeaf, arg: SaveArgs) -> SaveArgs:
+    """Return options by which chunks are no larger than before, where they cannot be the same."""
+    if _has_whole_chunks(leaf) or arg.chunk_byte_size is not None or arg.shard_axes:
+        return arg
+    itemsize = leaf.dtype.itemsize if arg.dtype is None else as_dtype(arg.dtype).itemsize
+    nbytes = math.prod(leaf.read.layout.chunk_shape) * itemsize
+    return dataclasses.replace(arg, chunk_byte_size=nbytes)

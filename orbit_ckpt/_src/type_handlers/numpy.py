@@ -1,0 +1,147 @@
+"""numpy arrays, and `bytes`, which are stored as arrays of uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
+from orbit_ckpt._src.arrays.transfer import TakenArray, shards_of
+from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY
+from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.base import (
+    ArrayRestoreArgs,
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    leaves_to_primary,
+    load_batch_of,
+    logical_dtype,
+)
+from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.stored import (
+    add_array,
+    array_metadata,
+    cast_host,
+    default_save_args,
+    read_each,
+    warn_of_metadata_key,
+    whole_reads,
+)
+
+BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
+
+
+class NumpyHandler:
+    """Handles `np.ndarray` and `bytes`."""
+
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
+    def __init__(self, *, metadata_key: str | None = None) -> None:
+        """Make a handler; for the argument see `ArrayHandler`."""
+        self._metadata_key = metadata_key
+
+    lazy_type: type = np.ndarray
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return NUMPY_ARRAY
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        if isinstance(value, bytes):
+            return None
+        if isinstance(value, np.ma.MaskedArray):
+            return "its mask would be lost; save .data and .mask as two leaves"
+        dtype = cast(HostArray, np.asarray(value)).dtype
+        return why_not_storable(dtype)
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
+        """See `TypeHandler`."""
+        return array_metadata(infos, ArrayMetadata)
+
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`."""
+        return [value if isinstance(value, bytes) else _taken(value) for value in values]
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        warn_of_metadata_key(self._metadata_key)
+        if leaves_to_primary(infos):
+            return []
+        check_converted(self, values, infos)
+        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            if isinstance(value, bytes):
+                kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
+                array, leaf_type, arg = _taken(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+            else:
+                array, leaf_type = value if isinstance(value, TakenArray) else _taken(value), None
+            add_array(array.shape, array.dtype, array.shards, info, arg, leaf_type=leaf_type)
+        return []
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[np.ndarray | bytes]:
+        """Return the arrays, writable and owned by the caller.
+
+        Raises:
+            CorruptionError: A chunk is missing or damaged.
+        """
+        return await read_each(infos, args, _restored)
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        del args  # arrays are read whole
+        return whole_reads(infos)
+
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
+        return whole_reads(infos)
+
+    def read_now(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+        """Return one array as `deserialize` does, read by the calling thread."""
+        (read,) = whole_reads([info])
+        host = load_batch_of(info).reader.read_part(read, read.regions[0])
+        return _restored(host.view(logical_dtype(info, host.dtype)), info, arg)
+
+    async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
+        """See `LazyReader`."""
+        (value,) = await NumpyHandler.deserialize(self, [info], [arg])
+        return value
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _taken(value: object) -> TakenArray:
+    host = np.asarray(value)
+    return TakenArray(host.shape, host.dtype, shards_of(host))
+
+
+def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:
+    """Return the type of bytes that a leaf is restored as, None if as an array."""
+    detail = load_batch_of(info).details.get(info.name)
+    kind = detail.type if detail is not None else None
+    as_saved = not isinstance(arg, ArrayRestoreArgs) and arg.restore_type is None
+    if as_saved and kind == NUMPY_BYTES:
+        return np.bytes_
+    return bytes if arg.restore_type is bytes or (as_saved and kind == BYTES) else None
+
+
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
+    kind = bytes_type(info, arg)
+    if kind is not None:
+        return kind(host.tobytes())
+    return cast_host(host, arg.dtype, info.location)

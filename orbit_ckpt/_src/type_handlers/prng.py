@@ -1,0 +1,51 @@
+"""Typed PRNG keys: stored as their uint32 data and the name of their implementation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import cast
+
+import jax
+
+from orbit_ckpt._src.arrays.dtypes import DType
+
+
+def key_data(keys: jax.Array) -> jax.Array:
+    """Return the data of typed keys, one or more trailing dimensions longer."""
+    return jax.random.key_data(keys)
+
+
+def key_impl(keys: jax.Array) -> str:
+    """Return the name of the keys' implementation, `threefry2x32` or `rbg` for example."""
+    return str(cast(object, jax.random.key_impl(keys)))
+
+
+def wrap_keys(data: jax.Array, impl: str | None) -> jax.Array:
+    """Return typed keys of their data; without an implementation the data itself."""
+    return data if impl is None else jax.random.wrap_key_data(data, impl=impl)
+
+
+@functools.cache
+def key_type(impl: str) -> tuple[DType, int]:
+    """Return the dtype of typed keys and how many trailing dimensions their data has.
+
+    Touches no device.
+
+    Raises:
+        ValueError: JAX knows no implementation of that name.
+    """
+    eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], getattr(jax, "eval_shape"))  # noqa: B009 - untyped
+    key = eval_shape(lambda: jax.random.key(0, impl=impl))
+    return cast(DType, key.dtype), len(eval_shape(jax.random.key_data, key).shape)
+
+
+def unsupported_key(keys: jax.Array) -> str | None:
+    """Return why keys cannot be stored, None if they can.
+
+    An implementation that has no registered name cannot be found again on restore.
+    """
+    impl = cast(object, jax.random.key_impl(keys))
+    if isinstance(impl, str):
+        return None
+    return f"its PRNG implementation {impl} is not registered under a name"

@@ -1,0 +1,265 @@
+"""Which type handler is responsible for a leaf.
+
+On save a handler is looked up by the leaf's type: among those registered explicitly, then the
+built-in ones, then plug-ins; in each by the nearest class of the type's method resolution order.
+On restore it is looked up by the typestr that the checkpoint records, in the same order of
+registrations. Installing a package therefore never changes how a built-in type is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import numpy as np
+
+from orbit_ckpt._src.plugins import TYPE_HANDLERS, load_plugins
+from orbit_ckpt._src.runtime.checks import check_callable, show
+from orbit_ckpt._src.type_handlers.array import ArrayHandler
+from orbit_ckpt._src.type_handlers.base import TypeHandler
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
+from orbit_ckpt._src.type_handlers.lazy_save import LazyHandler
+from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
+from orbit_ckpt._src.type_handlers.scalar import PYTHON_SCALARS, ScalarHandler
+from orbit_ckpt._src.type_handlers.string import StringHandler
+
+Predicate = Callable[[type], bool]
+
+
+class TypeHandlerRegistry:
+    """Type handlers by type and by typestr."""
+
+    def __init__(self) -> None:
+        self._explicit = _Layer()
+        self._builtin = _builtin_layer()
+        self._plugins: _Layer | None = None
+        self._found: dict[type, TypeHandler | None] = {}
+
+    def add(
+        self,
+        ty: type,
+        handler: TypeHandler,
+        func: Predicate | None = None,
+        override: bool = False,
+        ignore_warnings: bool = False,  # noqa: ARG002 - Orbax's signature
+    ) -> None:
+        """Register a handler for a type and its subclasses.
+
+        Args:
+            ty: The type.
+            handler: Its handler.
+            func: Tells for a type whether the handler is responsible, instead of subclassing `ty`.
+            override: Whether to replace a handler registered for the same type, or under the same
+                typestr.
+            ignore_warnings: There are no warnings to ignore; Orbax has some.
+
+        Raises:
+            TypeError: `ty` is no class, or `handler` no type handler.
+            ValueError: The type or the typestr has a handler and `override` is not set.
+        """
+        _check_handler(ty, handler, func)
+        if not override:
+            self._check_typestr(ty, handler)
+        self._explicit.add(ty, handler, func, override=override)
+        self._found.clear()
+
+    def _check_typestr(self, ty: type, handler: TypeHandler) -> None:
+        """Check that a handler of another type does not take over what a built-in one reads."""
+        typestr = handler.typestr()
+        built_in = self._builtin.by_typestr(typestr)
+        own = self._builtin.by_type(ty)
+        if built_in is not None and (own is None or own.typestr() != typestr):
+            raise ValueError(
+                f"The typestr {typestr!r} of {type(handler).__qualname__} is that of "
+                f"{type(built_in).__qualname__}, whose leaves it would restore too. Return another "
+                "typestr, or pass override=True."
+            )
+
+    def get(self, ty: type | str) -> TypeHandler:
+        """Return the handler of a type, or of a typestr.
+
+        Raises:
+            ValueError: There is none.
+        """
+        handler = self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)
+        if handler is None:
+            known = ", ".join(t.__name__ for t in self.supported_types())
+            name = repr(ty) if isinstance(ty, str) else f"{ty.__module__}.{ty.__qualname__}"
+            raise ValueError(
+                f"TypeHandler lookup failed for: {name} (registered: {known}). Register one with "
+                "register_type_handler."
+            )
+        return handler
+
+    def has(self, ty: type | str) -> bool:
+        """Whether there is a handler of a type, or of a typestr."""
+        return (self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)) is not None
+
+    def supported_types(self) -> list[type]:
+        """Return the types that handlers are registered for."""
+        return [*self._explicit.types, *self._builtin.types]
+
+    def _by_type(self, ty: type) -> TypeHandler | None:
+        if ty not in self._found:
+            found = self._explicit.by_type(ty) or self._of_lazy(ty) or self._builtin.by_type(ty)
+            self._found[ty] = found or self._plugin_layer().by_type(ty)
+        return self._found[ty]
+
+    def _of_lazy(self, ty: type) -> TypeHandler | None:
+        """Return what writes lazy arrays as a handler registered for their values does."""
+        if not issubclass(ty, LazyArray):
+            return None
+        values = self._explicit.by_type(np.ndarray if issubclass(ty, LazyHostArray) else jax.Array)
+        return None if values is None else LazyHandler(values)
+
+    def _by_typestr(self, typestr: str) -> TypeHandler | None:
+        found = self._explicit.by_typestr(typestr) or self._builtin.by_typestr(typestr)
+        return found or self._plugin_layer().by_typestr(typestr)
+
+    def _plugin_layer(self) -> _Layer:
+        if self._plugins is None:
+            self._plugins = layer = _Layer()
+            for _, (types, handler) in load_plugins(TYPE_HANDLERS, prepare_type_handler):
+                for ty in types:
+                    layer.add(ty, handler, None, override=True)
+        return self._plugins
+
+
+def _check_handler(ty: object, handler: object, func: object) -> None:
+    """Check what is registered for a type.
+
+    Raises:
+        TypeError: It is no type handler, such as a class of them; or there is no type.
+    """
+    if not isinstance(ty, type):
+        raise TypeError(
+            f"ty must be a class, found {show(ty)}. Register a handler for the class of the leaves."
+        )
+    if isinstance(handler, type):
+        raise TypeError(
+            f"handler must be a type handler, found {show(handler)}. Give an object of it, made by "
+            "calling it."
+        )
+    methods = ("typestr", "serialize", "deserialize")
+    missing = [name for name in methods if not callable(getattr(handler, name, None))]
+    if missing:
+        raise TypeError(
+            f"handler must be a type handler, found {show(handler)}, without {missing[0]}(). "
+            "Derive a class from type_handlers.TypeHandler, and give an object of it."
+        )
+    check_callable("func", func, "Give one that says of a class whether the handler takes it.")
+
+
+def prepare_type_handler(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
+    """Return the types that a plug-in handles, as its attribute `types` says, and the handler.
+
+    Raises:
+        TypeError: It is no type handler, or does not say which types it handles.
+    """
+    handler: object = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(handler, TypeHandler):
+        raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")
+    types = cast(tuple[type, ...], getattr(handler, "types", ()))
+    if not types:
+        raise TypeError(f"{handler!r} does not say in `types` which classes it handles")
+    handler.typestr()
+    return types, handler
+
+
+class _Layer:
+    """Registrations of equal precedence."""
+
+    def __init__(self) -> None:
+        self.types: dict[type, TypeHandler] = {}
+        self._predicates: dict[type, Predicate] = {}
+        self._typestrs: dict[str, TypeHandler] = {}
+
+    def add(
+        self, ty: type, handler: TypeHandler, func: Predicate | None, *, override: bool
+    ) -> None:
+        if ty in self.types and not override:
+            raise ValueError(
+                f"A type handler for {ty.__module__}.{ty.__qualname__} is registered already; "
+                "pass override=True to replace it."
+            )
+        typestr = handler.typestr()
+        taken = self._typestrs.get(typestr)
+        if taken is not None and type(taken) is not type(handler) and not override:
+            raise ValueError(
+                f"The typestr {typestr!r} belongs to {type(taken).__qualname__}; checkpoints "
+                "could not tell the two apart. Return another typestr, or pass override=True."
+            )
+        self.types[ty] = handler
+        self._typestrs[typestr] = handler
+        self._predicates.pop(ty, None)
+        if func is not None:
+            self._predicates[ty] = func
+
+    def by_type(self, ty: type) -> TypeHandler | None:
+        for base, func in self._predicates.items():
+            if func(ty):
+                return self.types[base]
+        nominal = {base: h for base, h in self.types.items() if base not in self._predicates}
+        for base in ty.__mro__:
+            if base in nominal:
+                return nominal[base]
+        # abstract classes such as jax.Array are not in the order of their implementations
+        return next((h for base, h in nominal.items() if issubclass(ty, base)), None)
+
+    def by_typestr(self, typestr: str) -> TypeHandler | None:
+        return self._typestrs.get(typestr)
+
+
+def _builtin_layer() -> _Layer:
+    layer = _Layer()
+    scalars, arrays, strings = ScalarHandler(), NumpyHandler(), StringHandler()
+    # before the handlers of the same typestrs, which then are those that restore
+    layer.add(LazyArray, LazyHandler(ArrayHandler()), None, override=True)
+    layer.add(LazyHostArray, LazyHandler(arrays), None, override=True)
+    for ty in (*PYTHON_SCALARS, np.generic):
+        layer.add(ty, scalars, None, override=True)
+    for ty in (np.ndarray, bytes):
+        layer.add(ty, arrays, None, override=True)
+    layer.add(jax.Array, ArrayHandler(), None, override=True)
+    layer.add(str, strings, None, override=True)
+    return layer
+
+
+GLOBAL_TYPE_HANDLER_REGISTRY = TypeHandlerRegistry()
+"""The registry used where none is passed."""
+
+
+def create_type_handler_registry(
+    *handlers: tuple[type, TypeHandler],
+) -> TypeHandlerRegistry:
+    """Return a registry with handlers of its own besides the built-in ones."""
+    registry = TypeHandlerRegistry()
+    for ty, handler in handlers:
+        registry.add(ty, handler, override=True)
+    return registry
+
+
+def register_type_handler(
+    ty: type,
+    handler: TypeHandler,
+    func: Predicate | None = None,
+    override: bool = False,
+) -> None:
+    """Register a handler in the default registry, see `TypeHandlerRegistry.add`."""
+    GLOBAL_TYPE_HANDLER_REGISTRY.add(ty, handler, func, override)
+
+
+def get_type_handler(ty: type | str) -> TypeHandler:
+    """Return the default registry's handler of a type or typestr."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.get(ty)
+
+
+def has_type_handler(ty: type | str) -> bool:
+    """Whether the default registry has a handler of a type or typestr."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.has(ty)
+
+
+def supported_types() -> list[type]:
+    """Return the types that the default registry has handlers for."""
+    return GLOBAL_TYPE_HANDLER_REGISTRY.supported_types()

@@ -1,0 +1,125 @@
+"""Python and numpy scalars, stored as arrays without dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from orbit_ckpt._src.arrays.dtypes import python_scalar, why_not_storable
+from orbit_ckpt._src.arrays.transfer import shards_of
+from orbit_ckpt._src.errors import TreeMismatchError
+from orbit_ckpt._src.metadata.values import ScalarMetadata
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.base import (
+    Future,
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    leaves_to_primary,
+    load_batch_of,
+)
+from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.stored import (
+    add_array,
+    array_metadata,
+    cast_host,
+    default_save_args,
+    read_each,
+    warn_of_metadata_key,
+    whole_reads,
+)
+
+NUMPY = "numpy"
+PYTHON_SCALARS = (int, float, complex)
+
+
+class ScalarHandler:
+    """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
+
+    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+
+    def __init__(self, *, metadata_key: str | None = None) -> None:
+        """Make a handler; for the argument see `ArrayHandler`."""
+        self._metadata_key = metadata_key
+
+    def typestr(self) -> str:
+        """See `TypeHandler`."""
+        return "scalar"
+
+    def check(self, value: object) -> str | None:
+        """See `ValueChecker`."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return "the integer does not fit into 64 bits; save it as a str"
+        dtype = np.asarray(value).dtype
+        return why_not_storable(dtype)
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
+        """See `TypeHandler`."""
+        return array_metadata(infos, ScalarMetadata)
+
+    def take(self, values: Sequence[object]) -> Sequence[object]:
+        """See `ValueTaker`; nobody can change these."""
+        return values
+
+    async def serialize(
+        self,
+        values: Sequence[object],
+        infos: Sequence[ParamInfo],
+        args: Sequence[SaveArgs] | None = None,
+    ) -> Sequence[Future]:
+        """See `TypeHandler`."""
+        warn_of_metadata_key(self._metadata_key)
+        if leaves_to_primary(infos):
+            return []
+        check_converted(self, values, infos)
+        for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            host = np.asarray(value)
+            leaf_type = NUMPY if isinstance(value, np.generic) else None
+            add_array((), host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
+        return []
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[object]:
+        """Return scalars of the type saved, or of the type asked for.
+
+        Raises:
+            TreeMismatchError: A scalar was asked for where an array with dimensions is stored.
+        """
+        return await read_each(infos, args, _restored)
+
+    def plan_reads(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[ArrayRead]:
+        """See `ReadPlanner`."""
+        del args  # arrays are read whole
+        return whole_reads(infos)
+
+    def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
+        """See `ArrayStorage`."""
+        return whole_reads(infos)
+
+    def finalize(self, directory: Path) -> None:
+        """See `TypeHandler`."""
+
+
+def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
+    if host.ndim:
+        raise TreeMismatchError(
+            f"{info.label}: a scalar was asked for, an array of shape {host.shape} is stored; "
+            "ask for np.ndarray or jax.Array.",
+            paths=[info.label],
+        )
+    value = cast_host(host, arg.dtype, info.location)
+    if isinstance(arg.restore_type, type):
+        convert = cast(Callable[[object], object], arg.restore_type)
+        if issubclass(arg.restore_type, np.generic):
+            return cast_host(value, arg.dtype or convert, info.location)[()]
+        return convert(python_scalar(value))
+    detail = load_batch_of(info).details.get(info.name)
+    if detail is not None and detail.type == NUMPY:
+        return value[()]
+    return python_scalar(value)

@@ -1,0 +1,279 @@
+"""What all handlers that store arrays share: planning a write, reading host values, casting."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
+from orbit_ckpt._src.arrays.dtypes import (
+    DType,
+    HostArray,
+    as_dtype,
+    cast_array,
+    logical_name,
+    stored_dtype,
+)
+from orbit_ckpt._src.arrays.slices import Shape, whole
+from orbit_ckpt._src.arrays.transfer import Shard
+from orbit_ckpt._src.errors import FormatError, TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt._src.metadata.schema import LeafDetail
+from orbit_ckpt._src.metadata.values import ArrayMetadata, StorageMetadata
+from orbit_ckpt._src.storage.batch_write import ArrayWrite
+from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.type_handlers.base import (
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    load_batch_of,
+    logical_dtype,
+    save_batch_of,
+)
+from orbit_ckpt._src.type_handlers.prng import key_type
+
+T = TypeVar("T")
+MetadataT = TypeVar("MetadataT", bound=ArrayMetadata)
+
+
+def add_array(
+    shape: Shape,
+    dtype: DType,
+    shards: Sequence[Shard],
+    info: ParamInfo,
+    arg: SaveArgs,
+    *,
+    leaf_type: str | None = None,
+    write_shape: Shape | None = None,
+) -> ZarrArray:
+    """Add one array to the batch of its save; return how it will be stored.
+
+    Args:
+        shape: Shape of the whole array.
+        dtype: Its logical dtype.
+        shards: The parts that this process writes, of equal shape.
+        info: The leaf.
+        arg: Options of the leaf.
+        leaf_type: See `LeafDetail.type`.
+        write_shape: Shape of the parts that all processes write; None for that of `shards`.
+    """
+    batch = save_batch_of(info)
+    if write_shape is None:
+        write_shape = shards[0].region.shape if shards else shape
+    # most leaves are like others; options by identity, they may not be hashable
+    key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
+    plan = cast(_ArrayPlan | None, batch.plans.get(key))
+    if plan is None:
+        plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
+    if plan.detail is not None:
+        batch.details[info.name] = plan.detail
+    document = plan.document if batch.process.is_primary else None
+    batch.writer.add(
+        ArrayWrite(info.name, plan.layout, document, shards, plan.native, info.location)
+    )
+    return plan.layout
+
+
+class _ArrayPlan(NamedTuple):
+    """How arrays of some shape and dtype are stored.
+
+    Attributes:
+        layout: The chunks and codecs.
+        document: Their zarr metadata.
+        native: The dtype that values are cast to.
+        detail: What Orbax's documents lose of them.
+        arg: The options that led to it, which must live as long as the plan.
+    """
+
+    layout: ZarrArray
+    document: bytes
+    native: DType
+    detail: LeafDetail | None
+    arg: SaveArgs
+
+
+def _plan_array(
+    shape: Shape,
+    dtype: DType,
+    write_shape: Shape,
+    info: ParamInfo,
+    arg: SaveArgs,
+    leaf_type: str | None,
+) -> _ArrayPlan:
+    logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
+    stored = stored_dtype(logical)
+    max_bytes = effective_chunk_bytes(
+        math.prod(write_shape) * stored.itemsize,
+        chunk_bytes=arg.chunk_byte_size,
+        file_bytes=info.data_file_bytes,
+    )
+    try:
+        chunk_shape = choose_chunk_shape(
+            shape,
+            write_shape,
+            itemsize=stored.itemsize,
+            max_bytes=max_bytes,
+            shard_axes=arg.shard_axes,
+        )
+    except ValueError as error:
+        raise ValueError(f"{info.label}: {error}") from error
+    layout, document = describe_array(
+        shape,
+        chunk_shape,
+        stored,
+        zarr_format=3 if info.use_zarr3 else 2,
+        compress=bool(info.use_compression),
+    )
+    name = logical_name(logical)
+    detail = LeafDetail(leaf_type, name) if leaf_type or name else None
+    native = logical.newbyteorder("<") if name else stored
+    return _ArrayPlan(layout, document, native, detail, arg)
+
+
+def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
+    """Return how arrays of one restore are stored."""
+    if not infos:
+        return []
+    return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
+
+
+def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
+    """Return what reads whole arrays."""
+    return [
+        ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
+        for info, layout in zip(infos, layouts_of(infos), strict=True)
+    ]
+
+
+async def read_each(
+    infos: Sequence[ParamInfo],
+    args: Sequence[RestoreArgs] | None,
+    convert: Callable[[HostArray, ParamInfo, RestoreArgs], T],
+) -> list[T]:
+    """Read whole arrays; return what `convert` makes of each.
+
+    It is called as soon as an array has been read, so that what it does not keep is freed before
+    the next arrays are read.
+
+    Args:
+        infos: The leaves.
+        args: How each is restored, None for as saved.
+        convert: Takes an array of its logical dtype, which nobody else has, and its leaf.
+    """
+    if not infos:
+        return []
+    batch = load_batch_of(infos[0])
+    reads = whole_reads(infos)
+    wanted = default_restore_args(infos, args)
+    is_dropped = [
+        arg.dtype is not None and as_dtype(arg.dtype) != logical_dtype(info, read.layout.dtype)
+        for info, arg, read in zip(infos, wanted, reads, strict=True)
+    ]
+    results: list[T] = []
+    async with aclosing(batch.reader.read_in_windows(reads, is_dropped)) as windows:
+        async for window in windows:
+            window.reverse()
+            while window:  # what was read of one is free before the next is made
+                info, arg = infos[len(results)], wanted[len(results)]
+                (host,) = window.pop()
+                logical = logical_dtype(info, host.dtype) if batch.details else host.dtype
+                values = host if logical == host.dtype else host.view(logical)
+                results.append(convert(values, info, arg))
+                del host, values
+    return results
+
+
+def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
+    """Return values of another dtype; the same array if it has that dtype.
+
+    Raises:
+        TreeMismatchError: Numbers do not fit an integer dtype; they would become other numbers.
+    """
+    if dtype_like is None:
+        return host
+    try:
+        return cast_array(host, dtype_like)
+    except ValueError as error:
+        raise TreeMismatchError(
+            f"{format_path(path)}: {error}; restore it as a wider dtype.",
+            paths=[format_path(path)],
+        ) from error
+
+
+def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:
+    """Return what is known of stored arrays, as values of a class."""
+    if not infos:
+        return []
+    batch = load_batch_of(infos[0])
+    arrays, shardings, details = batch.arrays, batch.shardings, batch.details
+    directory = infos[0].parent_dir
+    storages: dict[object, StorageMetadata] = {}
+    found: list[MetadataT] = []
+    for info, layout in zip(infos, layouts_of(infos), strict=True):
+        name, write_shape = info.name, info.write_shape
+        shape = layout.shape
+        dtype = logical_dtype(info, layout.dtype) if details else layout.dtype
+        record = arrays.get(name)
+        if record is not None:
+            write_shape = record.write_shape if write_shape is None else write_shape
+            if record.random_key_impl is not None:
+                dtype, trailing = key_type_of(info, layout.dtype)
+                shape = shape[: len(shape) - trailing]
+        storage = storages.get((id(layout), write_shape))
+        if storage is None:
+            storage = StorageMetadata(layout.chunk_shape, write_shape, layout.compression)
+            storages[id(layout), write_shape] = storage
+        found.append(make(name, directory, shape, shardings.get(name), dtype, storage))
+    return found
+
+
+def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
+    """Return the dtype of stored keys and how many trailing dimensions their data has.
+
+    Raises:
+        FormatError: Their data is of another dtype than keys have.
+        UnsupportedLeafError: This JAX does not have their implementation.
+    """
+    impl = load_batch_of(info).arrays[info.name].random_key_impl or ""
+    if stored != np.uint32:
+        raise FormatError(f"{info.label}: PRNG keys are stored as uint32, found {stored}")
+    try:
+        return key_type(impl)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedLeafError(
+            f"{info.label}: PRNG keys of implementation {impl!r} cannot be restored: {error}. "
+            "Register the implementation with JAX, or restore the data with "
+            "restore_type=np.ndarray.",
+            paths=[info.label],
+        ) from error
+
+
+def warn_of_metadata_key(metadata_key: str | None) -> None:
+    """Warn that a handler writes metadata documents under their standard name."""
+    if metadata_key is not None:
+        warnings.warn(
+            f"metadata_key={metadata_key!r} is not used for a save: metadata documents get their "
+            "standard name. Leave it out; documents of another name are read without it.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def default_save_args(
+    infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None
+) -> Sequence[SaveArgs]:
+    """Return one `SaveArgs` per leaf."""
+    return [SaveArgs()] * len(infos) if args is None else args
+
+
+def default_restore_args(
+    infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
+) -> Sequence[RestoreArgs]:
+    """Return one `RestoreArgs` per leaf."""
+    return [RestoreArgs()] * len(infos) if args is None else args

@@ -1,0 +1,38 @@
+"""Readers of other programs' checkpoints: the interface of a plug-in, and detection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.base import (
+        ForeignStep,
+        Format,
+        LinkedFiles,
+        StepRecognizer,
+        WholeReader,
+    )
+    from orbit_ckpt._src.formats.detect import detect_format
+    from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+
+__all__ = [
+    "ForeignStep",
+    "Format",
+    "LinkedFiles",
+    "StepRecognizer",
+    "StoredTree",
+    "TreeParts",
+    "WholeReader",
+    "detect_format",
+]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "formats.base": "ForeignStep, Format, LinkedFiles, StepRecognizer, WholeReader",
+        "formats.detect": "detect_format",
+        "formats.stored_tree": "StoredTree, TreeParts",
+    },
+)

@@ -1,0 +1,36 @@
+"""What `plan`, `diff` and `verify` return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.arrays.compare import ValueChange
+    from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
+    from orbit_ckpt._src.pytree.explain import LeafPlan, RestorePlan
+    from orbit_ckpt._src.pytree.verification import Damage, Unchecked, Unverifiable, VerifyReport
+
+__all__ = [
+    "CheckpointDiff",
+    "Damage",
+    "LeafChange",
+    "LeafPlan",
+    "RestorePlan",
+    "Unchecked",
+    "UnmatchedLeaf",
+    "Unverifiable",
+    "ValueChange",
+    "VerifyReport",
+]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "arrays.compare": "ValueChange",
+        "pytree.difference": "CheckpointDiff, LeafChange, UnmatchedLeaf",
+        "pytree.explain": "LeafPlan, RestorePlan",
+        "pytree.verification": "Damage, Unchecked, Unverifiable, VerifyReport",
+    },
+)

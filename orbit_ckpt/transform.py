@@ -1,0 +1,62 @@
+"""Rules that rename, merge, split and compute leaves as they are restored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbit_ckpt._src.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.transform.partition import partition
+    from orbit_ckpt._src.transform.rule_file import parse_rules
+    from orbit_ckpt._src.transform.rules import (
+        AssignmentMap,
+        Cast,
+        Combine,
+        Copy,
+        Drop,
+        Fallback,
+        KeyData,
+        Map,
+        Rename,
+        Rule,
+        Split,
+        Stack,
+        StateTransform,
+        Transpose,
+        Unstack,
+        WrapKeys,
+    )
+
+__all__ = [
+    "AssignmentMap",
+    "Cast",
+    "Combine",
+    "Copy",
+    "Drop",
+    "Fallback",
+    "KeyData",
+    "Map",
+    "Rename",
+    "Rule",
+    "Split",
+    "Stack",
+    "StateTransform",
+    "Transpose",
+    "Unstack",
+    "WrapKeys",
+    "parse_rules",
+    "partition",
+]
+
+__getattr__, __dir__ = lazy_names(
+    globals(),
+    {
+        "transform.partition": "partition",
+        "transform.rule_file": "parse_rules",
+        "transform.rules": (
+            "AssignmentMap, Cast, Combine, Copy, Drop, Fallback, KeyData, Map, Rename, Rule, "
+            "Split, Stack, StateTransform, Transpose, Unstack, WrapKeys"
+        ),
+    },
+)
