@@ -179,7 +179,7 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 
 def test_the_collector_is_paused_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orbit_ckpt._src.runtime.loop._MAX_PAUSE_S", 0)
+    monkeypatch.setenv("ORBIT_CKPT_GC_PAUSE_MS", "1")
 
     async def block() -> bool:
         while not gc.isenabled():  # the loop itself may be blocked, by a slow disk for example
@@ -187,6 +187,11 @@ def test_the_collector_is_paused_for_a_limited_time(monkeypatch: pytest.MonkeyPa
         return gc.isenabled()
 
     assert run_sync(block())
+
+
+def test_the_pause_of_the_collector_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORBIT_CKPT_GC_PAUSE_MS", "0")
+    assert run_sync(collector_runs())
 
 
 async def where_blocking_work_runs() -> tuple[int, int]:

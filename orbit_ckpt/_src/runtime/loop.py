@@ -21,9 +21,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _ERRORS_TOLD = 10
-_MAX_PAUSE_S = 10.0
-"""How long one call keeps Python's cycle collector from running."""
-
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Most threads of one loop that do blocking work."""
 
@@ -42,7 +39,7 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     try:
         if not _has_started(thread):
             return runner.run_here()
-        if wait([outcome], _MAX_PAUSE_S).not_done:
+        if wait([outcome], pause.limit_s).not_done:
             pause.end()
         return outcome.result()
     except BaseException:  # raised again; mostly an interrupt
