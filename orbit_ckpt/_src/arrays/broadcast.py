@@ -148,9 +148,9 @@ def _used_axes(spec: PartitionSpec) -> set[object]:
     return used
 
 
-_jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], getattr(jax, "jit"))  # noqa: B009 - untyped
-_put = cast(Callable[[HostArray, jax.Device], jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
+_jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], jax.jit)
+_put = cast(Callable[[HostArray, jax.Device], jax.Array], jax.device_put)
 _bitcast = cast(
     Callable[[jax.Array, DType], jax.Array],
-    getattr(jax.lax, "bitcast_convert_type"),  # noqa: B009 - untyped
+    jax.lax.bitcast_convert_type,
 )

@@ -263,7 +263,7 @@ def check_divides(sharding: jax.sharding.Sharding, shape: Shape, rank: int) -> N
 
 def default_sharding() -> jax.sharding.Sharding:
     """Return the sharding of JAX's default device."""
-    default: object = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped
+    default: object = jax.config.jax_default_device
     device = default if isinstance(default, jax.Device) else jax.local_devices()[0]
     return SingleDeviceSharding(device)
 

@@ -141,7 +141,7 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
     else:
         array = cast(jax.Array, data)
         handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-    handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - jax's own types
+    handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - partly untyped
     return handle
 
 
@@ -206,7 +206,7 @@ def byte_view(array: HostArray) -> memoryview:
 
 def _slice(data: jax.Array, region: Region) -> jax.Array:
     # with the offset as an argument there is one compilation for all blocks, not one for each
-    dynamic_slice = cast(Callable[..., jax.Array], getattr(jax.lax, "dynamic_slice"))  # noqa: B009 - untyped
+    dynamic_slice = cast(Callable[..., jax.Array], jax.lax.dynamic_slice)
     return dynamic_slice(data, region.start, region.shape)
 
 

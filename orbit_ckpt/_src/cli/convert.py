@@ -43,7 +43,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     casts, known = _casts(cast), parse_reader(reader)
     # rules may compute with arrays of JAX, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
-        jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - not typed
+        jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - untyped
     with progress_bar("Converting") as told:
         convert_checkpoint(
             start,

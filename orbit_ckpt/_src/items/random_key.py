@@ -128,7 +128,7 @@ class JaxRandomKeyHandler:
             return key
         # Orbax does not record the implementation and takes the default one
         impl = about.get("impl")
-        default = cast(str, jax.config.jax_default_prng_impl)  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue] - untyped
+        default = cast(str, jax.config.jax_default_prng_impl)
         return wrap_keys(key, impl if isinstance(impl, str) else default)
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:

@@ -221,7 +221,7 @@ def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreAr
             return value
         host = cast_host(np.asarray(value), arg.dtype, path)
         check_width(path, host.dtype)
-        device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
+        device_put = cast(Callable[..., jax.Array], jax.device_put)
         shape = arg.global_shape or host.shape
         if not isinstance(sharding, jax.sharding.Sharding):
             sharding = batch.resolver.resolve(sharding, shape)

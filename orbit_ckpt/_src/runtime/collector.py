@@ -7,7 +7,6 @@ import os
 
 from orbit_ckpt._src.runtime.forking import reset_in_child
 
-
 PAUSE_VARIABLE = "ORBIT_CKPT_GC_PAUSE_MS"
 """Environment variable with the longest pause in milliseconds; 0 switches pauses off."""
 

@@ -244,8 +244,8 @@ def _running_loop_left() -> Generator[None]:
 
 def _jax_settings() -> contextlib.AbstractContextManager[None]:
     """Return a context that gives another thread the settings that JAX keeps per thread."""
-    device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009 - untyped
-    x64: Any = getattr(jax.config, "jax_enable_x64")  # noqa: B009 - untyped
+    device: Any = jax.config.jax_default_device
+    x64: Any = jax.config.jax_enable_x64
 
     @contextlib.contextmanager
     def apply() -> Generator[None]:

@@ -35,7 +35,7 @@ def key_type(impl: str) -> tuple[DType, int]:
     Raises:
         ValueError: JAX knows no implementation of that name.
     """
-    eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], getattr(jax, "eval_shape"))  # noqa: B009 - untyped
+    eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], jax.eval_shape)
     key = eval_shape(lambda: jax.random.key(0, impl=impl))
     return cast(DType, key.dtype), len(eval_shape(jax.random.key_data, key).shape)
 
