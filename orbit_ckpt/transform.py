@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.transform.partition import partition
+    from orbit_ckpt._src.transform.patterns import partition
     from orbit_ckpt._src.transform.rule_file import parse_rules
     from orbit_ckpt._src.transform.rules import (
         AssignmentMap,
@@ -52,7 +52,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "transform.partition": "partition",
+        "transform.patterns": "partition",
         "transform.rule_file": "parse_rules",
         "transform.rules": (
             "AssignmentMap, Cast, Combine, Copy, Drop, Fallback, KeyData, Map, Rename, Rule, "

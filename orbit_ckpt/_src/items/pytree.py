@@ -43,7 +43,7 @@ from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process, this_process
 from orbit_ckpt._src.runtime.warn import warn_caller
 from orbit_ckpt._src.storage.path import resolve_path
-from orbit_ckpt._src.transform.rules import LegacyRules
+from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
 if TYPE_CHECKING:

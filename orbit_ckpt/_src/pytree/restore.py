@@ -38,8 +38,8 @@ from orbit_ckpt._src.pytree.view import (
     view_through_function,
     view_through_legacy,
 )
+from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.transform.rules import LegacyRules
 from orbit_ckpt._src.tree.diff import TreeDifference
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath

@@ -15,6 +15,7 @@ from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.transform.engine import apply_rules
+from orbit_ckpt._src.transform.legacy import LegacyRules, Original, compile_legacy
 from orbit_ckpt._src.transform.nodes import (
     UNKNOWN,
     Apply,
@@ -39,7 +40,6 @@ from orbit_ckpt._src.transform.rules import (
     Copy,
     Drop,
     Fallback,
-    LegacyRules,
     Rename,
     Rule,
 )
@@ -203,11 +203,6 @@ def view_through_legacy(
     Raises:
         TransformError: The transforms do not fit the leaves.
     """
-    from orbit_ckpt._src.transform.legacy import (  # noqa: PLC0415 - few need it
-        Original,
-        compile_legacy,
-    )
-
     leaves = {names: record for names, record in stored.items() if not record.is_empty}
     original = Original(
         {names: record.path for names, record in leaves.items()},

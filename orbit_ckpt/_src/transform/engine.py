@@ -17,6 +17,7 @@ from orbit_ckpt._src.transform.patterns import (
     expand,
     is_exact,
     join_name,
+    names_by_text,
     pattern_text,
 )
 from orbit_ckpt._src.transform.rules import (
@@ -82,14 +83,8 @@ class _Tree:
         self._target = None if target is None else [join_name(names) for names in target]
         self._target_values = target or {}
         self._rule: object = None
-        for names, info in sources.items():
-            name = join_name(names)
-            if name in self.nodes:
-                raise TransformError(
-                    f"{name}: two leaves have this name, because a key has a slash in it; rules "
-                    "cannot tell them apart. Restore without rules and rename the key."
-                )
-            self.nodes[name] = Read(names, info, is_empty=names in empty)
+        for name, names in names_by_text(sources, "rules").items():
+            self.nodes[name] = Read(names, sources[names], is_empty=names in empty)
 
     def apply(self, rule: Rule) -> None:
         """Apply one rule."""

@@ -16,16 +16,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import jax
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.transform.nodes import Apply, FromTarget, Node, Read
-from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.transform.rules import LegacyRules
-from orbit_ckpt._src.transform.undeclared import Undeclared, find_undeclared
+from orbit_ckpt._src.transform.patterns import join_name, names_by_text
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
@@ -103,6 +101,19 @@ class RestoreTransform(Transform):
             )
 
 
+class LegacyRules(Struct, frozen=True):
+    """The transforms of a restore.
+
+    Attributes:
+        transforms: Tree of transforms.
+        default_to_original: Whether leaves that no transform matches come from the checkpoint, if
+            it has them; otherwise they are the target's.
+    """
+
+    transforms: object
+    default_to_original: bool = True
+
+
 class Original(Struct, frozen=True):
     """The leaves of a checkpoint.
 
@@ -113,6 +124,40 @@ class Original(Struct, frozen=True):
 
     paths: Mapping[NamePath, KeyPath]
     empty: Sequence[tuple[KeyPath, object]] = ()
+
+
+class Undeclared:
+    """Stands for a stored leaf that a function did not declare as an input; any use is an error."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def error(self) -> TransformError:
+        """Return the error that a use raises."""
+        return TransformError(
+            f"{self._name}: multi_value_fn uses this leaf, which was not read because "
+            "multi_value_fn_input_args does not name it. Add it there with its RestoreArgs."
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, not declared as an input>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self.error()
+
+    def _fail(self, *_: object, **__: object) -> NoReturn:
+        raise self.error()
+
+    # operators are looked up on the class, where `__getattr__` does not see them
+    __array__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = _fail
+    __len__ = __iter__ = __getitem__ = __contains__ = __call__ = _fail
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _fail
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _fail
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = __abs__ = _fail
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _fail
+    __lt__ = __le__ = __gt__ = __ge__ = _fail
 
 
 class _Choice(Struct, frozen=True):
@@ -155,7 +200,7 @@ def compile_legacy(
             raise TransformError(f"{_RESTORE_ONLY} (transform {key!r})")
         if transform.multi_value_fn_input_args is None:
             raise TransformError(f"{_NO_INPUTS} (transform {key!r})")
-    by_name = _by_name(original.paths)
+    by_name = names_by_text(original.paths, "transforms")
     trees: dict[int, Apply] = {}
     """The inputs of each `multi_value_fn`, which are the same for all leaves that it makes."""
     nodes: dict[NamePath, Node] = {}
@@ -309,17 +354,6 @@ def _near(name: str, original: Mapping[str, object]) -> str:
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _by_name(paths: Mapping[NamePath, KeyPath]) -> dict[str, NamePath]:
-    found: dict[str, NamePath] = {}
-    for names in paths:
-        if found.setdefault(join_name(names), names) != names:
-            raise TransformError(
-                f"{join_name(names)}: two leaves have this name, because a key has a slash in it; "
-                "transforms cannot tell them apart. Restore without transforms and rename the key."
-            )
-    return found
-
-
 def _of_one(source: NamePath, transform: Transform | None, args: object) -> Node:
     """Return what one stored leaf becomes."""
     read = Read(source, args=args)
@@ -376,7 +410,7 @@ def _call(transform: RestoreTransform, name: str, args: object, tree: object) ->
     except TransformError as error:
         error.add_note(f"This happened while {name} was computed.")
         raise
-    undeclared = find_undeclared(jax.tree_util.tree_leaves(value))
-    if undeclared is not None:
-        raise undeclared.error()
+    for leaf in jax.tree_util.tree_leaves(value):
+        if type(leaf) is Undeclared:
+            raise leaf.error()
     return value

@@ -13,6 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.keypath import NamePath
 
@@ -47,6 +51,27 @@ def join_name(names: NamePath) -> str:
 def split_name(name: str) -> NamePath:
     """Return the keys of a new name."""
     return tuple(name.split("/")) if name else ()
+
+
+def names_by_text(leaves: Iterable[NamePath], what: str) -> dict[str, NamePath]:
+    """Return the keys of leaves by their names.
+
+    Args:
+        leaves: Their keys.
+        what: What needs the names, for the error.
+
+    Raises:
+        TransformError: Two leaves have one name, because a key contains a slash.
+    """
+    found: dict[str, NamePath] = {}
+    for names in leaves:
+        name = join_name(names)
+        if found.setdefault(name, names) is not names:
+            raise TransformError(
+                f"{name}: two leaves have this name, because a key has a slash in it; {what} "
+                f"cannot tell them apart. Restore without {what} and rename the key."
+            )
+    return found
 
 
 def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
@@ -176,3 +201,40 @@ def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
 def pattern_text(pattern: Pattern) -> str:
     """Return a pattern as its user wrote it."""
     return pattern if isinstance(pattern, str) else pattern.pattern
+
+
+def partition(
+    mesh: Mesh,
+    rules: PatternMap[PartitionSpec] | Sequence[tuple[Pattern, PartitionSpec]],
+) -> dict[Pattern, NamedSharding]:
+    """Return shardings over a mesh, for `load(sharding=...)`.
+
+    Args:
+        mesh: The devices.
+        rules: Patterns for names, with how the dimensions of arrays are laid out over the mesh's
+            axes. The first that matches a leaf counts.
+
+    Raises:
+        TypeError: The mesh, a pattern or a spec is something else.
+        ValueError: A spec names an axis that the mesh lacks.
+
+    Example:
+        >>> devices = np.array(jax.devices()[:1]).reshape(1, 1)
+        >>> mesh = jax.sharding.Mesh(devices, ("data", "model"))
+        >>> shardings = partition(mesh, {"**/kernel": PartitionSpec(None, "model")})
+        >>> shardings["**/kernel"].spec[1]
+        'model'
+    """
+    if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, found {show(mesh)}. Give it first.")
+    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    found: dict[Pattern, NamedSharding] = {}
+    for pattern, spec in pairs:
+        compile_pattern(pattern)
+        if not isinstance(spec, PartitionSpec):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+            raise TypeError(
+                f"rules[{pattern!r}] must be a jax.sharding.PartitionSpec, found {show(spec)}. "
+                "Give PartitionSpec('x'), for example."
+            )
+        found.setdefault(pattern, NamedSharding(mesh, spec))
+    return found

@@ -365,16 +365,3 @@ Rule = (
     | AssignmentMap
     | StateTransform
 )
-
-
-class LegacyRules(Struct, frozen=True):
-    """Orbax's transforms, which stand for all rules; `transform.legacy` compiles them.
-
-    Attributes:
-        transforms: Tree of transforms.
-        default_to_original: Whether leaves that no transform matches are those of the checkpoint,
-            if it has them; else the target's.
-    """
-
-    transforms: object
-    default_to_original: bool = True

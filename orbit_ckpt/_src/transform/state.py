@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.transform.legacy import Undeclared
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
 from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.transform.undeclared import Undeclared
 from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath
 
