@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from orbit_ckpt._src.transform.engine import Rule
     from orbit_ckpt._src.transform.patterns import partition
     from orbit_ckpt._src.transform.rule_file import parse_rules
-    from orbit_ckpt._src.transform.rules import (
-        AssignmentMap,
+    from orbit_ckpt._src.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename
+    from orbit_ckpt._src.transform.state import StateTransform
+    from orbit_ckpt._src.transform.value_rules import (
         Cast,
         Combine,
-        Copy,
-        Drop,
-        Fallback,
         KeyData,
         Map,
-        Rename,
-        Rule,
         Split,
         Stack,
-        StateTransform,
         Transpose,
         Unstack,
         WrapKeys,
@@ -52,11 +48,13 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
+        "transform.engine": "Rule",
         "transform.patterns": "partition",
         "transform.rule_file": "parse_rules",
-        "transform.rules": (
-            "AssignmentMap, Cast, Combine, Copy, Drop, Fallback, KeyData, Map, Rename, Rule, "
-            "Split, Stack, StateTransform, Transpose, Unstack, WrapKeys"
+        "transform.rules": "AssignmentMap, Copy, Drop, Fallback, Rename",
+        "transform.state": "StateTransform",
+        "transform.value_rules": (
+            "Cast, Combine, KeyData, Map, Split, Stack, Transpose, Unstack, WrapKeys"
         ),
     },
 )

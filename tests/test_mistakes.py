@@ -271,7 +271,7 @@ LOADS: list[Mistake] = [
     ("Orbax's transforms", lambda p: ocp.load(p.ck, transforms={"a": ocp.Transform()}), TypeError, "transforms .*dict", "PyTreeRestore"),
     ("rule without a function", lambda _: transform.Map("a", ocp.args), TypeError, "Map: fn", "Give one that takes a value"),
     ("rule with a number as pattern", lambda _: transform.Drop(ocp.args), TypeError, "pattern", "give a string"),
-    ("misspelt rule", lambda p: ocp.load(p.ck, transforms=[Rename("layr/kernel", "w")]), NO_RULE, "Rename.*layr", "did you mean layer/kernel"),
+    ("misspelt rule", lambda p: ocp.load(p.ck, transforms=[Rename("layr/kernel", "w")]), NO_RULE, "Rename.*layr", "nearest names are layer/kernel"),
     ("reader by name", lambda p: ocp.load(p.ck, reader="t5x"), TypeError, "reader .*'t5x'", "T5XFormat"),
     ("class of readers", lambda p: ocp.load(p.ck, reader=ocp.t5x.T5XFormat), TypeError, "reader .*class T5XFormat", r"T5XFormat\(\)"),
     ("verify reader by name", lambda p: ocp.verify(p.ck, reader="t5x"), TypeError, "reader .*'t5x'", "T5XFormat"),

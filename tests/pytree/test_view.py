@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import orbit_ckpt as ocp
 from orbit_ckpt._src.pytree.view import nodes_by_source
 from orbit_ckpt._src.transform.nodes import Apply, Read, sources_of
-from orbit_ckpt._src.transform.rules import Rename
+from orbit_ckpt.transform import Rename
 
 SOURCES = st.lists(st.sampled_from("abcdef"), max_size=3)
 

@@ -19,7 +19,6 @@ from orbit_ckpt._src.storage import buckets
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.transform.rules import Map
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -27,6 +26,7 @@ from orbit_ckpt.errors import (
     FormatError,
 )
 from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
+from orbit_ckpt.transform import Map
 from tests.stores.proxy import Proxy
 from tests.support import make_mesh
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import orbit_ckpt as ocp
 from orbit_ckpt._src.transform.engine import apply_rules
 from orbit_ckpt._src.transform.nodes import ArrayInfo, sources_of
-from orbit_ckpt._src.transform.rules import Rule
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import storage_name
 from orbit_ckpt.errors import (
@@ -24,6 +23,7 @@ from orbit_ckpt.errors import (
     TransformError,
     TreeMismatchError,
 )
+from orbit_ckpt.transform import Rule
 from tests.support import assert_same_leaf, checkpointer, scratch
 from tests.transform.reference import Leaf, Refused, is_array
 from tests.transform.strategies import (

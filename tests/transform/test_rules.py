@@ -11,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.transform.rules import (
+from orbit_ckpt._src.transform.engine import Leaves, PatternRule
+from orbit_ckpt._src.transform.nodes import Apply, Node
+from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt.transform import (
     AssignmentMap,
     Cast,
     Combine,
@@ -29,7 +33,6 @@ from orbit_ckpt._src.transform.rules import (
     Unstack,
     WrapKeys,
 )
-from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
 from tests.support import assert_same_tree, put
 
 
@@ -46,6 +49,19 @@ def model(layers: int = 3) -> dict[str, Any]:
         "name": "model",
         "none": None,
     }
+
+
+class Negate(PatternRule, frozen=True):
+    """A rule that is defined elsewhere."""
+
+    allow_unused: bool = False
+
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        leaves.replace(self.pattern, self.allow_unused, self._node)
+
+    def _node(self, _: str, node: Node) -> Node:
+        return Apply("negate", np.negative, (node,))
 
 
 @pytest.fixture
@@ -164,6 +180,18 @@ def test_a_target_gives_types_to_what_rules_make(name: str, saved: Path) -> None
     )
     found = ocp.load(saved, {**wanted, "rest": 0}, transforms=rules, only=only)
     assert_same_tree(found, {**wanted, "rest": 0})
+
+
+def test_a_rule_is_one_class(saved: Path) -> None:
+    found = ocp.load(saved, transforms=[Negate("params/*/b")], only="params/layers_1/b")
+    assert_same_tree(found, {"params": {"layers_1": {"b": np.full(4, -1, np.int32)}}})
+    with pytest.raises(TransformError, match=r"^Negate\(pattern='x'\): matches none of"):
+        ocp.load(saved, transforms=[Negate("x")])
+
+
+def test_a_rule_without_a_method_names_its_class(saved: Path) -> None:
+    with pytest.raises(NotImplementedError, match="PatternRule is no rule"):
+        ocp.load(saved, transforms=[PatternRule("name")])
 
 
 def test_a_renamed_leaf_goes_onto_the_sharding_of_its_target(saved: Path) -> None:
@@ -391,8 +419,8 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     ("rules", "message"),
     [
         ([Rename("parms/**", r"p/\1")], "matches none of"),
-        ([Rename("nam", "p")], r"^Rename\(pattern='nam', to='p'\): .*did you mean name\?$"),
-        ([Rename("params", "p")], r"what is below is params/\*\*\.$"),
+        ([Rename("nam", "p")], r"^Rename\(pattern='nam', to='p'\): .*nearest names are name\."),
+        ([Rename("params", "p")], r"Leaves exist below it: params/\*\* matches them"),
         ([Rename("params/*/w", "w")], "gives two leaves the name w"),
         ([Rename("name", "opt/0")], "gives a leaf the name opt/0, which another has"),
         ([Combine(("params/layers_*/w", r"params/layers_\1/c"), r"\1", min)], "layers_0/c"),
@@ -453,7 +481,7 @@ def test_a_cast_names_a_dtype() -> None:
 
 
 def test_patterns_of_a_target_are_compared_with_its_leaves(saved: Path) -> None:
-    with pytest.raises(TransformError, match=r"none of 1 leaves of the target: mine\. Set"):
+    with pytest.raises(TransformError, match=r"none of 1 leaves of the target\. There are mine\."):
         ocp.load(saved, {"mine": 1}, transforms=[Fallback("*/x")])
 
 

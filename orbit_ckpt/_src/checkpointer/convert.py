@@ -21,8 +21,8 @@ from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, P
 from orbit_ckpt._src.runtime.checks import check_callable, check_int, show
 from orbit_ckpt._src.storage.path import check_outside, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
-from orbit_ckpt._src.transform.rules import Rule
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 

@@ -32,8 +32,8 @@ from orbit_ckpt._src.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt._src.pytree.target import Casting
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern
-from orbit_ckpt._src.transform.rules import Rule
 from orbit_ckpt._src.transform.state import StateFunction, transform_state
 
 if TYPE_CHECKING:

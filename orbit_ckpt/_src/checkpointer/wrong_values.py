@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import cast, get_args
+from typing import cast
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
 from orbit_ckpt._src.runtime.checks import check_callable, show
-from orbit_ckpt._src.transform.rules import Rule
+from orbit_ckpt._src.transform.engine import Rule
 
 
 def check_tree(name: str, value: object, *, instead: str) -> None:
@@ -65,14 +65,14 @@ def check_rules(rules: object) -> None:
     Raises:
         TypeError: They are no list, or one is no rule.
     """
-    if isinstance(rules, get_args(Rule)):
+    if isinstance(rules, Rule):
         raise TypeError(
             f"transforms must be a list of rules, found a single {type(rules).__name__}. Give "
             f"transforms=[{type(rules).__name__}(...)]."
         )
     several = _elements(rules)
     for rule in [rules] if several is None else several:
-        if not isinstance(rule, get_args(Rule)):
+        if not isinstance(rule, Rule):
             raise TypeError(
                 f"transforms must be a list of rules, found {show(rule)}. Give those of "
                 "orbit_ckpt.transform, such as [Rename('a', 'b')]. Transforms of Orbax go into "

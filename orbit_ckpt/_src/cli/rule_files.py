@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.rule_file import parse_rules
-from orbit_ckpt._src.transform.rules import Rule
 
 
 def read_rules(file: Path) -> list[Rule]:

@@ -11,9 +11,9 @@ from msgspec import Struct, field
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.pytree.target import Casting
 from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
-from orbit_ckpt._src.transform.rules import Rule
 
 Missing = Literal["error", "target", "keep", "skip"]
 """`keep` is `target`, logged; arguments for leaves that do not exist are ignored with it."""

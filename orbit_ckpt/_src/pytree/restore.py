@@ -32,7 +32,6 @@ from orbit_ckpt._src.pytree.target import describe_change
 from orbit_ckpt._src.pytree.view import (
     LegacyFunction,
     View,
-    needs_shapes,
     select,
     view_through,
     view_through_function,
@@ -99,7 +98,7 @@ async def plan_tree(
         return TreePlan(request, stored, view, target, Alignment(None, {}, {}, {}), args)
     view = View(records, records)
     if request.rules:
-        known = list(records.values()) if needs_shapes(request.rules) else []
+        known = list(records.values()) if any(rule.needs_shapes for rule in request.rules) else []
         view = view_through(request.rules, records, await stored.metadata(known), target)
     if request.only is not None or request.skip is not None:
         view = select(view, target, request.only, request.skip)

@@ -14,7 +14,7 @@ from msgspec import Struct, field, structs
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
-from orbit_ckpt._src.transform.engine import apply_rules
+from orbit_ckpt._src.transform.engine import Rule, apply_rules
 from orbit_ckpt._src.transform.legacy import LegacyRules, Original, compile_legacy
 from orbit_ckpt._src.transform.nodes import (
     UNKNOWN,
@@ -35,21 +35,11 @@ from orbit_ckpt._src.transform.patterns import (
     names_matching,
     split_name,
 )
-from orbit_ckpt._src.transform.rules import (
-    AssignmentMap,
-    Copy,
-    Drop,
-    Fallback,
-    Rename,
-    Rule,
-)
 from orbit_ckpt._src.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
 
 _SHOWN = 20
-
-_NAMING = Rename, Copy, Drop, Fallback, AssignmentMap
 
 
 class View(Struct, frozen=True):
@@ -80,11 +70,6 @@ class View(Struct, frozen=True):
     def names(self) -> list[NamePath]:
         """All leaves that a target may ask for."""
         return [*self.records, *self.computed, *self.kept, *self.left_out]
-
-
-def needs_shapes(rules: Sequence[Rule]) -> bool:
-    """Whether rules depend on more than the names of leaves."""
-    return not all(isinstance(rule, _NAMING) for rule in rules)
 
 
 def view_through(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,6 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import as_dtype, cast_array, python_scalar
 from orbit_ckpt._src.transform.nodes import UNKNOWN, ArrayInfo, Shape
-
-T = TypeVar("T")
 
 _NUMBERS = np.ndarray | np.number | np.bool_ | np.datetime64 | bool | int | float | complex
 
@@ -77,7 +75,7 @@ def split(value: Any, count: int, axis: int) -> list[Any]:
     return list(_module(value).split(as_array(value), count, axis))
 
 
-def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
+def split_info(info: ArrayInfo, count: int, axis: int) -> ArrayInfo:
     """Return what is known of each part.
 
     Raises:
@@ -86,10 +84,10 @@ def split_info(info: ArrayInfo, rule: Any) -> ArrayInfo:
     if info.shape is None:
         return UNKNOWN
     shape = list(info.shape)
-    axis = _axis(rule.axis, len(shape))
-    if shape[axis] % len(rule.to):
-        raise ValueError(f"{shape[axis]} elements cannot be cut into {len(rule.to)} equal parts")
-    shape[axis] //= len(rule.to)
+    axis = _axis(axis, len(shape))
+    if shape[axis] % count:
+        raise ValueError(f"{shape[axis]} elements cannot be cut into {count} equal parts")
+    shape[axis] //= count
     return ArrayInfo(tuple(shape), info.dtype)
 
 
@@ -127,16 +125,6 @@ def cast(value: Any, dtype: object) -> Any:
 def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:
     """Return what is known of an array that is cast."""
     return info if info.shape is None else ArrayInfo(info.shape, as_dtype(dtype))
-
-
-def key_data(value: jax.Array) -> jax.Array:
-    """Return the data of typed keys."""
-    return jax.random.key_data(value)
-
-
-def wrap_keys(value: jax.Array, impl: str) -> jax.Array:
-    """Return typed keys of their data."""
-    return jax.random.wrap_key_data(value, impl=impl)
 
 
 def _module(value: object) -> Any:

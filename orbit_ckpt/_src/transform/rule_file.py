@@ -25,21 +25,22 @@ import numpy as np
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.transform import rules as r
-from orbit_ckpt._src.transform.rules import Rule
+from orbit_ckpt._src.transform import value_rules as v
+from orbit_ckpt._src.transform.engine import Rule
 
 _RULES: dict[str, type[Any]] = {
     "rename": r.Rename,
     "copy": r.Copy,
     "drop": r.Drop,
     "fallback": r.Fallback,
-    "combine": r.Combine,
-    "split": r.Split,
-    "stack": r.Stack,
-    "unstack": r.Unstack,
-    "transpose": r.Transpose,
-    "cast": r.Cast,
-    "key_data": r.KeyData,
-    "wrap_keys": r.WrapKeys,
+    "combine": v.Combine,
+    "split": v.Split,
+    "stack": v.Stack,
+    "unstack": v.Unstack,
+    "transpose": v.Transpose,
+    "cast": v.Cast,
+    "key_data": v.KeyData,
+    "wrap_keys": v.WrapKeys,
     "assignment_map": r.AssignmentMap,
 }
 _NOT_WRITTEN = frozenset({"fn", "on"})
@@ -89,7 +90,7 @@ def _parse_rule(entry: object, where: str) -> Rule:
     where = f"{where} ({name})"
     known = {f.name: f.required for f in msgspec.structs.fields(kind)}
     allowed = [f for f in known if f not in _NOT_WRITTEN]
-    if kind is r.Combine:
+    if kind is v.Combine:
         allowed += ["fn", "axis"]
     for field in fields:
         if field not in allowed:
@@ -101,9 +102,9 @@ def _parse_rule(entry: object, where: str) -> Rule:
     if missing:
         raise TransformError(f"{where}: {' and '.join(map(repr, missing))} must be given.")
     values: dict[str, Any] = {
-        field: _parse_field(kind, field, v, where) for field, v in fields.items()
+        field: _parse_field(kind, field, value, where) for field, value in fields.items()
     }
-    if kind is r.Combine:
+    if kind is v.Combine:
         values["fn"] = _function(values, where)
     try:
         return cast(Rule, kind(**values))
@@ -118,13 +119,13 @@ def _parse_field(kind: type[Any], field: str, value: object, where: str) -> obje
         case "pattern":
             parsed = _pattern(value, place)
         case "inputs":
-            parsed = [_pattern(v, place) for v in _list(value, place)]
+            parsed = [_pattern(e, place) for e in _list(value, place)]
         case "axes":
-            parsed = [_of(int, v, place) for v in _list(value, place)]
-        case "to" if kind is r.Split:
-            parsed = tuple(_of(str, v, place) for v in _list(value, place))
+            parsed = [_of(int, e, place) for e in _list(value, place)]
+        case "to" if kind is v.Split:
+            parsed = tuple(_of(str, e, place) for e in _list(value, place))
         case "rules":
-            parsed = [_assignment(v, place) for v in _list(value, place)]
+            parsed = [_assignment(e, place) for e in _list(value, place)]
         case _:
             type_ = bool if field in _FLAGS else int if field in _NUMBERS else str
             parsed = _of(type_, value, place)

@@ -1,27 +1,33 @@
-"""Rules that rename, drop, merge, split and compute leaves while a checkpoint is restored.
+"""Rules that give leaves other names, or choose where they come from.
 
-Rules run in the order written, each on the leaves that the rule before has left. What they match
-and make are names of leaves; see `patterns` for how those are written. Nothing is read before all
-rules have been applied to the names.
+Rules run in the order written, each on the leaves as the rules before it leave them. Patterns match
+names of leaves, and templates make new ones; see `patterns`. All rules are applied to the names
+before anything is read.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import as_dtype
-from orbit_ckpt._src.runtime.checks import check_callable
-from orbit_ckpt._src.transform.patterns import Pattern, check_template, compile_pattern
+from orbit_ckpt._src.transform.engine import Leaves, PatternRule, Rule
+from orbit_ckpt._src.transform.nodes import FromTarget, Node
+from orbit_ckpt._src.transform.patterns import (
+    Pattern,
+    check_template,
+    compile_pattern,
+    expand,
+    pattern_text,
+)
 
-Kind = Literal["numpy", "jax"]
-"""What functions are given arrays as."""
+_SHOWN = 20
+
+Assignments = Mapping[Pattern, str | None] | Sequence[tuple[Pattern, str | None]]
+"""Patterns for names of the target, each with a template for the name in the checkpoint."""
 
 
-class Rename(Struct, frozen=True, repr_omit_defaults=True):
+class Rename(PatternRule, frozen=True):
     r"""Give leaves other names.
 
     `Rename("params/layers_*/**", r"params/blocks/\1/\2")` moves every layer.
@@ -29,20 +35,27 @@ class Rename(Struct, frozen=True, repr_omit_defaults=True):
     Attributes:
         pattern: Which leaves.
         to: Their names.
-        overwrite: Whether a leaf that has the name already is dropped; else that is an error.
-        allow_unused: Whether there need be no such leaf.
+        overwrite: Replace a leaf that has the new name already; without it, that is an error.
+        allow_unused: Accept a pattern that matches no leaf.
     """
 
-    pattern: Pattern
     to: str
     overwrite: bool = False
     allow_unused: bool = False
 
+    needs_shapes = False
+
     def __post_init__(self) -> None:
         check_template(self.to, self.pattern)
 
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        found = leaves.match(self.pattern, self.allow_unused)
+        made = [(expand(self.to, match), leaves.pop(name)) for name, match in found]
+        leaves.put(made, overwrite=self.overwrite)
 
-class Copy(Struct, frozen=True, repr_omit_defaults=True):
+
+class Copy(PatternRule, frozen=True):
     """Give leaves further names.
 
     Attributes:
@@ -52,16 +65,23 @@ class Copy(Struct, frozen=True, repr_omit_defaults=True):
         allow_unused: As in `Rename`.
     """
 
-    pattern: Pattern
     to: str
     overwrite: bool = False
     allow_unused: bool = False
 
+    needs_shapes = False
+
     def __post_init__(self) -> None:
         check_template(self.to, self.pattern)
 
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        found = leaves.match(self.pattern, self.allow_unused)
+        made = [(expand(self.to, match), leaves.get(name)) for name, match in found]
+        leaves.put(made, overwrite=self.overwrite)
 
-class Drop(Struct, frozen=True, repr_omit_defaults=True):
+
+class Drop(PatternRule, frozen=True):
     """Leave leaves out.
 
     Attributes:
@@ -69,255 +89,52 @@ class Drop(Struct, frozen=True, repr_omit_defaults=True):
         allow_unused: As in `Rename`.
     """
 
-    pattern: Pattern
     allow_unused: bool = False
 
-    def __post_init__(self) -> None:
-        compile_pattern(self.pattern)
+    needs_shapes = False
+
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        for name, _ in leaves.match(self.pattern, self.allow_unused):
+            del leaves.nodes[name]
 
 
-class Fallback(Struct, frozen=True, repr_omit_defaults=True):
-    """Take leaves from the target, whether the checkpoint has them or not.
+class Fallback(PatternRule, frozen=True):
+    """Take leaves from the target, even if the checkpoint has them.
 
     Attributes:
         pattern: Which leaves of the target.
         allow_unused: As in `Rename`.
     """
 
-    pattern: Pattern
     allow_unused: bool = False
 
-    def __post_init__(self) -> None:
-        compile_pattern(self.pattern)
+    needs_shapes = False
+
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        if leaves.target is None:
+            raise leaves.error("takes leaves from the target, but there is none; give like=")
+        for name, _ in leaves.match_target(self.pattern, self.allow_unused):
+            leaves.nodes[name] = FromTarget()
 
 
-class Map(Struct, frozen=True, repr_omit_defaults=True):
-    """Compute a leaf from its value.
-
-    Arrays that are computed from some array of JAX are arrays of JAX; others are what the function
-    returned.
-
-    Attributes:
-        pattern: Which leaves.
-        fn: Takes the value, and the name if `with_name` is set; returns the new one. It may change
-            the value in place.
-        on: Whether it is given arrays of numpy or of JAX; typed keys are always JAX's.
-        with_name: Whether it is given the name too.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    fn: Callable[..., Any]
-    on: Kind = "numpy"
-    with_name: bool = False
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        compile_pattern(self.pattern)
-        check_callable("Map: fn", self.fn, "Give one that takes a value, or also its name.")
-
-
-class Combine(Struct, frozen=True, repr_omit_defaults=True):
-    r"""Compute one leaf from several.
-
-    `Combine(("**/q", r"\1/k", r"\1/v"), r"\1/qkv", concatenate)` fuses the projections of every
-    block.
-
-    Attributes:
-        inputs: A pattern for the first input, and templates for the others.
-        to: Name of the result, a template.
-        fn: Takes the values of the inputs in their order.
-        on: As in `Map`.
-        keep: Whether the inputs stay.
-        overwrite: As in `Rename`.
-        allow_unused: As in `Rename`.
-    """
-
-    inputs: Sequence[Pattern]
-    to: str
-    fn: Callable[..., Any]
-    on: Kind = "numpy"
-    keep: bool = False
-    overwrite: bool = False
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.inputs, str) or not self.inputs:
-            raise ValueError(f"Combine: inputs is {self.inputs!r}; give a list of at least one.")
-        for template in self.inputs[1:]:
-            if isinstance(template, re.Pattern) or "*" in template:
-                raise ValueError(
-                    f"Combine: {template!r} is a pattern; only the first input is one, the others "
-                    r"refer to what it matches: \1."
-                )
-            check_template(template, self.inputs[0])
-        check_template(self.to, self.inputs[0])
-
-
-class Split(Struct, frozen=True, repr_omit_defaults=True):
-    """Compute several leaves from one.
-
-    Without a function, parts of a numpy array along its first axis are not copied: they are views
-    of one block of memory, which lives as long as any of them.
-
-    Attributes:
-        pattern: Which leaves.
-        to: Names of the results, templates.
-        fn: Takes the value; returns as many values as there are names. Without it the array is cut
-            into equal parts.
-        axis: Where to cut without a function.
-        on: What a function is given, as in `Map`.
-        overwrite: As in `Rename`.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    to: Sequence[str]
-    fn: Callable[..., Sequence[Any]] | None = None
-    axis: int = -1
-    on: Kind = "numpy"
-    overwrite: bool = False
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.to or isinstance(self.to, str):
-            raise ValueError(f"Split: the names of the results are {self.to!r}; give a tuple.")
-        for template in self.to:
-            check_template(template, self.pattern)
-
-
-class Stack(Struct, frozen=True, repr_omit_defaults=True):
-    r"""Stack arrays whose names differ in a number.
-
-    `Stack("layers_*/**", r"layers/\2")` makes the scanned form of unrolled layers.
-
-    Attributes:
-        pattern: Which leaves.
-        to: Name of the stacked array; leaves with the same one are stacked.
-        axis: The new axis.
-        number: Which wildcard or group of the pattern is the number.
-        first: The number of the first array; they count from there without a gap.
-        overwrite: As in `Rename`.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    to: str
-    axis: int = 0
-    number: int = 1
-    first: int = 0
-    overwrite: bool = False
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        check_template(rf"\{self.number}", self.pattern)
-        check_template(self.to, self.pattern)
-
-
-class Unstack(Struct, frozen=True, repr_omit_defaults=True):
-    r"""Cut arrays along an axis into arrays whose names have the index.
-
-    `Unstack("layers/**", r"layers_\g<i>/\1")` makes the unrolled form of scanned layers. The parts
-    share memory as those of `Split` do.
-
-    Attributes:
-        pattern: Which leaves.
-        to: Names of the parts; `\g<i>` is the index.
-        axis: The axis that goes.
-        overwrite: As in `Rename`.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    to: str
-    axis: int = 0
-    overwrite: bool = False
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        check_template(self.to, self.pattern, more=["i"])
-        if r"\g<i>" not in self.to:
-            raise ValueError(rf"Unstack: all parts would be called {self.to!r}; put \g<i> into it.")
-
-
-class Transpose(Struct, frozen=True, repr_omit_defaults=True):
-    """Permute the axes of arrays.
-
-    Attributes:
-        pattern: Which leaves.
-        axes: The order of the axes, None for the reverse.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    axes: Sequence[int] | None = None
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        compile_pattern(self.pattern)
-
-
-class Cast(Struct, frozen=True, repr_omit_defaults=True):
-    """Cast arrays and numbers while they are read.
-
-    Integers that do not fit are an error. What is no number, such as a string, `None` or a typed
-    key, stays as it is.
-
-    Attributes:
-        pattern: Which leaves.
-        dtype: What to, anything that names a dtype.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    dtype: object
-    allow_unused: bool = False
-
-    def __post_init__(self) -> None:
-        compile_pattern(self.pattern)
-        as_dtype(self.dtype)
-
-
-class KeyData(Struct, frozen=True, repr_omit_defaults=True):
-    """Turn typed PRNG keys into their data, arrays of uint32.
-
-    Attributes:
-        pattern: Which leaves.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    allow_unused: bool = False
-
-
-class WrapKeys(Struct, frozen=True, repr_omit_defaults=True):
-    """Turn the data of PRNG keys into typed keys.
-
-    Attributes:
-        pattern: Which leaves.
-        impl: Their implementation.
-        allow_unused: As in `Rename`.
-    """
-
-    pattern: Pattern
-    impl: str = "threefry2x32"
-    allow_unused: bool = False
-
-
-class AssignmentMap(Struct, frozen=True, repr_omit_defaults=True):
-    """Say of leaves of the target which leaves of the checkpoint they are; T5X's.
+class AssignmentMap(Rule, frozen=True):
+    """Choose the leaf of the checkpoint for each leaf of the target, as T5X does.
 
     All assignments are made at once, so names may be exchanged. Leaves of the checkpoint that are
-    assigned are not used under their own name; the others stay.
+    assigned do not keep their own names; the others do.
 
     Attributes:
         rules: Patterns for names of the target, each with a template for the name in the
-            checkpoint, or None to take the leaf from the target. The first that matches counts.
-        require_all: Whether every pattern has to match something.
+            checkpoint, or None to take the leaf from the target. The first match counts.
+        require_all: Raise an error if a pattern matches nothing.
     """
 
-    rules: Mapping[Pattern, str | None] | Sequence[tuple[Pattern, str | None]]
+    rules: Assignments
     require_all: bool = True
+
+    needs_shapes = False
 
     def __post_init__(self) -> None:
         for pattern, template in self.pairs:
@@ -329,39 +146,38 @@ class AssignmentMap(Struct, frozen=True, repr_omit_defaults=True):
         """The rules in their order."""
         return list(self.rules.items() if isinstance(self.rules, Mapping) else self.rules)
 
-
-class StateTransform(Struct, frozen=True, repr_omit_defaults=True):
-    """Move leaves with a function of the whole state, such as those that T5X takes.
-
-    The function gets the state as nested dicts with string keys. Its leaves have a shape and a
-    dtype but no values, which have not been read; they can be moved and dropped. What else it
-    puts into the state, for example from the target, is taken as it is.
-
-    Attributes:
-        fn: Called as `fn(state, target, is_resuming=...)`; returns the new state. `target` is the
-            target in the same form, `{}` if there is none.
-        is_resuming: Whether the run goes on where it was interrupted, rather than being started
-            from another one's checkpoint; the function is told.
-    """
-
-    fn: Callable[..., Any]
-    is_resuming: bool = False
-
-
-Rule = (
-    Rename
-    | Copy
-    | Drop
-    | Fallback
-    | Map
-    | Combine
-    | Split
-    | Stack
-    | Unstack
-    | Transpose
-    | Cast
-    | KeyData
-    | WrapKeys
-    | AssignmentMap
-    | StateTransform
-)
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        if leaves.target is None:
+            raise leaves.error(
+                "assigns leaves to those of the target, but there is none; give like="
+            )
+        pairs = [(compile_pattern(pattern), template) for pattern, template in self.pairs]
+        unused = set(range(len(pairs)))
+        made: dict[str, Node] = {}
+        assigned: set[str] = set()
+        for name in leaves.target_names:
+            matches = ((i, p.fullmatch(name), template) for i, (p, template) in enumerate(pairs))
+            first = next(((i, match, template) for i, match, template in matches if match), None)
+            if first is None:
+                continue
+            index, match, template = first
+            unused.discard(index)
+            if template is None:
+                made[name] = FromTarget()
+                continue
+            source = expand(template, match)
+            if source not in leaves.nodes:
+                known = ", ".join(list(leaves.nodes)[:_SHOWN])
+                raise leaves.error(
+                    f"Parameter '{source}' does not exist in restore checkpoint. Must be one of: "
+                    f"{known}"
+                )
+            made[name] = leaves.get(source)
+            assigned.add(source)
+        if unused and self.require_all:
+            patterns = [pattern_text(self.pairs[index][0]) for index in sorted(unused)]
+            raise leaves.error(f"Unused patterns in `assignment_map`: {patterns}")
+        for name in assigned:
+            del leaves.nodes[name]
+        leaves.nodes.update(made)

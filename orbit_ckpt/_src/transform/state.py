@@ -8,8 +8,10 @@ from typing import Any, cast
 import jax
 import numpy as np
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.transform.engine import Leaves, Rule
 from orbit_ckpt._src.transform.legacy import Undeclared
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
 from orbit_ckpt._src.transform.patterns import join_name
@@ -27,9 +29,8 @@ class StoredValue(Undeclared):
     def __init__(self, name: str, node: Node) -> None:
         super().__init__(name)
         self.node = node
-        info: ArrayInfo = node.info
-        self.shape = info.shape
-        self.dtype = info.dtype
+        self.shape = node.info.shape
+        self.dtype = node.info.dtype
 
     def error(self) -> TransformError:
         """Return what a use of its value raises."""
@@ -42,37 +43,39 @@ class StoredValue(Undeclared):
         return f"<{self._name}, {self.dtype}{list(self.shape or ())}, not read>"
 
 
-def restructure(
-    fn: StateFunction,
-    nodes: Mapping[str, Node],
-    target: Mapping[NamePath, object],
-    *,
-    is_resuming: bool,
-) -> dict[str, Node]:
-    """Return how leaves come about in the state that a function returns.
+class StateTransform(Rule, frozen=True):
+    """Move leaves with a function of the whole state, as T5X does.
 
-    Args:
-        fn: Takes the state, the target's state and `is_resuming`.
-        nodes: The leaves by name.
-        target: Leaves of the target by their keys.
-        is_resuming: What the function is told.
+    The function gets the state as nested dicts with string keys. Its leaves have a shape and a
+    dtype but no values, since nothing has been read; they can be moved and dropped. Other values
+    that it puts into the state, for example from the target, are used as they are.
 
-    Raises:
-        TransformError: The function failed or returned no dict.
+    Attributes:
+        fn: Called as `fn(state, target, is_resuming=...)`; returns the new state. `target` is the
+            target in the same form, `{}` if there is none.
+        is_resuming: Passed to the function: whether an interrupted run resumes, rather than a new
+            one starts from another run's checkpoint.
     """
-    state = build_tree(
-        [(tuple(name.split("/")), StoredValue(name, node)) for name, node in nodes.items()]
-    )
-    try:
-        made = fn(state, build_tree(target.items()), is_resuming=is_resuming)
-    except TransformError:
-        raise
-    except Exception as error:  # a user's function may raise anything; raised again
-        raise TransformError(
-            f"{_name_of(fn)} failed on the state: {type(error).__name__}: {error}"
-        ) from error
-    found = {join_name(names): value for names, value in _leaves_of(made, fn).items()}
-    return {name: _node(name, value) for name, value in found.items()}
+
+    fn: StateFunction
+    is_resuming: bool = False
+
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        state = build_tree(
+            (tuple(name.split("/")), StoredValue(name, node)) for name, node in leaves.nodes.items()
+        )
+        target = build_tree((leaves.target or {}).items())
+        try:
+            made = self.fn(state, target, is_resuming=self.is_resuming)
+        except TransformError:
+            raise
+        except Exception as error:  # a user's function may raise anything; raised again
+            raise TransformError(
+                f"{_name_of(self.fn)} failed on the state: {type(error).__name__}: {error}"
+            ) from error
+        found = {join_name(names): value for names, value in _leaves_of(made, self.fn).items()}
+        leaves.nodes = {name: _node(name, value) for name, value in found.items()}
 
 
 def _node(name: str, value: object) -> Node:
