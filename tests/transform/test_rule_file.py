@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import orbit_ckpt as ocp
 from orbit_ckpt import transform
+from orbit_ckpt._src.transform.engine import Leaves, PatternRule
 from orbit_ckpt.errors import TransformError
 
 DOCUMENT = r"""
@@ -69,9 +71,9 @@ def test_combine_takes_a_function_by_its_name(tmp_path: Path) -> None:
     [
         (None, "found nothing, expected a table with `rules`"),
         ([], "found a list, expected a table"),
-        ({}, "found nothing, expected `rules`"),
-        ({"rule": []}, "found the fields rule, expected `rules`"),
-        ({"rules": {}}, "found a dict as `rules`, expected `rules`, a list"),
+        ({}, "found nothing as `rules`, expected a table with `rules`"),
+        ({"rule": []}, "found the fields rule, expected a table with `rules`"),
+        ({"rules": {}}, "found a dict as `rules`, expected a table with `rules`, a list"),
         ({"rules": ["drop"]}, "rule 1: found a str, expected a table"),
         ({"rules": [{"pattern": "a"}]}, "rule 1: `rule` is None. There are rename, copy"),
         ({"rules": [{"rule": "renam"}]}, "`rule` is 'renam'; did you mean 'rename'"),
@@ -80,7 +82,10 @@ def test_combine_takes_a_function_by_its_name(tmp_path: Path) -> None:
         ({"rules": [{"rule": "rename"}]}, "'pattern' and 'to' must be given"),
         ({"rules": [{"rule": "drop", "patern": "a"}]}, "no field 'patern'; did you mean 'pattern'"),
         ({"rules": [{"rule": "drop", "pattern": 3}]}, "`pattern`: found 3, expected a text or"),
-        ({"rules": [{"rule": "drop", "pattern": {"regex": "("}}]}, "is no regular expression"),
+        (
+            {"rules": [{"rule": "drop", "pattern": {"regex": "("}}]},
+            "found .*, expected a text or a regular expression.*: missing",
+        ),
         (
             {"rules": [{"rule": "drop", "pattern": "a", "allow_unused": 1}]},
             "`allow_unused`: found 1, expected true or false",
@@ -96,14 +101,38 @@ def test_combine_takes_a_function_by_its_name(tmp_path: Path) -> None:
         ({"rules": [{"rule": "cast", "pattern": "a", "dtype": "float99"}]}, r"rule 1 \(cast\)"),
         (
             {"rules": [{"rule": "combine", "inputs": ["a"], "to": "b", "fn": "sum"}]},
-            "`fn` is 'sum'; a file can say",
+            '`fn`: found \'sum\', expected "concatenate" or "stack"',
         ),
         ({"rules": [{"rule": "combine", "inputs": ["a"], "to": "b"}]}, "'fn' must be given"),
-        ({"rules": [{"rule": "assignment_map", "rules": [{"to": "a"}]}]}, "expected a pattern"),
-        ({"rules": [{"rule": "assignment_map", "rules": ["a"]}]}, "expected tables of pattern"),
+        (
+            {"rules": [{"rule": "assignment_map", "rules": [{"to": "a"}]}]},
+            "`rules`: .* missing required field `pattern`",
+        ),
+        (
+            {"rules": [{"rule": "assignment_map", "rules": ["a"]}]},
+            "`rules`: .* expected a list of tables with pattern",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_rule_is_named(document: object, message: str) -> None:
     with pytest.raises(TransformError, match=message):
+        transform.parse_rules(document)
+
+
+class Mirror(PatternRule, frozen=True):
+    """A rule that is defined elsewhere."""
+
+    factor: float = 1.0
+
+    @override
+    def apply(self, leaves: Leaves) -> None:
+        raise NotImplementedError
+
+
+def test_every_class_of_rules_can_be_written() -> None:
+    document = {"rules": [{"rule": "mirror", "pattern": "a", "factor": 0.5}]}
+    assert transform.parse_rules(document) == [Mirror("a", 0.5)]
+    document["rules"][0]["factor"] = "b"
+    with pytest.raises(TransformError, match=r"`factor`: found 'b', .*Expected `float`"):
         transform.parse_rules(document)

@@ -1,74 +1,90 @@
-r"""Rules as a document: what a TOML or JSON file may say of `orbit_ckpt.transform`.
+r"""Rules as a document, such as a TOML or JSON file.
 
     [[rules]]
     rule = "rename"
     pattern = "params/layers_*/**"
     to = 'params/blocks/\1/\2'
 
-A rule's fields are those of its class, whose name is written in small letters with underscores. A
-pattern may be `{ regex = "..." }`. Functions cannot be written down: `map` and `state_transform`
-are left out, `split` cuts into equal parts, and the function of `combine` is `"concatenate"` or
-`"stack"` with an `axis`.
+A table's `rule` is the name of a class of rules in snake case; the other fields are those of the
+class. A pattern may be `{ regex = "..." }`. A document holds no functions: there is no `map` and no
+`state_transform`, `split` cuts into equal parts, and the function of `combine` is `"concatenate"`
+or `"stack"` with an `axis`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from msgspec import Struct, structs
 
 from orbit_ckpt._src.errors import TransformError
-from orbit_ckpt._src.transform import rules as r
-from orbit_ckpt._src.transform import value_rules as v
 from orbit_ckpt._src.transform.engine import Rule
+from orbit_ckpt._src.transform.patterns import Pattern
+from orbit_ckpt._src.transform.rules import Assignments
+from orbit_ckpt._src.transform.value_rules import Combine
 
-_RULES: dict[str, type[Any]] = {
-    "rename": r.Rename,
-    "copy": r.Copy,
-    "drop": r.Drop,
-    "fallback": r.Fallback,
-    "combine": v.Combine,
-    "split": v.Split,
-    "stack": v.Stack,
-    "unstack": v.Unstack,
-    "transpose": v.Transpose,
-    "cast": v.Cast,
-    "key_data": v.KeyData,
-    "wrap_keys": v.WrapKeys,
-    "assignment_map": r.AssignmentMap,
+
+class _Regex(Struct, forbid_unknown_fields=True):
+    regex: str
+
+
+class _Assignment(Struct, forbid_unknown_fields=True):
+    pattern: str | _Regex
+    to: str | None = None
+
+
+_WRITTEN: Mapping[object, tuple[Any, str]] = {
+    str: (str, "a text"),
+    object: (str, "a text"),
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    Pattern: (str | _Regex, 'a text or a regular expression, { regex = "..." }'),
+    Sequence[Pattern]: (list[str | _Regex], 'a list of texts or { regex = "..." }'),
+    Sequence[str]: (tuple[str, ...], "a list of texts"),
+    Sequence[int] | None: (list[int], "a list of whole numbers"),
+    Assignments: (list[_Assignment], "a list of tables with pattern and, unless it falls back, to"),
 }
+"""What a document holds for a field of each type, and how errors call it."""
+
 _NOT_WRITTEN = frozenset({"fn", "on"})
-_FLAGS = frozenset({"overwrite", "allow_unused", "keep", "require_all"})
-_NUMBERS = frozenset({"axis", "number", "first"})
+"""Functions, and the arrays that they are called with."""
+
+_FUNCTION = {
+    "fn": (Literal["concatenate", "stack"], '"concatenate" or "stack"'),
+    "axis": (int, "a whole number"),
+}
+"""What a document holds for the function of `Combine`."""
 
 
 def parse_rules(document: object, where: str = "rules") -> list[Rule]:
     """Return the rules that a document describes.
 
     Args:
-        document: What a TOML or JSON file holds: an object with `rules`, a list of objects.
-        where: What to call it in errors.
+        document: The content of a TOML or JSON file: a table with `rules`, a list of tables.
+        where: What errors call the document.
 
     Raises:
-        TransformError: It is none; says which rule and field, and what is possible.
+        TransformError: It describes no rules. The error names the rule and the field, and says
+            what is possible.
     """
-    if not isinstance(document, Mapping):
-        raise TransformError(f"{where}: found {_kind(document)}, expected a table with `rules`.")
-    fields = cast(Mapping[str, object], document)
+    fields: Mapping[str, object] = {}
+    found = _kind(document)
+    if isinstance(document, Mapping):
+        fields = cast(Mapping[str, object], document)
+        found = f"the fields {', '.join(map(str, fields))}"
+        if fields.keys() <= {"rules"}:
+            found = f"{_kind(fields.get('rules'))} as `rules`"
     entries = fields.get("rules")
-    unknown = sorted(fields.keys() - {"rules"})
-    if unknown or not isinstance(entries, list):
-        found = f"the fields {', '.join(map(str, fields))}" if fields else "nothing"
-        if fields and not unknown:
-            found = f"{_kind(entries)} as `rules`"
+    if len(fields) != 1 or not isinstance(entries, list):
         raise TransformError(
-            f"{where}: found {found}, expected `rules`, a list of tables such as "
+            f"{where}: found {found}, expected a table with `rules`, a list of tables such as "
             '{ rule = "drop", pattern = "opt_state/**" }.'
         )
     return [
@@ -80,109 +96,83 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
 def _parse_rule(entry: object, where: str) -> Rule:
     if not isinstance(entry, Mapping):
         raise TransformError(f"{where}: found {_kind(entry)}, expected a table.")
-    fields = dict(cast(Mapping[str, object], entry))
-    name = fields.pop("rule", None)
-    kind = _RULES.get(name) if isinstance(name, str) else None
-    if kind is None:
+    table = dict(cast(Mapping[str, object], entry))
+    name = table.pop("rule", None)
+    rules = {str(rule.__struct_config__.tag): rule for rule in _written_rules(Rule)}
+    rule = rules.get(name) if isinstance(name, str) else None
+    if rule is None:
         raise TransformError(
-            f"{where}: `rule` is {name!r}{_nearest(name, _RULES)}. There are {', '.join(_RULES)}."
+            f"{where}: `rule` is {name!r}{_nearest(name, rules)}. There are {', '.join(rules)}."
         )
-    where = f"{where} ({name})"
-    known = {f.name: f.required for f in msgspec.structs.fields(kind)}
-    allowed = [f for f in known if f not in _NOT_WRITTEN]
-    if kind is v.Combine:
-        allowed += ["fn", "axis"]
-    for field in fields:
-        if field not in allowed:
-            raise TransformError(
-                f"{where}: there is no field {field!r}{_nearest(field, allowed)}. It has "
-                f"{', '.join(allowed)}."
-            )
-    missing = [f for f in allowed if known.get(f) and f not in fields]
-    if missing:
-        raise TransformError(f"{where}: {' and '.join(map(repr, missing))} must be given.")
-    values: dict[str, Any] = {
-        field: _parse_field(kind, field, value, where) for field, value in fields.items()
+    values = _parse_fields(rule, table, f"{where} ({name})")
+    try:
+        return rule(**values)
+    except (ValueError, TypeError) as error:
+        raise TransformError(f"{where} ({name}): {error}") from error
+
+
+def _written_rules(kind: type[Rule]) -> Iterator[type[Rule]]:
+    """Yield the rules that a document can describe: those that require no function."""
+    for rule in kind.__subclasses__():
+        required = {field.name for field in structs.fields(rule) if field.required}
+        is_abstract = rule.apply is Rule.apply
+        if not is_abstract and (rule is Combine or not required & _NOT_WRITTEN):
+            yield rule
+        yield from _written_rules(rule)
+
+
+def _parse_fields(rule: type[Rule], table: Mapping[str, object], where: str) -> dict[str, Any]:
+    """Return the values for the fields of a rule."""
+    known = [field for field in structs.fields(rule) if field.name not in _NOT_WRITTEN]
+    written = {
+        field.name: _WRITTEN.get(field.type, (field.type, "another value")) for field in known
     }
-    if kind is v.Combine:
-        values["fn"] = _function(values, where)
-    try:
-        return cast(Rule, kind(**values))
-    except (ValueError, TypeError, re.error) as error:
-        raise TransformError(f"{where}: {error}") from error
+    required = [field.name for field in known if field.required]
+    if rule is Combine:
+        written |= _FUNCTION
+        required.append("fn")
+    values: dict[str, Any] = {}
+    for field, value in table.items():
+        if field not in written:
+            raise TransformError(
+                f"{where}: there is no field {field!r}{_nearest(field, written)}. It has "
+                f"{', '.join(written)}."
+            )
+        kind, expected = written[field]
+        try:
+            values[field] = _python(msgspec.convert(value, kind))
+        except (msgspec.ValidationError, re.error) as error:
+            raise TransformError(
+                f"{where}: `{field}`: found {value!r}, expected {expected}: {error}."
+            ) from error
+    missing = [repr(field) for field in required if field not in table]
+    if missing:
+        raise TransformError(f"{where}: {' and '.join(missing)} must be given.")
+    if rule is Combine:
+        values["fn"] = partial(_combine, values["fn"], values.pop("axis", None))
+    return values
 
 
-def _parse_field(kind: type[Any], field: str, value: object, where: str) -> object:
-    place = f"{where}: `{field}`"
-    parsed: object
-    match field:
-        case "pattern":
-            parsed = _pattern(value, place)
-        case "inputs":
-            parsed = [_pattern(e, place) for e in _list(value, place)]
-        case "axes":
-            parsed = [_of(int, e, place) for e in _list(value, place)]
-        case "to" if kind is v.Split:
-            parsed = tuple(_of(str, e, place) for e in _list(value, place))
-        case "rules":
-            parsed = [_assignment(e, place) for e in _list(value, place)]
+def _python(value: object) -> Any:
+    """Return what a rule has for a value of a document."""
+    match value:
+        case _Regex():
+            return re.compile(value.regex)
+        case _Assignment():
+            return _python(value.pattern), value.to
+        case list():
+            return [_python(element) for element in cast(list[object], value)]
         case _:
-            type_ = bool if field in _FLAGS else int if field in _NUMBERS else str
-            parsed = _of(type_, value, place)
-    return parsed
+            return value
 
 
-def _assignment(value: object, place: str) -> tuple[object, str | None]:
-    if not isinstance(value, Mapping):
-        raise TransformError(f"{place}: found {_kind(value)}, expected tables of pattern and to.")
-    fields = cast(Mapping[str, object], value)
-    if not {"pattern"} <= fields.keys() <= {"pattern", "to"}:
-        raise TransformError(f"{place}: found {dict(fields)}, expected a pattern and, mostly, to.")
-    to = fields.get("to")
-    return _pattern(fields["pattern"], place), None if to is None else _of(str, to, place)
+def _combine(name: str, axis: int | None, *parts: object) -> object:
+    module = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
+    default = -1 if name == "concatenate" else 0
+    return getattr(module, name)(parts, axis=default if axis is None else axis)
 
 
-def _pattern(value: object, place: str) -> str | re.Pattern[str]:
-    if isinstance(value, str):
-        return value
-    fields = dict(cast(Mapping[str, object], value) if isinstance(value, Mapping) else {})
-    if set(fields) != {"regex"}:
-        raise TransformError(f'{place}: found {value!r}, expected a text or {{ regex = "..." }}.')
-    text = _of(str, fields["regex"], place)
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise TransformError(f"{place}: {text!r} is no regular expression: {error}.") from error
-
-
-def _function(values: dict[str, Any], where: str) -> Callable[..., object]:
-    name, axis = values.pop("fn"), values.pop("axis", None)
-    if name not in ("concatenate", "stack"):
-        raise TransformError(f'{where}: `fn` is {name!r}; a file can say "concatenate" or "stack".')
-
-    def combine(*parts: object) -> object:
-        module = np if all(isinstance(part, np.ndarray) for part in parts) else jnp
-        default = -1 if name == "concatenate" else 0
-        function = partial(getattr(module, name), axis=default if axis is None else axis)
-        return function(parts)
-
-    return combine
-
-
-def _of(kind: type[Any], value: object, place: str) -> Any:
-    if type(value) is not kind:
-        expected = {bool: "true or false", int: "a whole number", str: "a text"}[kind]
-        raise TransformError(f"{place}: found {value!r}, expected {expected}.")
-    return value
-
-
-def _list(value: object, place: str) -> list[object]:
-    if not isinstance(value, list):
-        raise TransformError(f"{place}: found {value!r}, expected a list.")
-    return cast(list[object], value)
-
-
-def _nearest(name: object, known: Mapping[str, object] | Sequence[str]) -> str:
+def _nearest(name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), list(known), 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
