@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from crc32c import crc32c
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
 from orbit_ckpt._src.cli.commands import prune, rm
+from orbit_ckpt._src.formats.locate import locate_run
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, inner_path
 from orbit_ckpt._src.storage.layout import MANIFEST, TREE_METADATA
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest
@@ -311,6 +313,47 @@ def test_links_to_the_directory_that_they_are_in_end_at_once(tmp_path: Path) -> 
         copy_checkpoint(path, tmp_path / "copied")
     assert not (tmp_path / "copied").exists()
     assert np.array_equal(ocp.load(path)["a"], np.arange(5000.0))
+
+
+def copy(path: Path) -> None:
+    """Copy a checkpoint."""
+    copy_checkpoint(path, path.with_name("copied"))
+
+
+def restore_items(path: Path) -> None:
+    """Restore the items of a checkpoint, which has none."""
+    with pytest.raises(ValueError, match="left out"):
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(path)
+
+
+def restore_latest(path: Path) -> None:
+    """Restore the latest step of a run."""
+    with ocp.CheckpointManager(path, item_names=("state",)) as manager:
+        assert manager.restore(1)["state"]["a"] == 1
+
+
+@pytest.mark.parametrize("use", [ocp.load, ocp.metadata, ocp.verify, copy, restore_items])
+@pytest.mark.parametrize("parts", [(), (TREE_METADATA,)], ids=["tree", "arrays"])
+def test_a_link_to_itself_is_read_or_refused(
+    tmp_path: Path, use: Callable[[Path], object], parts: tuple[str, ...]
+) -> None:
+    path = save_raw(tmp_path / "c", use_ocdbt=False)
+    for name in parts:
+        (path / name).unlink()
+    (path / "loop").symlink_to("loop")
+    with contextlib.suppress(CheckpointError):
+        use(path)
+
+
+@pytest.mark.parametrize("use", [ocp.load, ocp.verify, locate_run, restore_latest])
+@pytest.mark.parametrize("name", ["loop", "2", "1/loop"])
+def test_a_link_to_itself_in_a_run_is_no_step(
+    tmp_path: Path, use: Callable[[Path], object], name: str
+) -> None:
+    with ocp.CheckpointManager(tmp_path / "run", item_names=("state",)) as manager:
+        manager.save(1, args=ocp.args.Composite(state=ocp.args.StandardSave({"a": 1})))
+    (tmp_path / "run" / name).symlink_to(name.rpartition("/")[2])
+    use(tmp_path / "run" / "1" if use is ocp.load else tmp_path / "run")
 
 
 def test_links_that_multiply_are_not_followed(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.system import is_directory
 
 _OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
 
@@ -228,7 +229,7 @@ def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
         )
     known = {entry.path.name for entry in finished}
     with os.scandir(root) as entries:
-        others = [(e.name, e.is_dir()) for e in entries if e.name not in known]
+        others = [(e.name, is_directory(e)) for e in entries if e.name not in known]
     return sorted(
         name
         for name, is_directory in others

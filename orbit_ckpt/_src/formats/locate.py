@@ -29,6 +29,7 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import resolve_local, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.system import is_directory
 
 BUILT_IN = {
     "eformer": "eFormer",
@@ -118,7 +119,7 @@ def locate_run(root: Path) -> Run:
     with os.scandir(root) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
-        is_dir = entry.is_dir()
+        is_dir = is_directory(entry)
         if is_unfinished(entry.name) or (is_dir and _is_begun(entry.path)):
             unfinished.append(entry.name)
         elif (step := _step_at(root / entry.name, entry, is_dir=is_dir)) is not None:

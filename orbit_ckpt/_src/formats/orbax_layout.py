@@ -25,6 +25,7 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.system import is_directory
 
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
@@ -124,7 +125,7 @@ def _holds_arrays(path: Path) -> bool:
         keys = (key.partition("/") for key in path.keys_below())
         return any(rest in _ARRAY_FILES for _, _, rest in keys)
     with os.scandir(path) as entries:  # of a run, perhaps tens of thousands
-        below = [entry.path for entry in entries if entry.is_dir()]
+        below = [entry.path for entry in entries if is_directory(entry)]
     return not any(map(_is_step, below)) and any(
         os.path.isfile(f"{at}/{name}") for at in below for name in _ARRAY_FILES
     )
@@ -146,7 +147,7 @@ def find_items(path: Path) -> list[str]:
     if isinstance(path, StorePath):
         return path.directories()
     with os.scandir(path) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not is_temporary_name(e.name))
+        return sorted(e.name for e in entries if is_directory(e) and not is_temporary_name(e.name))
 
 
 def _step_of(name: str) -> int | None:

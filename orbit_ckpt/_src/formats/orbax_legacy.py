@@ -14,6 +14,7 @@ from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, UNKNOWN_TYPE, LeafRecor
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt._src.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, make_key
 
@@ -126,7 +127,7 @@ def _near_documents(directory: Path) -> Iterator[tuple[str, str]]:
         yield from ((name, last) for name, _, last in keys if name and last in _DOCUMENTS)
     else:
         with os.scandir(directory) as entries:  # of a run, perhaps tens of thousands
-            found = [entry for entry in entries if entry.is_dir()]
+            found = [entry for entry in entries if is_directory(entry)]
         for entry in found:
             for document in _DOCUMENTS:
                 if os.path.isfile(f"{entry.path}/{document}"):

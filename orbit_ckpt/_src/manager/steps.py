@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import logging
@@ -294,10 +295,12 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
         return _record(step, path, names)
-    except FileNotFoundError:
-        return None  # deleted while it was looked at
     except NotADirectoryError:
         return _read_foreign(step, path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None  # deleted meanwhile, or a link to itself
+        raise
 
 
 def _read_foreign(step: int, path: Path) -> StepRecord | None:

@@ -250,7 +250,9 @@ def looks_like_checkpoint(
     if not _SIGNS.isdisjoint(entry.name for entry in entries):
         return True
     return any(
-        entry.is_dir() and not is_temporary_name(entry.name) and _is_item(Path(entry.path))
+        not is_temporary_name(entry.name)
+        and system.is_directory(entry)
+        and _is_item(Path(entry.path))
         for entry in entries
     )
 

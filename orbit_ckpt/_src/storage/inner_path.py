@@ -19,6 +19,7 @@ from typing import NoReturn
 from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
 from orbit_ckpt._src.storage.layout import STEP_METADATA
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.system import is_directory
 
 _MAX_SEGMENT_BYTES = 255
 _MAX_NAME_BYTES = 4095
@@ -190,7 +191,7 @@ class InnerFiles:
             entries = sorted(scanned, key=lambda entry: entry.name)
         for entry in entries:
             name = f"{prefix}{entry.name}"
-            if entry.is_dir() and skip(entry.name):
+            if is_directory(entry) and skip(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 yield from self._walk(f"{name}/", skip, refused, is_linked=is_linked)

@@ -60,6 +60,14 @@ def open_directory(path: str | os.PathLike[str]) -> int:
         return NO_DESCRIPTOR
 
 
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory or a link to one.
+
+    `entry.is_dir()` raises an error if it is a link to itself.
+    """
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def has_directory_descriptors() -> bool:
     """Whether directories can be opened, and so synced and locked."""
     return hasattr(os, "O_DIRECTORY")
