@@ -109,6 +109,7 @@ BOMBS: dict[str, tuple[Callable[[Index], object], type[Exception]]] = {
     "gzip": (large(compressor={"id": "gzip", "level": 1}), CorruptionError),
     "blosc": (large(compressor={"id": "blosc", "cname": "lz4"}), CorruptionError),
     "many chunks": (document(shape=[_LARGE], chunks=[1]), FormatError),
+    "a number beyond 64 bits": (document(compressor={"id": 2**64}), FormatError),
     "70 dimensions": (document(shape=[1] * 70, chunks=[1] * 70), FormatError),
     "another separator": (document(dimension_separator="/../"), FormatError),
     "a long value": (place("a/0", length=2**60), CorruptionError),

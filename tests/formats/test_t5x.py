@@ -328,6 +328,7 @@ LIES: dict[str, tuple[Any, str]] = {
     "object": ({**ZARRAY, "dtype": "|O"}, "not a numeric dtype"),
     "shape": ({**ZARRAY, "shape": [2, 2**40], "chunks": [2, 2**40]}, "says float32 of shape"),
     "codec": ({**ZARRAY, "compressor": {"id": "none such"}}, "TensorStore cannot read an array"),
+    "number": ({**ZARRAY, "compressor": {"id": 2**64}}, "TensorStore cannot read an array"),
     "deep": ("[" * 100_000, "not a zarr2 metadata document"),
 }
 

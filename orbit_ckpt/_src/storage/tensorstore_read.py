@@ -122,7 +122,7 @@ class TensorStoreReader:
             return await open_array(
                 spec, open=True, assume_metadata=bool(known), context=self._context
             )
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, OverflowError, NotImplementedError) as error:
             raise FormatError(
                 f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
             ) from error
