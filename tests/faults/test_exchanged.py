@@ -207,6 +207,19 @@ def test_an_item_of_another_step_is_found(items: tuple[Path, Path], item: str) -
             ocp.load(mine / item)
 
 
+@pytest.mark.parametrize("part", ["", "/jax_random_key"])
+def test_the_random_key_of_another_step_is_found(tmp_path: Path, part: str) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for seed in (1, 2):
+            key = ocp.args.JaxRandomKeySave(jax.random.key(seed))
+            manager.save(seed, args=ocp.args.Composite(key=key))
+        manager.wait_until_finished()
+        mine, other = (tmp_path / step / f"key{part}" for step in "12")
+        shutil.rmtree(mine)
+        shutil.copytree(other, mine)
+        assert_found(tmp_path / "1", load=lambda: manager.restore(1))
+
+
 def test_exchanged_items_of_one_step_are_found(items: tuple[Path, Path]) -> None:
     mine, _ = items
     os.rename(mine / "params", mine / "moved")

@@ -34,6 +34,9 @@ from orbit_ckpt._src.storage.store_path import StorePath, file_size, map_paths
 _BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 24
 
+_ITEM_DEPTH = 2
+"""How far below a checkpoint the parts of its items are: those of a random key are in the item."""
+
 _NEW_MANIFEST = f"{MANIFEST}.new"
 _NOT_COVERED = (MANIFEST, _NEW_MANIFEST, COMMIT_MARKER, IN_PROGRESS)
 
@@ -181,14 +184,21 @@ class CheckedDirectory:
             )
         if self._own_record is None or self.has_record(STEP_METADATA):
             return  # a checkpoint, not an item of one
-        around = read_manifest(self.path.parent)
-        expected = around.files.get(f"{self.path.name}/{MANIFEST}") if around else None
-        if expected is not None and expected != self._own_record:
-            raise damaged_file(
-                self.path / MANIFEST,
-                f"it is not the one that {self.path.parent / MANIFEST} records; the item is of "
-                "another checkpoint, or was saved anew",
-            )
+        directory, name = self.path, MANIFEST
+        for _ in range(_ITEM_DEPTH):
+            if isinstance(directory, StorePath) and not directory.key:
+                return  # a bucket
+            directory, name = directory.parent, f"{directory.name}/{name}"
+            around = read_manifest(directory)
+            if around is None:
+                continue
+            if around.files.get(name, self._own_record) != self._own_record:
+                raise damaged_file(
+                    self.path / MANIFEST,
+                    f"it is not the one that {directory / MANIFEST} records; the item is of "
+                    "another checkpoint, or was saved anew",
+                )
+            return
 
     def read_bytes(self, name: str) -> bytes | None:
         """Return the contents of a small file, None if there is none and none is recorded.
