@@ -22,6 +22,7 @@ from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
     CheckpointNotFoundError,
+    CorruptionError,
     StepAlreadyExistsError,
     StepNotFoundError,
     StorageError,
@@ -621,6 +622,22 @@ def test_an_item_that_cannot_be_read_leaves_the_metadata_of_its_step(
     assert manager.metadata(1).custom_metadata == {"x": 1}
     assert manager.metadata(1).metrics == {"loss": 2.0}
     assert "item 'b' cannot be read" in caplog.text
+
+
+def test_metrics_that_cannot_be_read_leave_the_metadata_of_their_step(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = run()
+    args = ocp.args.StandardSave(tree(1))
+    manager.save(1, args=args, metrics={"loss": 2.0}, custom_metadata={"x": 1})
+    manager.wait_until_finished()
+    (tmp_path / "run" / "1" / "metrics" / "metrics").write_text("{")
+    assert manager.item_metadata(1)["w"].shape == (4,)
+    assert manager.metadata(1).custom_metadata == {"x": 1}
+    assert manager.metadata(1).metrics == {}
+    assert "the metrics of step 1 cannot be read" in caplog.text
+    with pytest.raises(CorruptionError):
+        manager.metrics(1)
 
 
 def test_metadata_of_a_step(run: Any) -> None:

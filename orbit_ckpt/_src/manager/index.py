@@ -297,3 +297,18 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     if not directory.is_dir():
         return None
     return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))
+
+
+def readable_metrics(step: int, path: Path) -> Mapping[str, object]:
+    """Return the metrics that a step was saved with, none if they cannot be read, which is logged.
+
+    Raises:
+        StorageError: The step is in a store that cannot be reached.
+    """
+    try:
+        return read_metrics(path) or {}
+    except CheckpointError as error:
+        if isinstance(error, StorageError) and isinstance(path, StorePath):
+            raise
+        _logger.warning("%s: the metrics of step %d cannot be read: %s", path, step, error)
+        return {}

@@ -18,7 +18,7 @@ from orbit_ckpt._src.checkpointer.wrong_names import suggest_target
 from orbit_ckpt._src.errors import StepAlreadyExistsError
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt._src.manager.council import Council
-from orbit_ckpt._src.manager.index import read_metrics
+from orbit_ckpt._src.manager.index import read_metrics, readable_metrics
 from orbit_ckpt._src.manager.opening import open_run
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions, own_options
 from orbit_ckpt._src.manager.restoring import EventLog, Restorer, StatisticsLogger
@@ -271,7 +271,7 @@ class CheckpointManager:
         return self.metadata(step).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
-        """Return `StepMetadata` of a step, or `RootMetadata` of the run.
+        """Return `StepMetadata` of a step, or `RootMetadata` of the run; logs unreadable metrics.
 
         Raises:
             StepNotFoundError: There is no such step.
@@ -280,7 +280,7 @@ class CheckpointManager:
             return read_root_metadata(self._directory, self._metadata)
         path = self._shared.view.path(as_step(step))
         found = self._items.metadata(self._checkpointer, path)
-        return replace(found, metrics={**found.metrics, **(read_metrics(path) or {})})
+        return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
 
     def reload(self) -> None:
         """Look at the directory again, because others write into it."""
