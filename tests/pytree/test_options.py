@@ -97,6 +97,49 @@ def test_fallback_that_fits_is_not_copied(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "value", "expected"),
+    [
+        (jax.ShapeDtypeStruct((), jnp.float32), 3.0, jnp.float32(3)),
+        (jax.ShapeDtypeStruct((), jnp.float32), np.float64(3), jnp.float32(3)),
+        (np.zeros((), np.float32), 3.0, np.asarray(3, np.float32)),
+        (np.zeros(2, np.float32), jnp.ones(2, jnp.bfloat16), np.ones(2, np.float32)),
+        (np.float32(0), 3.0, np.float32(3)),
+        (0, np.int64(3), 3),
+        (0.0, jnp.float32(3), 3.0),
+        ("", "text", "text"),
+    ],
+)
+def test_fallback_gets_the_type_and_dtype_of_the_target(
+    saved: Path, wanted: object, value: object, expected: object
+) -> None:
+    found = ocp.load(saved, like=TREE | {"ema": wanted}, fallback={"ema": value})
+    assert_same_tree(found["ema"], expected)
+
+
+def test_fallback_is_padded_or_cut_where_the_target_need_not_be_strict(saved: Path) -> None:
+    target = TREE | {"ema": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+    fallback = {"ema": np.array([[1, 2], [3, 4], [5, 6]], np.float32)}
+    found = ocp.load(saved, like=target, fallback=fallback, strict=False)
+    assert found["ema"].tolist() == [[1, 2, 0], [3, 4, 0]]
+
+
+def test_lazy_fallback_is_read_for_a_target(saved: Path) -> None:
+    lazy = ocp.load(saved, lazy=True)["params"]["kernel"]
+    target = TREE | {"ema": jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)}
+    found = ocp.load(saved, like=target, fallback={"ema": lazy})
+    assert_same_tree(found["ema"], TREE["params"]["kernel"].astype(jnp.bfloat16))
+
+
+def test_casts_by_patterns_reach_the_fallback(saved: Path) -> None:
+    fallback = {"ema": np.arange(2.0), "jax": jnp.arange(2.0), "count": np.int32(3), "n": 1.5}
+    found = ocp.load(saved, fallback=fallback, cast={"ema": np.float16, "**": jnp.bfloat16})
+    assert found["ema"].dtype == np.float16
+    assert type(found["ema"]) is np.ndarray
+    assert_same_tree(found["jax"], jnp.arange(2, dtype=jnp.bfloat16))
+    assert (found["count"].dtype, found["n"]) == (np.int32, 1.5)
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
         (np.zeros(3, np.float32), r"ema: shape \(2,\) wanted, \(3,\)"),
@@ -133,6 +176,34 @@ def test_casts_go_before_the_target_and_after_rules(saved: Path) -> None:
         cast={"w": jnp.bfloat16},
     )
     assert_same_tree(found["w"], (TREE["params"]["kernel"] * 2).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("on", ["numpy", "jax"])
+def test_computed_array_of_jax_is_cast_and_stays_one(on: Any, saved: Path) -> None:
+    double = tf.Map("params/kernel", lambda w: w * 2, on=on)
+    found = ocp.load(saved, transforms=[double], cast=jnp.bfloat16)
+    assert_same_tree(found["params"]["kernel"], (TREE["params"]["kernel"] * 2).astype(jnp.bfloat16))
+
+
+def test_computed_array_is_padded_where_the_target_need_not_be_strict(saved: Path) -> None:
+    like = {"params": {"kernel": jax.ShapeDtypeStruct((9, 3), jnp.float32)}}
+    found = ocp.load(
+        saved,
+        like=like,
+        transforms=[tf.Map("params/kernel", lambda w: w * 2)],
+        unexpected="ignore",
+        strict=False,
+    )
+    expected = np.pad(TREE["params"]["kernel"][:, :3] * 2, ((0, 1), (0, 0)))
+    np.testing.assert_array_equal(found["params"]["kernel"], expected)
+
+
+def test_computed_keys_go_to_the_sharding_asked_for(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"key": jax.random.key_data(jax.random.key(1))})
+    device = jax.devices()[3]
+    found = ocp.load(tmp_path / "x", transforms=[tf.WrapKeys("key")], sharding=device)
+    assert found["key"].devices() == {device}
+    assert_same_tree(found, {"key": jax.device_put(jax.random.key(1), device)})
 
 
 def test_cast_that_matches_nothing_is_refused(saved: Path) -> None:

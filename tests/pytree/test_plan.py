@@ -182,3 +182,11 @@ def test_shapes_of_computed_leaves_are_checked_before_anything_is_read(tmp_path:
     like = {"params": {"layers": {"w": jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)}}}
     with pytest.raises(TreeMismatchError, match=r"params.layers.w: shape \(3, 64, 64\) wanted, "):
         ocp.load(path, like, transforms=RULES, unexpected="ignore")
+
+
+def test_plan_shows_what_is_done_with_a_fallback(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": np.ones(2)})
+    plan = ocp.plan(tmp_path / "x", fallback={"b": np.ones(3)}, cast=np.float16)
+    (leaf,) = [leaf for leaf in plan.leaves if leaf.name == "b"]
+    assert leaf.actions == ("fallback", "cast float64 -> float16")
+    assert (leaf.shape, leaf.dtype, leaf.bytes_read) == ((3,), np.float16, 0)

@@ -195,7 +195,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             PLACEHOLDER.
         unexpected: What becomes of leaves of the checkpoint that the target lacks: `"error"`, or
             `"ignore"`, they are not read.
-        fallback: A tree with leaves for those that the checkpoint lacks; others are not used.
+        fallback: A tree with leaves for those that the checkpoint lacks, which are converted, cast
+            and placed as loaded ones are; others are not used.
         cast: Which casts to the target's dtypes are allowed: `"exact"`, none; `"same_kind"`, those
             within a kind of number or to a more general one; `"unsafe"`, all whose values fit. Or
             a dtype for all arrays of its kind of number, `jnp.bfloat16`, or dtypes by patterns,

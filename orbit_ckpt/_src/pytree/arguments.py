@@ -114,7 +114,10 @@ def _is_held_by_jax(dtype: DType) -> bool:
 
 
 def casts_of(
-    casts: PatternMap[object], view: View, found: Mapping[NamePath, object]
+    casts: PatternMap[object],
+    view: View,
+    alignment: Alignment,
+    found: Mapping[NamePath, object],
 ) -> dict[NamePath, object]:
     """Return the dtypes to which patterns cast leaves.
 
@@ -124,6 +127,7 @@ def casts_of(
     Args:
         casts: Dtypes by patterns; the first that matches a leaf counts.
         view: What there is.
+        alignment: Which leaves come from the fallback.
         found: Metadata of the leaves that are read as they are.
 
     Raises:
@@ -136,7 +140,12 @@ def casts_of(
         if isinstance(metadata, ArrayMetadata)
     }
     made = {names: node.info.dtype for names, node in view.computed.items()}
-    return _casts_of(casts, dtypes | made)
+    fallback = {
+        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
+        for names, value in alignment.filled.items()
+        if alignment.origins[names] == "fallback" and hasattr(value, "dtype")
+    }
+    return _casts_of(casts, dtypes | made | fallback)
 
 
 def _casts_of(

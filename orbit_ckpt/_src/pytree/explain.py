@@ -200,6 +200,10 @@ class _Explanation:
     def _leaf(self, names: NamePath) -> LeafPlan:
         plan, view = self._plan, self._plan.view
         origin = plan.alignment.origins.get(names)
+        if origin == "fallback":
+            value: object = plan.alignment.filled[names]
+            info = ArrayInfo(getattr(value, "shape", None), getattr(value, "dtype", None))
+            return self._row(names, [origin], (), info, None, [])
         if origin is not None:
             return LeafPlan(join_name(names), (origin,))
         if names in view.records and plan.alignment.is_read(names):

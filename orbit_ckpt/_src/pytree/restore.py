@@ -25,9 +25,10 @@ from orbit_ckpt._src.pytree.arguments import (
     same_kind,
     shardings_of,
 )
+from orbit_ckpt._src.pytree.in_memory import as_array_args, convert_value
 from orbit_ckpt._src.pytree.lazy import lazy_leaves
 from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.stored import AS_SAVED, StoredLeaves, convert_value, read_leaves
+from orbit_ckpt._src.pytree.stored import AS_SAVED, StoredLeaves, read_leaves
 from orbit_ckpt._src.pytree.target import describe_change
 from orbit_ckpt._src.pytree.view import (
     LegacyFunction,
@@ -42,7 +43,7 @@ from orbit_ckpt._src.transform.patterns import join_name
 from orbit_ckpt._src.tree.diff import TreeDifference
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
-from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, LoadBatch
+from orbit_ckpt._src.type_handlers.base import LoadBatch
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 
 _logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ async def _with_patterns(plan: TreePlan) -> TreePlan:
         found = await plan.stored.metadata(
             [record for record in plan.records if record.name not in plan.stored.source.inline]
         )
-    casts = casts_of(request.casts, view, found) if request.casts else {}
+    casts = casts_of(request.casts, view, alignment, found) if request.casts else {}
     if is_checked:
         check_leaves(alignment, view, found, casts, request)
     shardings = {}
@@ -232,10 +233,9 @@ def _mapped(fn: Callable[[object, str], object], names: NamePath, value: object)
 def _filled(plan: TreePlan, names: NamePath, value: object) -> object:
     """Return a leaf that is not read, as the caller wants it."""
     arg = plan.args.get(names)
-    is_array = isinstance(value, np.ndarray | jax.Array)
-    if plan.alignment.origins[names] != "fallback" or arg is None or not is_array:
+    if plan.alignment.origins[names] != "fallback" or arg is None:
         return value
-    return convert_value(plan.stored.batch, names, cast(object, value), arg)
+    return convert_value(plan.stored.batch, names, value, arg)
 
 
 def _through_legacy(
@@ -262,13 +262,14 @@ async def _computed(plan: TreePlan) -> dict[NamePath, object]:
     def place(names: NamePath, value: object, from_jax: bool) -> object:
         arg = plan.args.get(names)
         if alignment.wanted is not None and request.typed:
-            _check_computed(names, value, alignment.wanted[names], request)
+            is_cast = names in plan.casts
+            _check_computed(names, value, alignment.wanted[names], request, is_cast=is_cast)
         is_host = isinstance(value, np.ndarray)
-        if arg is None and from_jax and is_host:
-            arg = ArrayRestoreArgs()
         dtype: object = getattr(value, "dtype", None)
         if arg is not None and names in plan.casts and not same_kind(dtype, arg.dtype):
             arg = replace(arg, dtype=None)
+        if from_jax and is_host and (arg is None or arg.restore_type is None):
+            arg = as_array_args(arg or AS_SAVED)
         return convert_value(plan.stored.batch, plan.view.paths[names], value, arg or AS_SAVED)
 
     wanted = {names for names in plan.view.computed if alignment.is_read(names)}
@@ -282,13 +283,14 @@ async def _computed(plan: TreePlan) -> dict[NamePath, object]:
 
 
 def _check_computed(
-    names: NamePath, value: object, wanted: object, request: RestoreRequest
+    names: NamePath, value: object, wanted: object, request: RestoreRequest, *, is_cast: bool
 ) -> None:
     """Check what a function has made, which is known only now, against the target's leaf."""
     if isinstance(value, np.ndarray | jax.Array):
         array = cast(jax.Array, value)
-        made = made_of(array.shape, array.dtype)
-        change = describe_change(wanted, made, strict=True, casting=request.casting)
+        dtype: object = getattr(wanted, "dtype", array.dtype) if is_cast else array.dtype
+        made = made_of(array.shape, dtype)
+        change = describe_change(wanted, made, strict=request.strict, casting=request.casting)
         if change:
             raise mismatch(TreeDifference([], [], {names: change}))
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from msgspec import structs
 
-from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, is_prng_dtype
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, check_divides
 from orbit_ckpt._src.errors import (
     FormatError,
     TreeMismatchError,
@@ -28,10 +25,10 @@ from orbit_ckpt._src.metadata.schema import (
     LeafRecord,
 )
 from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.pytree.in_memory import convert_value, is_keys
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.path import as_epath
-from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
-from orbit_ckpt._src.type_handlers.array_target import check_width, requested_sharding
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import (
     ArrayRestoreArgs,
     LoadBatch,
@@ -41,7 +38,6 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
-from orbit_ckpt._src.type_handlers.stored import cast_host
 
 _STRING = "string"
 _ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
@@ -178,7 +174,7 @@ def _holds_other_values(typestr: str, registry: TypeHandlerRegistry) -> bool:
 def _as_wanted(value: object, arg: RestoreArgs) -> object:
     """Return what a handler of JAX arrays has read as an array of numpy if that is asked for."""
     is_host = arg.restore_type is np.ndarray and isinstance(value, jax.Array)
-    return np.asarray(value) if is_host and not _is_keys(value) else value
+    return np.asarray(value) if is_host and not is_keys(value) else value
 
 
 def _find_handler(
@@ -211,41 +207,3 @@ def _empty_value(source: StoredTree, record: LeafRecord) -> object:
         )
     empty = EMPTY_TYPES[record.typestr]
     return empty if empty is None else type(empty)()
-
-
-def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
-    """Return a value that is in memory already as the caller wants it."""
-    if isinstance(arg, ArrayRestoreArgs) and not _is_keys(value):
-        sharding = requested_sharding(arg, path)
-        if isinstance(value, jax.Array) and _is_as_wanted(value, arg, sharding):
-            return value
-        host = cast_host(np.asarray(value), arg.dtype, path)
-        check_width(path, host.dtype)
-        device_put = cast(Callable[..., jax.Array], jax.device_put)
-        shape = arg.global_shape or host.shape
-        if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = batch.resolver.resolve(sharding, shape)
-        try:
-            check_divides(sharding, shape, len(shape))
-        except ValueError as error:
-            raise ValueError(f"{format_path(path)}: {error}") from error
-        return device_put(host.reshape(shape), sharding)
-    if isinstance(value, np.ndarray):
-        return cast_host(cast(HostArray, value), arg.dtype, path)
-    if isinstance(value, int | float) and arg.dtype is not None:
-        return as_dtype(arg.dtype).type(value).item()
-    return value
-
-
-def _is_as_wanted(
-    value: jax.Array,
-    arg: ArrayRestoreArgs,
-    sharding: jax.sharding.Sharding | ShardingMetadata | None,
-) -> bool:
-    return (arg.dtype is None or value.dtype == as_dtype(arg.dtype)) and (
-        sharding is None or sharding == value.sharding
-    )
-
-
-def _is_keys(value: object) -> bool:
-    return isinstance(value, jax.Array) and is_prng_dtype(value.dtype)
