@@ -193,6 +193,15 @@ PATHS: list[Mistake] = [
     ("convert over a checkpoint", lambda p: ocp.convert(p.ck, p.ck), EXISTS, "/ck ", "overwrite=True"),
     ("convert with progress=True", lambda p: ocp.convert(p.ck, p.new, progress=True), TypeError, "progress", "Give one that takes"),
     ("convert with no memory", lambda p: ocp.convert(p.ck, p.new, max_bytes=0), ValueError, "max_bytes", "at least 1"),
+    ("verify with memory as text", lambda p: ocp.verify(p.ck, max_bytes="1GB"), TypeError, "max_bytes", "an integer"),
+    ("verify with progress=True", lambda p: ocp.verify(p.ck, progress=True), TypeError, "progress", "Give one that takes"),
+    ("diff values='no'", lambda p: ocp.diff(p.ck, p.ck, values="no"), TypeError, "values is 'no'", TRUE_OR_FALSE),
+    ("convert overwrite='no'", lambda p: ocp.convert(p.ck, p.new, overwrite="no"), TypeError, "overwrite is 'no'", TRUE_OR_FALSE),
+    ("convert to a list", lambda p: ocp.convert(p.ck, p.new, to=["orbit"]), ValueError, "to is ", "give one of 'orbit'"),
+    ("convert with metadata as list", lambda p: ocp.convert(p.ck, p.new, custom_metadata=[1]), TypeError, "custom_metadata .*list", "Give {"),
+    ("convert with shards of text", lambda p: ocp.convert(p.ck, p.new, to="safetensors", max_shard_bytes="1GB"), TypeError, "max_shard_bytes", "an integer"),
+    ("convert to orbit with shards", lambda p: ocp.convert(p.ck, p.new, max_shard_bytes=9), ValueError, "max_shard_bytes", "leave it out"),
+    ("name format of a step", lambda p: ocp.step.build_step_path(p.run, 3, 1), TypeError, "name_format .*3", "Give StepNameFormat"),
 ]
 
 SAVES: list[Mistake] = [
@@ -290,6 +299,18 @@ LOADS: list[Mistake] = [
     ("rule that matches no array", lambda p: ocp.load(p.ck, sharding=transform.partition(p.mesh, {"no": PartitionSpec()})), NO_RULE, "sharding: .*layer/kernel", "Add one"),
     ("partition without a mesh", lambda _: transform.partition(ocp, {"**": PartitionSpec()}), TypeError, "mesh ", "Give it first"),
     ("partition without specs", lambda p: transform.partition(p.mesh, {"**": ocp}), TypeError, r"rules\['\*\*'\]", "Give PartitionSpec"),
+    ("text as fallback", lambda p: ocp.load(p.ck, fallback="x"), TypeError, "fallback .*'x'", "Give the leaves"),
+    ("number as fallback beside a target", lambda p: ocp.load(p.ck, TREE, fallback=3), TypeError, "fallback .*3", "Give the leaves"),
+    ("number as new name", lambda _: Rename("a", 3), TypeError, r"\(to\) .*3", "Give 'layer/kernel'"),
+    ("cast rule to no dtype", lambda _: transform.Cast("a", "float99"), TypeError, "Cast: dtype is 'float99'", r"Give one such as jnp\.bfloat16"),
+    ("cast rule to a number", lambda _: transform.Cast("a", 3), TypeError, "Cast: dtype is 3", r"Give one such as jnp\.bfloat16"),
+    ("rule overwrite='no'", lambda _: Rename("a", "b", overwrite="no"), TypeError, "Rename.overwrite is 'no'", TRUE_OR_FALSE),
+    ("inputs as number", lambda _: transform.Combine(3, "b", min), ValueError, "Combine: inputs is 3", "give a list"),
+    ("axis as text", lambda _: transform.Unstack("a", r"b/\g<i>", axis="0"), TypeError, "Unstack: axis .*'0'", "an integer"),
+    ("axes as number", lambda _: transform.Transpose("a", 3), TypeError, "Transpose: axes .*3", "a tuple of integers"),
+    ("assignments as number", lambda _: transform.AssignmentMap(3), TypeError, "AssignmentMap: rules .*3", "Give {'new"),
+    ("partition with a number", lambda p: transform.partition(p.mesh, 3), TypeError, "rules .*3", "Give {'"),
+    ("T5X uint16 misspelt", lambda _: ocp.t5x.T5XFormat(uint16="bf16"), ValueError, "uint16 is 'bf16'", "give one of 'error'"),
 ]
 
 MANAGERS: list[Mistake] = [
@@ -364,6 +385,24 @@ MANAGERS: list[Mistake] = [
     ("timeout as text", lambda p: wait(p, timeout="x"), TypeError, "timeout .*'x'", "a positive number"),
     ("pause as text", lambda p: wait(p, seconds_to_sleep="x"), TypeError, "seconds_to_sleep", "a positive number"),
     ("wait for no function", lambda p: wait(p, timeout_fn=3), TypeError, "timeout_fn .*3", "Give one"),
+    ("number as logger", lambda p: p.manager(logger=3), TypeError, "logger .*3", "Give an object whose log_entry"),
+    ("list as metadata of a run", lambda p: p.manager(metadata=[1]), TypeError, "metadata .*list", "Give {'name'"),
+    ("dict as registry", lambda p: p.manager(handler_registry={}), TypeError, "handler_registry .*dict", "Give a DefaultCheckpointHandlerRegistry"),
+    ("number as item names", lambda p: p.manager(item_names=3), TypeError, "item_names .*3", "Give a list"),
+    ("numbers as item names", lambda p: p.manager(item_names=[1]), TypeError, "item_names: .*1", "Give a list"),
+    ("signal as text", lambda p: p.opened().install_signal_handler("TERM"), TypeError, "signum .*'TERM'", "an integer"),
+    ("signal that cannot be handled", lambda p: p.opened().install_signal_handler(9), ValueError, "signum is 9", r"Give signal\.SIGTERM"),
+    ("force='no'", lambda p: p.manager().save(1, TREE, force="no"), TypeError, "force is 'no'", TRUE_OR_FALSE),
+    ("fallback='no'", lambda p: p.opened().restore(1, fallback="no"), TypeError, "fallback is 'no'", TRUE_OR_FALSE),
+    ("list as keyword arguments", lambda p: p.opened().restore(1, TREE, restore_kwargs=[1]), TypeError, "restore_kwargs .*list", "Give arguments"),
+    ("read_only='no'", lambda _: OPTIONS(read_only="no"), TypeError, "read_only is 'no'", TRUE_OR_FALSE),
+    ("item metadata of no step", lambda p: p.opened().item_metadata(None), TypeError, "step .*None", r"Give int\("),
+    ("number as processes", lambda _: ocp.MultiprocessingOptions(active_processes=3), TypeError, "active_processes .*3", "a list of"),
+    ("callback that is none", lambda _: ocp.AsyncOptions(post_finalization_callback=3), TypeError, "post_finalization_callback .*3", "Give a function"),
+    ("policy of a number", lambda _: ocp.policies.FunctionPolicy(3), TypeError, r"FunctionPolicy\.function .*3", "Give a function"),
+    ("policies as a number", lambda _: ocp.policies.AnySavePolicy(3), TypeError, r"AnySavePolicy\.policies .*3", "Give FixedIntervalPolicy"),
+    ("policy for saving among those for keeping", lambda _: ocp.policies.InTurn([ocp.policies.FixedIntervalPolicy(2)]), TypeError, r"InTurn\.policies", r"Give LatestN\(3\)"),
+    ("intervals as numbers", lambda _: ocp.policies.IntervalsPolicy([3]), TypeError, r"IntervalsPolicy\.intervals", "Give CheckpointInterval"),
 ]
 
 CHECKPOINTERS: list[Mistake] = [
@@ -408,6 +447,22 @@ CHECKPOINTERS: list[Mistake] = [
     ("object as type", lambda _: type_handlers.register_type_handler(Odd(), type_handlers.NumpyHandler()), TypeError, "ty .*Odd", "Register a handler for the class"),
     ("typestr of another handler", lambda _: type_handlers.register_type_handler(Odd, type_handlers.NumpyHandler()), ValueError, "typestr", "Return another typestr"),
     ("type without a handler", lambda _: type_handlers.get_type_handler(Odd), ValueError, "Odd", "register_type_handler"),
+    ("number as registry of types", lambda _: ocp.PyTreeHandler(type_handler_registry=3), TypeError, "type_handler_registry .*3", "leave it out"),
+    ("True as metadata options", lambda _: ocp.PyTreeHandler(pytree_metadata_options=True), TypeError, "pytree_metadata_options .*True", "Give PyTreeMetadataOptions"),
+    ("True as metadata options of a standard handler", lambda _: ocp.StandardHandler(pytree_metadata_options=True), TypeError, "pytree_metadata_options .*True", "Give PyTreeMetadataOptions"),
+    ("number as memory options", lambda _: ocp.PyTreeHandler(memory_options=3), TypeError, "memory_options .*3", r"Give MemoryOptions\("),
+    ("number as file name", lambda _: ocp.JsonHandler(3), TypeError, "filename .*3", "Give the name of a file"),
+    ("number as key name", lambda _: ocp.JaxRandomKeyHandler(3), TypeError, "key_name .*3", "Give the name"),
+    ("dict as multiprocessing options", lambda _: ocp.StandardCheckpointer(multiprocessing_options={"a": 1}), TypeError, "multiprocessing_options .*dict", "Give MultiprocessingOptions"),
+    ("checkpointer force='no'", lambda p: p.tree_checkpointer().save(p.new, TREE, force="no"), TypeError, "force is 'no'", TRUE_OR_FALSE),
+    ("partial_restore='no'", lambda _: args.PyTreeRestore(partial_restore="no"), TypeError, "partial_restore is 'no'", TRUE_OR_FALSE),
+    ("strict='no' in restore args", lambda _: ocp.ArrayRestoreArgs(strict="no"), TypeError, r"ArrayRestoreArgs\.strict is 'no'", TRUE_OR_FALSE),
+    ("number as shape", lambda _: ocp.ArrayRestoreArgs(global_shape=3), TypeError, r"ArrayRestoreArgs\.global_shape .*3", "a tuple of integers"),
+    ("text as chunk size", lambda _: ocp.SaveArgs(chunk_byte_size="1MB"), TypeError, r"SaveArgs\.chunk_byte_size .*'1MB'", "an integer"),
+    ("text as size of data files", lambda _: args.PyTreeSave(TREE, ocdbt_target_data_file_size="1GB"), TypeError, "ocdbt_target_data_file_size .*'1GB'", "an integer"),
+    ("object in metadata of a tree", lambda p: p.tree_checkpointer().save(p.new, args=args.PyTreeSave(TREE, custom_metadata=Odd())), TypeError, "custom_metadata .*Odd", "Use dicts"),
+    ("number as transform function", lambda _: args.PyTreeRestore(TREE, legacy_transform_fn=3), TypeError, "legacy_transform_fn .*3", "Give a function"),
+    ("number as type", lambda _: type_handlers.has_type_handler(3), TypeError, "ty .*3", "Give its class"),
 ]
 
 # fmt: on

@@ -466,8 +466,8 @@ def test_rules_that_do_not_fit_are_refused(saved: Path, rules: list[Any], messag
         (lambda: Combine(("a/*", "b/*"), "x", min), "is a pattern"),
         (lambda: Unstack("a", "b"), "all parts would be called"),
         (lambda: Stack("a", "b"), r"refers to \\1"),
-        (lambda: Split("a", ()), "the names of the results are"),
-        (lambda: Split("a", "bc"), "the names of the results are 'bc'"),
+        (lambda: Split("a", ()), r"Split: to is \(\)"),
+        (lambda: Split("a", "bc"), "Split: to is 'bc'"),
     ],
 )
 def test_rules_that_make_no_sense_cannot_be_made(make: Any, message: str) -> None:

@@ -39,19 +39,27 @@ def test_one_process_restores_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("handler", "options", "message"),
     [
-        (SingleReplicaArrayHandler, {"replica_axis_index": -1}, "replica_axis_index must be >= 0"),
+        (
+            SingleReplicaArrayHandler,
+            {"replica_axis_index": -1},
+            "replica_axis_index must be at least 0",
+        ),
         (
             SingleReplicaArrayHandler,
             {"broadcast_memory_limit_bytes": 0},
-            "broadcast_memory_limit_bytes must be >= 1, got 0",
+            "broadcast_memory_limit_bytes must be at least 1, found 0",
         ),
         (
             SingleReplicaArrayHandler,
             {"broadcast_memory_scaling_factor": 1.5},
             r"broadcast_memory_scaling_factor must be in \(0, 1\], got 1.5",
         ),
-        (ArrayHandler, {"min_slice_bytes_for_replica_parallel": -1}, "must be >= 0, got -1"),
-        (ArrayHandler, {"max_replicas_for_replica_parallel": 0}, "must be >= 1, got 0"),
+        (
+            ArrayHandler,
+            {"min_slice_bytes_for_replica_parallel": -1},
+            "must be at least 0, found -1",
+        ),
+        (ArrayHandler, {"max_replicas_for_replica_parallel": 0}, "must be at least 1, found 0"),
     ],
 )
 def test_options_out_of_range_are_refused(handler: Any, options: Any, message: str) -> None:

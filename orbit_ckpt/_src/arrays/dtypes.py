@@ -167,6 +167,16 @@ def number_dtype(value: object) -> DType:
     return np.dtype(next(kind for kind in kinds if isinstance(value, kind)))
 
 
+def check_flag_fields(owner: object, *names: str) -> None:
+    """Check fields of options that are true or false, see `as_flag`.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    for name in names:
+        as_flag(f"{type(owner).__name__}.{name}", getattr(owner, name))
+
+
 def python_scalar(value: HostArray) -> object:
     """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
     item: Any = value.item()

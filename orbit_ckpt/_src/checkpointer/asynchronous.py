@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.last_save import LastSave
 from orbit_ckpt._src.checkpointer.options import (
@@ -58,7 +59,7 @@ class AsyncCheckpointer(Checkpointer):
             checkpoint_metadata_store: Does nothing here.
             temporary_path_class: Does nothing here, see `atomicity_options`.
         """
-        check_options(async_options=async_options)
+        check_options(async_options=async_options, multiprocessing_options=multiprocessing_options)
         options = async_options or AsyncOptions()
         if timeout_secs is not None:
             options = replace(options, timeout_secs=timeout_secs)
@@ -96,7 +97,7 @@ class AsyncCheckpointer(Checkpointer):
         request = SaveRequest(
             resolve_path(directory),
             self._make_args(0, args, kwargs),
-            overwrite=force,
+            overwrite=as_flag("force", force),
             custom_metadata=custom_metadata,
             when_done=self._when_done,
         )

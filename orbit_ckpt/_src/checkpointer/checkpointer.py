@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.last_save import told_beside
 from orbit_ckpt._src.checkpointer.options import (
@@ -115,7 +116,7 @@ class Checkpointer:
         request = SaveRequest(
             resolve_path(directory),
             self._make_args(0, args, kwargs),
-            overwrite=force,
+            overwrite=as_flag("force", force),
             custom_metadata=custom_metadata,
         )
         save_now(self._handler, request, self._options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.pytree.compare import compare_checkpoints
@@ -57,7 +58,7 @@ def diff(
     compare = partial(
         compare_checkpoints,
         registry=GLOBAL_TYPE_HANDLER_REGISTRY,
-        values=values,
+        values=as_flag("values", values),
         max_bytes=max_bytes,
         readers=reader if isinstance(reader, tuple) else (reader, reader),
     )

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.functions import load, metadata
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.outgoing import WriteRequest
 from orbit_ckpt._src.items.memory import MemoryOptions
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
-from orbit_ckpt._src.runtime.checks import check_callable, check_int, show
+from orbit_ckpt._src.runtime.checks import check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.path import check_outside, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.transform.engine import Rule
@@ -101,12 +102,16 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
         (2, 3)
     """
-    if to != ORBIT and to not in WRITERS:
+    if to not in (ORBIT, *WRITERS):
         raise ValueError(
             f"to is {show(to)}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}."
         )
     check_int("max_bytes", max_bytes, least=1)
+    is_overwrite = as_flag("overwrite", overwrite)
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
+    if max_shard_bytes is not None:
+        check_int("max_shard_bytes", max_shard_bytes, least=1)
+    check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
     tree = load(
@@ -125,7 +130,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}
     other = None if is_object or custom_metadata else found
-    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, overwrite)
+    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite)
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request, other)
@@ -169,7 +174,7 @@ def _save(request: WriteRequest, other: object) -> None:
         other: Custom metadata of the tree that are no JSON object, which a step cannot have.
     """
     if request.max_shard_bytes is not None:
-        raise ValueError("a size of shards is for a directory of safetensors only; give none")
+        raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
     handler = PyTreeHandler(
         memory_options=MemoryOptions(write_concurrent_bytes=request.max_bytes),
         pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),

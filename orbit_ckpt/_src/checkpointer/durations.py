@@ -50,7 +50,7 @@ def _record(
     event: str, others: tuple[str, ...], path: str | os.PathLike[str], began: float
 ) -> None:
     seconds = time.monotonic() - began
-    storage = "gcs" if os.fspath(path).startswith("gs://") else "other"
+    storage = "gcs" if os.fsdecode(path).startswith("gs://") else "other"
     try:
         jax.monitoring.record_event_duration_secs(event, seconds)
         for other in others:

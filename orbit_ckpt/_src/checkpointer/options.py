@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from orbit_ckpt._src.runtime.checks import check_int, check_number, check_type
+from orbit_ckpt._src.runtime.checks import (
+    check_callable,
+    check_int,
+    check_methods,
+    check_number,
+    check_steps,
+    check_type,
+)
 from orbit_ckpt._src.runtime.coordination import default_group
 from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt._src.storage.atomic import AtomicityMode
@@ -69,6 +76,8 @@ class AsyncOptions:
 
     def __post_init__(self) -> None:
         check_number("timeout_secs", self.timeout_secs, can_be_zero=False)
+        callback = "Give a function without arguments."
+        check_callable("post_finalization_callback", self.post_finalization_callback, callback)
         warn_set(
             "AsyncOptions",
             {
@@ -114,8 +123,12 @@ class MultiprocessingOptions:
         if self.timeout_secs is not None:
             check_number("timeout_secs", self.timeout_secs, can_be_zero=False)
         check_int("primary_host", self.primary_host, least=0, optional=True)
-        for process in self.active_processes or ():
-            check_int("active_processes: every process", process, least=0)
+        if self.active_processes is not None:
+            check_steps("active_processes", self.active_processes, what="process numbers")
+        prefix = "Give the name of this program, for example."
+        check_type("barrier_sync_key_prefix", self.barrier_sync_key_prefix, str, "a str", prefix)
+        group = "Leave it out for the processes of JAX."
+        check_methods("group", self.group, ["process", "join"], group)
 
     @property
     def timeout_s(self) -> float:

@@ -25,6 +25,7 @@ from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.pytree.verification import Damage, Unchecked, Unverifiable, VerifyReport
 from orbit_ckpt._src.pytree.verify import Findings, verify_tree
 from orbit_ckpt._src.pytree.verify_foreign import verify_foreign
+from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
@@ -107,6 +108,8 @@ def verify(
         >>> report.is_intact, report.leaves, report.damage
         (True, 2, ())
     """
+    check_int("max_bytes", max_bytes, least=1)
+    check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
     root = resolve_path(path)
     check_reader(reader)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):

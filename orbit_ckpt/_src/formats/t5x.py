@@ -10,8 +10,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
     FormatError,
@@ -23,6 +24,7 @@ from orbit_ckpt._src.formats.base import ForeignStep, StoredTree
 from orbit_ckpt._src.formats.msgpack_scan import scan_file
 from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt._src.runtime.checks import check_int, show
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.path import (
@@ -65,9 +67,13 @@ class T5XFormat:
     def __init__(
         self, *, step: int | None = None, uint16: Uint16 = "error", allow_legacy: bool = False
     ) -> None:
+        check_int("T5XFormat: step", step, least=0, optional=True)
+        if uint16 not in get_args(Uint16):
+            choices = ", ".join(map(repr, get_args(Uint16)))
+            raise ValueError(f"T5XFormat: uint16 is {show(uint16)}; give one of {choices}.")
         self._step = step
         self._uint16: Uint16 = uint16
-        self._allow_legacy = allow_legacy
+        self._allow_legacy = as_flag("T5XFormat: allow_legacy", allow_legacy)
 
     def sniff(self, path: Path) -> str | None:
         """See `Format`."""

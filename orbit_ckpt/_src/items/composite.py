@@ -38,6 +38,7 @@ from orbit_ckpt._src.items.phases import (
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt._src.metadata.files import describe_step, read_step
 from orbit_ckpt._src.metadata.values import StepMetadata
+from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import this_process
@@ -122,6 +123,8 @@ class CompositeHandler:
         why = "the checkpointer or manager decides; give it the options"
         options = {"composite_options": (composite_options, None, why)}
         warn_set("CompositeHandler", options, stacklevel=2)
+        entries = "Give a DefaultCheckpointHandlerRegistry."
+        check_methods("handler_registry", handler_registry, ["find", "has"], entries)
         if handler_registry is not None and (item_names or items_and_handlers):
             names = ", ".join([*item_names, *items_and_handlers])
             raise ValueError(

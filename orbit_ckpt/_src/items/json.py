@@ -19,6 +19,7 @@ from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.codec import encode_user_json
 from orbit_ckpt._src.metadata.json_item import JSON_FILE, find_json_file, read_json_item
+from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.atomic import write_file
@@ -41,6 +42,7 @@ class JsonHandler:
             multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
         """
         warn_of_unused(self, multiprocessing_options=multiprocessing_options)
+        check_type("filename", filename, str, "a str", "Give the name of a file.")
         self._filename = filename
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from msgspec.structs import replace
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
+from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver
 from orbit_ckpt._src.formats.base import Format, StoredTree
 from orbit_ckpt._src.formats.orbax import open_tree
@@ -27,6 +27,7 @@ from orbit_ckpt._src.items.memory import MemoryOptions
 from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
 from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.items.unused import warn_of_unused
+from orbit_ckpt._src.items.wrong_values import check_objects
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.plan import plan_save
 from orbit_ckpt._src.pytree.request import RestoreRequest
@@ -39,6 +40,11 @@ from orbit_ckpt._src.pytree.restore import (
 )
 from orbit_ckpt._src.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.runtime.checks import (
+    check_callable,
+    check_int,
+    check_type,
+)
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process, this_process
 from orbit_ckpt._src.runtime.warn import warn_caller
@@ -62,6 +68,9 @@ class PyTreeMetadataOptions:
     """
 
     support_rich_types: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag_fields(self, "support_rich_types")
 
 
 class PyTreeHandler:
@@ -131,6 +140,10 @@ class PyTreeHandler:
             enable_pinned_host_transfer=enable_pinned_host_transfer,
             is_prioritized_key_fn=is_prioritized_key_fn,
         )
+        check_objects(memory_options, type_handler_registry, pytree_metadata_options)
+        name = "Give the name of a file."
+        check_type("aggregate_filename", aggregate_filename, str, "a str", name)
+        check_type("process", process, Process, "a Process", "Leave it out for JAX's.")
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
         if memory_options is not None and any(limit is not None for limit in in_gb):
             raise ValueError("Give memory limits in GB or as memory_options, not both.")
@@ -374,10 +387,7 @@ class PyTreeSaveArgs(CheckpointArgs):
         if isinstance(self.item, TreeMetadata):
             raise ValueError("Cannot save TreeMetadata.")
         size = self.ocdbt_target_data_file_size
-        if size is not None and size < 0:
-            raise ValueError(
-                f"ocdbt_target_data_file_size must be >= 0, where 0 means no limit; got {size}"
-            )
+        check_int("ocdbt_target_data_file_size", size, least=0, optional=True)
 
     def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
         """Return a handler's options with those of one save."""
@@ -423,6 +433,9 @@ class PyTreeRestoreArgs(CheckpointArgs):
             value = getattr(self, name)
             if isinstance(value, TreeMetadata):
                 setattr(self, name, value.tree)
+        check_flag_fields(self, "partial_restore", "transforms_default_to_original")
+        advice = "Give a function of item, the stored tree and a tree of ParamInfo."
+        check_callable("legacy_transform_fn", self.legacy_transform_fn, advice)
 
     def legacy(self) -> LegacyRules | LegacyFunction | None:
         """Return what is asked for with `transforms` or `legacy_transform_fn`.

@@ -26,6 +26,7 @@ from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
 from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
+from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
@@ -36,6 +37,7 @@ class _KeyFiles:
     """A key and a JSON document that says what it is, in two directories of an item."""
 
     def __init__(self, name: str, handler: CheckpointHandler) -> None:
+        check_type("key_name", name, str, "a str", "Give the name of a directory.")
         self._key, self._about = name, f"{name}_metadata"
         self._items = CompositeHandler()
         self._items.set_handler(self._key, handler)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
@@ -17,8 +18,13 @@ from orbit_ckpt._src.items.base import (
 )
 from orbit_ckpt._src.items.memory import MemoryOptions
 from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
-from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt._src.items.pytree import (
+    PyTreeHandler,
+    PyTreeMetadataOptions,
+    PyTreeSaveArgs,
+)
 from orbit_ckpt._src.items.unused import warn_of_unused
+from orbit_ckpt._src.items.wrong_values import check_objects
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.runtime.commit import Commit
@@ -43,6 +49,7 @@ class StandardHandler:
     ) -> None:
         """Make a handler; for the arguments see `PyTreeHandler`."""
         warn_of_unused(self, multiprocessing_options=multiprocessing_options)
+        check_objects(memory_options, type_handler_registry, pytree_metadata_options)
         self._rich_types = pytree_metadata_options.support_rich_types
         self._trees = PyTreeHandler(
             save_concurrent_gb=save_concurrent_gb,
@@ -168,6 +175,7 @@ class StandardRestoreArgs(CheckpointArgs):
     fallback_sharding: jax.sharding.Sharding | None = None
 
     def __post_init__(self) -> None:
+        check_flag_fields(self, "strict")
         why = "arrays come back in the default layout"
         warn_set("StandardRestore", {"support_layout": (self.support_layout, False, why)})
         if isinstance(self.item, TreeMetadata):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.last_save import told_beside
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
@@ -37,6 +38,7 @@ from orbit_ckpt._src.manager.step_items import (
     with_metrics,
 )
 from orbit_ckpt._src.manager.steps import as_step
+from orbit_ckpt._src.runtime.checks import check_mapping, check_methods
 from orbit_ckpt._src.storage.path import resolve_path
 
 PathLike = str | os.PathLike[str]
@@ -102,6 +104,9 @@ class CheckpointManager:
             ProcessTimeoutError: Another process has not opened it in time.
         """
         self._options = own_options(options)
+        check_mapping("metadata", metadata, "Give {'name': 'value'}, for example.")
+        entries = "Give an object whose log_entry() takes a dict."
+        check_methods("logger", logger, ["log_entry"], entries)
         self._directory = resolve_path(directory)
         self._metadata = dict(metadata or {})
         self._events = EventLog(logger, self._directory)
@@ -163,7 +168,7 @@ class CheckpointManager:
         """
         number = as_step(step)
         check_metrics(metrics)
-        verdict = self._saver.decide(number, f"save({number})", force=force)
+        verdict = self._saver.decide(number, f"save({number})", force=as_flag("force", force))
         if not verdict.save:
             self._saver.raise_failed(has_ended=verdict.news.has_ended)
             return False
@@ -227,7 +232,7 @@ class CheckpointManager:
             *(self._shared, self._saver, self._events),
         )
         other = None if directory is None else resolve_path(directory)
-        return restorer.restore(step, read, other=other, fallback=fallback)
+        return restorer.restore(step, read, other=other, fallback=as_flag("fallback", fallback))
 
     @property
     def refused(self) -> Mapping[int, Exception]:
@@ -245,7 +250,7 @@ class CheckpointManager:
         Args:
             read: Whether to look at the directory again, because others write into it.
         """
-        if read:
+        if as_flag("read", read):
             self.reload()
         return self._shared.view.steps()
 
@@ -268,7 +273,7 @@ class CheckpointManager:
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
         """Return what is known of a step's item, or of its items, without reading arrays."""
-        return self.metadata(step).item_metadata
+        return self.metadata(as_step(step)).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
         """Return `StepMetadata` of a step, or `RootMetadata` of the run; logs unreadable metrics.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
+from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -41,6 +42,7 @@ from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_duration,
     check_int,
+    check_methods,
     check_steps,
     check_type,
     show,
@@ -145,6 +147,8 @@ class CheckpointManagerOptions:
             raise ValueError(f"best_mode must be 'min' or 'max', found {show(self.best_mode)}.")
         self._check_numbers()
         self._check_objects()
+        check_flag_fields(self, *_FLAGS)
+        self.file_options = self.file_options or FileOptions()
         self._warn_of_unused()
         if self.todelete_full_path is not None:
             raise ValueError(
@@ -237,16 +241,12 @@ class CheckpointManagerOptions:
         methods = {
             "save_decision_policy": ("should_save", "FixedIntervalPolicy(100)"),
             "preservation_policy": ("should_preserve", "LatestN(3)"),
-            "metrics_source": ("values", "TensorBoardMetrics"),
             "step_name_format": ("build_name", "StepNameFormat('step')"),
         }
+        source = "Give TensorBoardMetrics(logdir, 'loss'), for example."
+        check_methods("metrics_source", self.metrics_source, ["values", "metric"], source)
         for name, (method, example) in methods.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, type) or not hasattr(value, method)):
-                raise TypeError(
-                    f"{name} must be an object with {method}(), found {show(value)}. Give "
-                    f"{example}, for example."
-                )
+            check_methods(name, getattr(self, name), [method], f"Give {example}, for example.")
 
     def step_names(self) -> StepNames:
         """Return how steps are named."""
@@ -290,6 +290,23 @@ class CheckpointManagerOptions:
             keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
         )
         return [*rules, best]
+
+
+_FLAGS = (
+    "keep_checkpoints_without_metrics",
+    "create",
+    "cleanup_tmp_directories",
+    "single_host_load_and_broadcast",
+    "enable_background_delete",
+    "read_only",
+    "enable_async_checkpointing",
+    "save_root_metadata",
+    "prevent_write_metrics",
+    "enable_should_save_is_saving_in_progress_check",
+    "enable_per_process_directory_creation",
+    "lightweight_initialize",
+    "keep_latest",
+)
 
 
 def own_options(options: object) -> CheckpointManagerOptions:

@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from orbit_ckpt._src.runtime.checks import check_number
+from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.coordination import has_preemption_service
 from orbit_ckpt._src.runtime.forking import reset_in_child
 
@@ -35,19 +35,28 @@ class PreemptionWatch:
 
         Raises:
             RuntimeError: This is not the main thread, the only one that may handle signals.
-            ValueError: The deadline is negative, infinite or not a number.
+            TypeError: `signum` is no number.
+            ValueError: The signal cannot be handled, or the deadline is negative, infinite or not a
+                number.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "install_signal_handler must be called from the main thread: Python handles "
                 "signals nowhere else."
             )
+        check_int("signum", signum, least=1)
         if deadline_s is not None:
             check_number("deadline", deadline_s, can_be_zero=True)
         self._deadline_s = deadline_s
         self._installed = True
         reset_in_child(self)
-        previous = signal.signal(signum, self._receive)
+        try:
+            previous = signal.signal(signum, self._receive)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"signum is {signum}, which no process can handle: {error}. Give signal.SIGTERM, "
+                "for example."
+            ) from error
         self._previous.setdefault(signum, previous)
 
     def uninstall(self) -> None:

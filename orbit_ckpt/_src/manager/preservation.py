@@ -12,8 +12,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
+from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
-from orbit_ckpt._src.runtime.checks import check_duration, check_int, check_number, check_steps
+from orbit_ckpt._src.runtime.checks import (
+    check_callable,
+    check_duration,
+    check_elements,
+    check_int,
+    check_methods,
+    check_number,
+    check_steps,
+)
+
+_GIVE_METRIC = "Give a function of the metrics, such as lambda metrics: metrics['loss']."
+_GIVE_POLICY = "Give LatestN(3), for example."
 
 
 class PreservationContext(Struct, frozen=True, kw_only=True):
@@ -127,6 +139,7 @@ class EveryNSteps(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_int("EveryNSteps.interval_steps", self.interval_steps, least=1)
+        check_flag_fields(self, "exact_interval")
         check_int("EveryNSteps.max_to_keep", self.max_to_keep, least=0, optional=True)
 
     def should_preserve(
@@ -209,6 +222,8 @@ class BestN(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_int("BestN.n", self.n, least=0, optional=True)
+        check_callable("BestN.get_metric_fn", self.get_metric_fn, _GIVE_METRIC)
+        check_flag_fields(self, "reverse", "keep_checkpoints_without_metrics")
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -245,6 +260,8 @@ class SaveBest(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_mode(self.mode)
+        check_callable("SaveBest.get_metric_fn", self.get_metric_fn, _GIVE_METRIC)
+        check_flag_fields(self, "keep_checkpoints_without_metrics")
         check_int("SaveBest.n", self.n, least=0)
 
     def should_preserve(
@@ -308,6 +325,9 @@ class AmongPermanent(Struct, frozen=True):
 
     policy: PreservationPolicy
 
+    def __post_init__(self) -> None:
+        check_methods("AmongPermanent.policy", self.policy, ["should_preserve"], _GIVE_POLICY)
+
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -326,6 +346,11 @@ class AnyPreservationPolicy(Struct, frozen=True):
 
     policies: Sequence[PreservationPolicy]
 
+    def __post_init__(self) -> None:
+        check_elements(
+            "AnyPreservationPolicy.policies", self.policies, ["should_preserve"], _GIVE_POLICY
+        )
+
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -341,6 +366,11 @@ class AllPreservationPolicy(Struct, frozen=True):
     """
 
     policies: Sequence[PreservationPolicy]
+
+    def __post_init__(self) -> None:
+        check_elements(
+            "AllPreservationPolicy.policies", self.policies, ["should_preserve"], _GIVE_POLICY
+        )
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -360,6 +390,9 @@ class InTurn(Struct, frozen=True):
     """
 
     policies: Sequence[PreservationPolicy]
+
+    def __post_init__(self) -> None:
+        check_elements("InTurn.policies", self.policies, ["should_preserve"], _GIVE_POLICY)
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
@@ -432,4 +465,4 @@ def _newest(kept: list[bool], count: int | None) -> list[bool]:
 
 def _check_mode(mode: str) -> None:
     if mode not in ("max", "min"):
-        raise ValueError(f"Unsupported `metric_mode`: {mode}; use 'max' or 'min'")
+        raise ValueError(f"Unsupported `metric_mode` (mode): {mode}; use 'max' or 'min'")

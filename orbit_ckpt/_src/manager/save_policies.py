@@ -14,7 +14,14 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt._src.manager.step_info import StepInfo
-from orbit_ckpt._src.runtime.checks import check_duration, check_int, check_number
+from orbit_ckpt._src.runtime.checks import (
+    check_callable,
+    check_duration,
+    check_elements,
+    check_int,
+    check_methods,
+    check_number,
+)
 
 
 class DecisionContext(Struct, frozen=True, kw_only=True):
@@ -99,6 +106,9 @@ class SpecificStepsPolicy(Struct, frozen=True):
         return step.step in self.steps
 
 
+_GIVE_POLICY = "Give FixedIntervalPolicy(100), for example."
+
+
 class CheckpointInterval(Struct, frozen=True):
     """A part of a run with an interval of its own; eFormer's and Levanter's.
 
@@ -128,6 +138,8 @@ class IntervalsPolicy(Struct, frozen=True):
     intervals: Sequence[CheckpointInterval]
 
     def __post_init__(self) -> None:
+        example = "Give CheckpointInterval(100), for example."
+        check_elements("IntervalsPolicy.intervals", self.intervals, ["every", "until"], example)
         ends = [interval.until for interval in self.intervals]
         if None in ends[:-1]:
             raise ValueError("Only the last step policy can have an 'until' of None")
@@ -257,6 +269,10 @@ class FunctionPolicy(Struct, frozen=True):
 
     function: Callable[[int, int | None], bool]
 
+    def __post_init__(self) -> None:
+        advice = "Give a function of the step and the last one saved."
+        check_callable("FunctionPolicy.function", self.function, advice)
+
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
@@ -276,6 +292,9 @@ class TemporaryPolicy(Struct, frozen=True):
 
     policy: SaveDecisionPolicy
 
+    def __post_init__(self) -> None:
+        check_methods("TemporaryPolicy.policy", self.policy, ["should_save"], _GIVE_POLICY)
+
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
@@ -291,6 +310,9 @@ class AnySavePolicy(Struct, frozen=True):
     """
 
     policies: Sequence[SaveDecisionPolicy]
+
+    def __post_init__(self) -> None:
+        check_elements("AnySavePolicy.policies", self.policies, ["should_save"], _GIVE_POLICY)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -308,6 +330,9 @@ class AllSavePolicy(Struct, frozen=True):
     """
 
     policies: Sequence[SaveDecisionPolicy]
+
+    def __post_init__(self) -> None:
+        check_elements("AllSavePolicy.policies", self.policies, ["should_save"], _GIVE_POLICY)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext

@@ -34,7 +34,7 @@ from orbit_ckpt._src.metadata.codec import plain_scalar
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.values import StepMetadata
-from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.runtime.checks import check_elements, check_mapping, show
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.store_path import StorePath
 
@@ -84,6 +84,8 @@ class StepItems:
         """
         if isinstance(item_names, str):
             raise TypeError(f"item_names is {item_names!r}; give a list of names.")
+        if item_names is not None:
+            check_elements("item_names", item_names, ["isidentifier"], "Give a list of str.")
         _check_handlers(handlers)
         if registry is not None and (handlers is not None or item_names is not None):
             beside = "item_handlers" if handlers is not None else "item_names"
@@ -126,6 +128,7 @@ class StepItems:
         Raises:
             ValueError: Neither is given, or they do not fit how the manager was made.
         """
+        check_mapping("save_kwargs", kwargs, "Give arguments of the handler by name.")
         if (items is None) == (args is None):
             what = "Nothing to save" if args is None else "Two things to save"
             raise ValueError(f"{what}: give an item, or args=.")
@@ -186,6 +189,7 @@ class StepItems:
 
     def _to_restore(self, wanted: ItemRequest) -> Composite:
         _check_items(wanted.items)
+        check_mapping("restore_kwargs", wanted.kwargs, "Give arguments of the handler by name.")
         if wanted.args is not None:
             return self._composite(wanted.args)
         if wanted.items is None and wanted.kwargs is None:

@@ -14,6 +14,7 @@ from orbit_ckpt._src.manager.steps import (
     list_steps,
     read_step,
 )
+from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.storage.layout import is_temporary_name
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path
@@ -44,6 +45,8 @@ def standard_name_format(
 
 def build_step_path(base_path: PathLike, name_format: StepNames, step: int) -> Path:
     """Return where a step is, or would be."""
+    example = "Give StepNameFormat('step'), for example."
+    check_methods("name_format", name_format or object, ["build_name"], example)
     return resolve_path(base_path) / name_format.build_name(step)
 
 

@@ -252,8 +252,8 @@ def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
                 yield as_step(found.step), path
     else:
         raise TypeError(
-            f"A step name format is {names!r}; give a StepNameFormat, or an object with build_name "
-            "and either parse or find_all."
+            f"A step name format (name_format) is {names!r}; give a StepNameFormat, or an "
+            "object with build_name and either parse or find_all."
         )
 
 

@@ -15,6 +15,7 @@ from orbit_ckpt._src.metadata.values import ArrayMetadata, Metadata, StringMetad
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.pytree.target import describe_change, is_abstract
 from orbit_ckpt._src.pytree.view import View
+from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.tree.diff import TreeDifference, compare_names
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
@@ -51,6 +52,11 @@ def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Align
     """Return which leaves come from where, and what must not be missing or unexpected."""
     fallback = flatten(request.fallback) if request.has_fallback else None
     spare = _leaves(fallback)
+    if () in spare and () not in view.names and (target is None or () not in target.names):
+        raise TypeError(
+            f"fallback must be a tree like the result, found {show(request.fallback)}. Give the "
+            "leaves that may be missing under their keys, {'ema': value}."
+        )
     if target is None:
         known = set(view.names)
         added = {names: value for names, value in spare.items() if names not in known}

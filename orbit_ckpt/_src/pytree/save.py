@@ -79,8 +79,8 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
-    if copy:
-        options = structs.replace(options, custom_metadata=copy_json(options.custom_metadata))
+    if options.custom_metadata is not None:
+        options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
     taken = None
     if copy:
@@ -247,3 +247,13 @@ def _documents(
 def _wait(futures: Sequence[Future]) -> None:
     for future in futures:
         future.result()
+
+
+def _copied(custom_metadata: object) -> object:
+    try:
+        return copy_json(custom_metadata)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"custom_metadata must be a JSON value: {error}. Use dicts with keys of str, lists, "
+            "strings, numbers, booleans and None."
+        ) from error

@@ -31,6 +31,7 @@ from orbit_ckpt._src.metadata.values import (
     StringMetadata,
     TreeMetadata,
 )
+from orbit_ckpt._src.runtime.checks import check_callable
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import format_path
 from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
@@ -141,6 +142,8 @@ def to_shape_dtype_struct(
         dtype: Another dtype than the leaf's.
         scalar_dtype: Converts Python and numpy scalars.
     """
+    advice = "Give a function of a Python or numpy scalar."
+    check_callable("scalar_dtype", scalar_dtype, advice)
     if isinstance(leaf, int | float | np.number):
         scalar = cast(object, leaf)
         return scalar if scalar_dtype is None else scalar_dtype(scalar)

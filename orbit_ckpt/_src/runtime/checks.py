@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from numbers import Number, Real
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 _SHOWN = 80
 
@@ -63,6 +63,47 @@ def check_callable(name: str, value: object, advice: str) -> None:
         raise TypeError(f"{name} must be a function, found {show(value)}. {advice}")
 
 
+def check_methods(name: str, value: object, methods: Collection[str], advice: str) -> None:
+    """Check an argument that is an object with some methods; None passes.
+
+    Args:
+        name: What it is called.
+        value: Its value.
+        methods: The methods that are called.
+        advice: What to give, a sentence.
+
+    Raises:
+        TypeError: It lacks one, or is a class.
+    """
+    lacks = isinstance(value, type) or not all(hasattr(value, method) for method in methods)
+    if value is not None and lacks:
+        wanted = ", ".join(f"{method}()" for method in methods)
+        raise TypeError(f"{name} must be an object with {wanted}, found {show(value)}. {advice}")
+
+
+def check_elements(name: str, value: object, methods: Collection[str], advice: str) -> None:
+    """Check an argument that is a list of objects with some methods.
+
+    Raises:
+        TypeError: It is no list, or an element is none of these.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be a list, found {show(value)}. {advice}")
+    for element in cast(Collection[object], value):
+        if element is None:
+            raise TypeError(f"{name} has an element None. {advice}")
+        check_methods(f"{name}: every element", element, methods, advice)
+
+
+def check_mapping(name: str, value: object, advice: str) -> None:
+    """Check an argument that is a dict; None passes.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    check_type(name, value, Mapping, "a dict", advice)
+
+
 def check_int(name: str, value: object, *, least: int, optional: bool = False) -> None:
     """Check an option that is an integer, a numpy one for example; None too if it is optional.
 
@@ -80,6 +121,28 @@ def check_int(name: str, value: object, *, least: int, optional: bool = False) -
         raise TypeError(f"{name} must be an integer of at least {least}, found {show(value)}.")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, found {show(value)}.")
+
+
+def check_axis(name: str, value: object) -> None:
+    """Check an argument that is an axis, which may be counted from the end.
+
+    Raises:
+        TypeError: It is no integer.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} must be an integer, found {show(value)}.")
+
+
+def check_axes(name: str, value: object) -> None:
+    """Check an argument that is a list of axes, or a shape.
+
+    Raises:
+        TypeError: It is something else, such as a number.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        raise TypeError(f"{name} must be a tuple of integers, found {show(value)}.")
+    for number in cast(Collection[object], value):
+        check_axis(f"{name}: every element", number)
 
 
 def check_number(name: str, value: object, *, can_be_zero: bool) -> None:
@@ -115,14 +178,14 @@ def check_duration(name: str, value: Any) -> None:
         raise ValueError(f"{name} must not be negative, found {show(value)}.")
 
 
-def check_steps(name: str, value: object) -> None:
-    """Check an option that is a collection of steps.
+def check_steps(name: str, value: object, *, what: str = "steps") -> None:
+    """Check an option that is a collection of steps, or of other numbers from 0.
 
     Raises:
         TypeError: It is none, such as a single step.
         ValueError: A step is negative.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
-        raise TypeError(f"{name} must be a list of steps, found {show(value)}.")
+        raise TypeError(f"{name} must be a list of {what}, found {show(value)}.")
     for step in cast(Collection[object], value):
-        check_int(f"{name}: every step", step, least=0)
+        check_int(f"{name}: every element", step, least=0)

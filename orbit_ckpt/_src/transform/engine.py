@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.transform.nodes import ArrayInfo, FromTarget, Node, Read
 from orbit_ckpt._src.transform.patterns import (
@@ -42,6 +43,10 @@ class Rule(Struct, frozen=True, repr_omit_defaults=True, tag_field="rule", tag=_
     needs_shapes: ClassVar[bool] = True
     """Whether the result depends on more than the names of leaves."""
 
+    def __post_init__(self) -> None:
+        flags = [f.name for f in structs.fields(type(self)) if isinstance(f.default, bool)]
+        check_flag_fields(self, *flags)
+
     def apply(self, leaves: Leaves) -> None:
         """Change the leaves; `leaves.error` makes the error for leaves that do not fit."""
         raise NotImplementedError(f"{type(self).__name__} is no rule: it has no method apply().")
@@ -53,6 +58,7 @@ class PatternRule(Rule, frozen=True):
     pattern: Pattern
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         compile_pattern(self.pattern)
 
 

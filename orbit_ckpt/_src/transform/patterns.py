@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -156,8 +156,14 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
         more: Further names that the template may refer to.
 
     Raises:
+        TypeError: It is no string.
         ValueError: It refers to something else, or is no template.
     """
+    if not isinstance(template, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(
+            f"A new name (to) must be a str, found {show(template)}. Give 'layer/kernel', for "
+            "example."
+        )
     if "*" in template:
         raise ValueError(
             f"{template!r} is a pattern; a new name refers to what "
@@ -198,6 +204,24 @@ def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
     return [*parts, (template[end:], None, "")]
 
 
+def as_pairs(name: str, rules: object, advice: str) -> list[tuple[Pattern, Any]]:
+    """Return patterns with what is said of each, given as a dict or as pairs.
+
+    Raises:
+        TypeError: They are neither.
+    """
+    is_map = isinstance(rules, Mapping)
+    pairs = list(cast(Mapping[Any, Any], rules).items()) if is_map else rules
+    if isinstance(pairs, Sequence) and not isinstance(pairs, str | bytes):
+        found = list(cast(Sequence[Any], pairs))
+        if all(isinstance(pair, tuple | list) and len(cast(Any, pair)) == _PAIR for pair in found):
+            return [(pattern, value) for pattern, value in found]
+    raise TypeError(f"{name} must be a dict or a list of pairs, found {show(rules)}. {advice}")
+
+
+_PAIR = 2
+
+
 def pattern_text(pattern: Pattern) -> str:
     """Return a pattern as its user wrote it."""
     return pattern if isinstance(pattern, str) else pattern.pattern
@@ -227,11 +251,11 @@ def partition(
     """
     if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
         raise TypeError(f"mesh must be a jax.sharding.Mesh, found {show(mesh)}. Give it first.")
-    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    pairs = as_pairs("rules", rules, "Give {'**/kernel': PartitionSpec(None, 'x')}, for example.")
     found: dict[Pattern, NamedSharding] = {}
     for pattern, spec in pairs:
         compile_pattern(pattern)
-        if not isinstance(spec, PartitionSpec):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+        if not isinstance(spec, PartitionSpec):
             raise TypeError(
                 f"rules[{pattern!r}] must be a jax.sharding.PartitionSpec, found {show(spec)}. "
                 "Give PartitionSpec('x'), for example."

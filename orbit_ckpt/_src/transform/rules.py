@@ -15,6 +15,7 @@ from orbit_ckpt._src.transform.engine import Leaves, PatternRule, Rule
 from orbit_ckpt._src.transform.nodes import FromTarget, Node
 from orbit_ckpt._src.transform.patterns import (
     Pattern,
+    as_pairs,
     check_template,
     compile_pattern,
     expand,
@@ -46,6 +47,7 @@ class Rename(PatternRule, frozen=True):
     needs_shapes = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_template(self.to, self.pattern)
 
     @override
@@ -72,6 +74,7 @@ class Copy(PatternRule, frozen=True):
     needs_shapes = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_template(self.to, self.pattern)
 
     @override
@@ -137,6 +140,7 @@ class AssignmentMap(Rule, frozen=True):
     needs_shapes = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for pattern, template in self.pairs:
             if template is not None:
                 check_template(template, pattern)
@@ -144,7 +148,8 @@ class AssignmentMap(Rule, frozen=True):
     @property
     def pairs(self) -> list[tuple[Pattern, str | None]]:
         """The rules in their order."""
-        return list(self.rules.items() if isinstance(self.rules, Mapping) else self.rules)
+        advice = "Give {'new/**': r'old/\\1'}, for example."
+        return as_pairs("AssignmentMap: rules", self.rules, advice)
 
     @override
     def apply(self, leaves: Leaves) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.runtime.checks import check_callable
 from orbit_ckpt._src.transform.engine import Leaves, Rule
 from orbit_ckpt._src.transform.legacy import Undeclared
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
@@ -59,6 +60,12 @@ class StateTransform(Rule, frozen=True):
 
     fn: StateFunction
     is_resuming: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_callable(
+            "StateTransform: fn", self.fn, "Give one that takes the state and the target."
+        )
 
     @override
     def apply(self, leaves: Leaves) -> None:

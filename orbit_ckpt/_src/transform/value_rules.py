@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import as_dtype, is_prng_dtype
+from orbit_ckpt._src.arrays.dtypes import as_dtype, check_dtype, is_prng_dtype
 from orbit_ckpt._src.errors import TransformError
-from orbit_ckpt._src.runtime.checks import check_callable
+from orbit_ckpt._src.runtime.checks import check_axes, check_axis, check_callable, check_int, show
 from orbit_ckpt._src.transform import arrays
 from orbit_ckpt._src.transform.engine import Leaves, PatternRule, Rule
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, Node, Part, Read
@@ -83,8 +83,9 @@ class Combine(Rule, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, str) or not self.inputs:
-            raise ValueError(f"Combine: inputs is {self.inputs!r}; give a list of at least one.")
+        super().__post_init__()
+        _check_names("Combine: inputs", self.inputs)
+        check_callable("Combine: fn", self.fn, "Give one that takes the values of the inputs.")
         for template in self.inputs[1:]:
             if isinstance(template, re.Pattern) or "*" in template:
                 raise ValueError(
@@ -139,8 +140,10 @@ class Split(PatternRule, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
-        if not self.to or isinstance(self.to, str):
-            raise ValueError(f"Split: the names of the results are {self.to!r}; give a tuple.")
+        super().__post_init__()
+        _check_names("Split: to", self.to)
+        check_callable("Split: fn", self.fn, "Give one that takes the value.")
+        check_axis("Split: axis", self.axis)
         for template in self.to:
             check_template(template, self.pattern)
 
@@ -198,6 +201,10 @@ class Stack(PatternRule, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("Stack: number", self.number, least=1)
+        check_axis("Stack: axis", self.axis)
+        check_int("Stack: first", self.first, least=0)
         check_template(rf"\{self.number}", self.pattern)
         check_template(self.to, self.pattern)
 
@@ -255,6 +262,8 @@ class Unstack(PatternRule, frozen=True):
     allow_unused: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_axis("Unstack: axis", self.axis)
         check_template(self.to, self.pattern, more=["i"])
         if r"\g<i>" not in self.to:
             raise ValueError(rf"Unstack: all parts would be called {self.to!r}; put \g<i> into it.")
@@ -285,6 +294,11 @@ class Transpose(PatternRule, frozen=True):
     axes: Sequence[int] | None = None
     allow_unused: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.axes is not None:
+            check_axes("Transpose: axes", self.axes)
+
     @override
     def apply(self, leaves: Leaves) -> None:
         leaves.replace(self.pattern, self.allow_unused, self._node)
@@ -311,7 +325,7 @@ class Cast(PatternRule, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        as_dtype(self.dtype)
+        check_dtype("Cast: dtype", self.dtype)
 
     @override
     def apply(self, leaves: Leaves) -> None:
@@ -363,3 +377,10 @@ class WrapKeys(PatternRule, frozen=True):
     def _node(self, _: str, node: Node) -> Node:
         wrap = partial(jax.random.wrap_key_data, impl=self.impl)
         return Apply("wrap keys", wrap, (node,), on_jax=True)
+
+
+def _check_names(name: str, value: object) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
+        given = cast(object, value)
+        found = show(given) if value else repr(given)
+        raise ValueError(f"{name} is {found}; give a list of at least one.")

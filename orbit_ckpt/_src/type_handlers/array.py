@@ -17,6 +17,7 @@ from orbit_ckpt._src.arrays.transfer import DeferredData, TakenArray, shards_of
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.runtime.checks import check_int
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_target import plan_targets
@@ -73,6 +74,18 @@ class ArrayHandler:
             ValueError: A number is out of range.
         """
         self._metadata_key = metadata_key
+        check_int(
+            "min_slice_bytes_for_replica_parallel",
+            min_slice_bytes_for_replica_parallel,
+            least=0,
+            optional=True,
+        )
+        check_int(
+            "max_replicas_for_replica_parallel",
+            max_replicas_for_replica_parallel,
+            least=1,
+            optional=True,
+        )
         self._replicas = ReplicaOptions(
             use_replica_parallel,
             min_slice_bytes_for_replica_parallel,

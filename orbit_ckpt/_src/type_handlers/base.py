@@ -24,12 +24,13 @@ import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
 from msgspec import Struct, field
 
-from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
+from orbit_ckpt._src.arrays.dtypes import DType, as_flag, check_dtype, parse_dtype, stored_dtype
 from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.runtime.checks import check_axes, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
@@ -57,6 +58,10 @@ class SaveArgs:
 
     def __post_init__(self) -> None:
         check_dtype("SaveArgs.dtype", self.dtype)
+        if self.chunk_byte_size is not None:
+            check_int("SaveArgs.chunk_byte_size", self.chunk_byte_size, least=1)
+        if self.shard_axes != ():
+            check_axes("SaveArgs.shard_axes", self.shard_axes)
         if self.aggregate:
             why = "all small arrays are in one file anyway, and every array has chunks of its own"
             warn_set("SaveArgs", {"aggregate": (self.aggregate, False, why)})
@@ -114,6 +119,12 @@ class ArrayRestoreArgs(RestoreArgs):
                 "or sharding=NamedSharding(mesh, PartitionSpec(...)).",
                 stacklevel=3,
             )
+        if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+            self.strict = as_flag("ArrayRestoreArgs.strict", self.strict)
+        if not isinstance(self.shape, tuple | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+            check_axes("ArrayRestoreArgs.shape", self.shape)
+        if not isinstance(self.global_shape, tuple | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+            check_axes("ArrayRestoreArgs.global_shape", self.global_shape)
         if self.shape is None:
             self.shape = self.global_shape
         elif self.global_shape is None:

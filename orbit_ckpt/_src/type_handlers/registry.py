@@ -101,6 +101,8 @@ class TypeHandlerRegistry:
         return [*self._explicit.types, *self._builtin.types]
 
     def _by_type(self, ty: type) -> TypeHandler | None:
+        if not isinstance(ty, type):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+            raise TypeError(f"ty must be a type or a typestr, found {show(ty)}. Give its class.")
         if ty not in self._found:
             found = self._explicit.by_type(ty) or self._of_lazy(ty) or self._builtin.by_type(ty)
             self._found[ty] = found or self._plugin_layer().by_type(ty)

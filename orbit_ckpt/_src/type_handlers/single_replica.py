@@ -23,6 +23,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.errors import ProcessFailedError, ProcessTimeoutError
 from orbit_ckpt._src.runtime.agreement import agree
+from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.process import process_of_jax
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
@@ -107,20 +108,25 @@ class SingleReplicaArrayHandler(ArrayHandler):
             min_slice_bytes_for_replica_parallel=min_slice_bytes_for_replica_parallel,
             max_replicas_for_replica_parallel=max_replicas_for_replica_parallel,
         )
+        for name, number, least in (
+            ("replica_axis_index", replica_axis_index, 0),
+            ("primary_replica_id", primary_replica_id, 0),
+            ("broadcast_memory_limit_bytes", broadcast_memory_limit_bytes, 1),
+        ):
+            check_int(name, number, least=least, optional=True)
+        if broadcast_memory_scaling_factor is not None:
+            name = "broadcast_memory_scaling_factor"
+            check_number(name, broadcast_memory_scaling_factor, can_be_zero=False)
         self._axis = replica_axis_index or 0
         self._replica = primary_replica_id or 0
         self._max_bytes = broadcast_memory_limit_bytes
         self._factor = (
             0.75 if broadcast_memory_scaling_factor is None else (broadcast_memory_scaling_factor)
         )
-        if self._axis < 0:
-            raise ValueError(f"replica_axis_index must be >= 0, got {self._axis}")
         if not 0 < self._factor <= 1:
             raise ValueError(
                 f"broadcast_memory_scaling_factor must be in (0, 1], got {self._factor}"
             )
-        if self._max_bytes is not None and self._max_bytes < 1:
-            raise ValueError(f"broadcast_memory_limit_bytes must be >= 1, got {self._max_bytes}")
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
