@@ -46,6 +46,14 @@ def test_every_file_but_the_marker_is_covered(covered: Path) -> None:
     assert files_of(covered) == {"a", "empty", "d/chunk"}
 
 
+def test_a_file_name_need_not_be_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / name).write_bytes(b"hello")
+    write_manifest(tmp_path)
+    assert files_of(tmp_path) == {name}
+    assert CheckedDirectory(tmp_path).read_bytes(name) == b"hello"
+
+
 def test_whole_files_pass(covered: Path) -> None:
     directory = CheckedDirectory(covered)
     assert directory.read_bytes("a") == b"hello"

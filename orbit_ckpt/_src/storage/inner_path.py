@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
+from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.layout import STEP_METADATA
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import is_directory
@@ -152,13 +153,17 @@ class InnerFiles:
             UnsafePathError: See `status`.
             OSError: It cannot be read.
         """
-        if self.status(name) is None:
+        found = self.status(name)
+        if found is None:
             return None
         try:
-            with open(self._prefix + name, "rb", buffering=0) as file:
-                return file.readall()
+            file = system.open_to_read(self._prefix + name)
         except FileNotFoundError:
             return None
+        try:
+            return _contents(file, found.st_size)
+        finally:
+            os.close(file)
 
     def walk(
         self,
@@ -289,6 +294,20 @@ class InnerFiles:
             file=file,
             what=f"it {problem}",
         )
+
+
+def _contents(file: int, nbytes: int) -> bytes:
+    """Return all that a descriptor reads; one read suffices if the size is as expected.
+
+    A run of 20,000 steps has 60,000 documents, which a file object reads at half the speed.
+    """
+    data = os.read(file, nbytes + 1)
+    if len(data) == nbytes:
+        return data
+    parts = [data]
+    while data := os.read(file, nbytes + 1):
+        parts.append(data)
+    return b"".join(parts)
 
 
 def inner_file(directory: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ database are recorded one by one.
 from __future__ import annotations
 
 import json
+import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -15,12 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from crc32c import crc32c
 from msgspec import Meta, Struct, field
 
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
-from orbit_ckpt._src.storage.inner_path import check_name
+from orbit_ckpt._src.storage.inner_path import check_name, is_inner_name
 
 FORMAT_VERSION = 1
 
@@ -72,7 +72,7 @@ class DatabaseRecord(Struct, frozen=True):
 
     def checksums(self) -> Sequence[int]:
         """Return the checksums of the values."""
-        return np.frombuffer(self.values, "<u4").tolist()
+        return list(struct.unpack(f"<{len(self.values) // 4}I", self.values))
 
 
 def index_checksum(nodes: Iterable[bytes]) -> int:
@@ -133,7 +133,7 @@ class Manifest(Struct, frozen=True):
         if tail != f"{crc32c(body):08x}".encode():
             raise damaged_file(file, "its checksum does not match")
         try:
-            document: dict[str, Any] = json.loads(body)
+            document = _parse(body)
             version = int(document["format_version"])
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
@@ -150,8 +150,16 @@ class Manifest(Struct, frozen=True):
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
         for path in chain(files, database.files if database else ()):
-            check_name(path, str(file))
+            if not is_inner_name(path):
+                check_name(path, str(file))
         return cls(files, self_checked, version, database)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # file names need not be text
+        return json.loads(body)
 
 
 def damaged_file(file: Path, what: str) -> CorruptionError:
