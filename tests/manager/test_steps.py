@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.manager.index import StepIndex
 from orbit_ckpt._src.manager.steps import (
     StepNameFormat,
     StepNames,
@@ -247,6 +248,19 @@ def test_a_step_that_vanishes_while_listing_is_not_listed(
 
     monkeypatch.setattr(os, "scandir", scan)
     assert numbers(tmp_path) == []
+
+
+def test_an_index_scans_the_directory_of_a_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.StandardSave(TREE), metrics={"loss": 0.5})
+    scanned: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scanned.append(str(path)) or scandir(path))
+    [info] = StepIndex(tmp_path, StepNameFormat()).infos()
+    assert scanned == [str(tmp_path), str(tmp_path / "7")]
+    assert (info.metrics, info.items) == ({"loss": 0.5}, {"default", "metrics"})
 
 
 def test_commit_time_is_the_recorded_one(tmp_path: Path) -> None:

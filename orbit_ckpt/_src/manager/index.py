@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageError
-from orbit_ckpt._src.formats.orbax_layout import find_items
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt._src.metadata.json_item import read_json_item
@@ -66,7 +65,6 @@ class StepIndex:
         *,
         source: MetricsSource | None = None,
         needs_marker: bool = False,
-        with_items: bool = False,
         reads: bool = True,
     ) -> None:
         """Make an index and read the directory.
@@ -76,14 +74,12 @@ class StepIndex:
             names: How steps are named.
             source: Where else metrics come from.
             needs_marker: Whether a step without a commit marker is not committed.
-            with_items: Whether to look which items steps have.
             reads: Whether to read the directory, rather than be told what is in it.
         """
         self._root = root
         self._names = names
         self._source = source
         self._needs_marker = needs_marker
-        self._with_items = with_items
         self._lock = ForkSafeLock()
         self._entries: dict[int, StepEntry] = {}
         self._refused: dict[int, Exception] = {}
@@ -267,21 +263,20 @@ class StepIndex:
         ]
 
     def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> StepEntry:
-        if metrics is None and not record.foreign:
+        if metrics is None and METRICS_ITEM in record.items:
             try:
                 metrics = read_metrics(record.path)
             except CheckpointError as error:
                 if isinstance(error, StorageError) and isinstance(record.path, StorePath):
                     raise  # it has metrics, perhaps the best
                 _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
-        with_items = self._with_items and not record.foreign
         info = StepInfo(
             record.step,
             record.commit_time,
             metrics,
             pinned=record.pinned,
             temporary=record.temporary,
-            items=frozenset(find_items(record.path) if with_items else ()),
+            items=record.items,
             foreign=record.foreign,
         )
         return StepEntry(info, record.path)
@@ -294,9 +289,12 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
         CheckpointError: They cannot be read.
     """
     directory = path / METRICS_ITEM
-    if not directory.is_dir():
-        return None
-    return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))
+    try:
+        return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))
+    except CheckpointError:
+        if directory.is_dir():
+            raise
+        return None  # checked last, because nearly all steps that are asked have metrics
 
 
 def readable_metrics(step: int, path: Path) -> Mapping[str, object]:

@@ -62,7 +62,6 @@ def open_run(
         names,
         source=options.metrics_source,
         needs_marker=(options.atomicity_options or AtomicityOptions()).needs_marker,
-        with_items=bool(rules.items),
         reads=False,
     )
     shared = SharedIndex(council, index)

@@ -157,6 +157,7 @@ class StepRecord:
         pinned: Whether it must never be deleted.
         temporary: Whether it was saved only to bridge the time to the next permanent step.
         foreign: Whether another program wrote it.
+        items: Names of its items; none if another program wrote it.
     """
 
     step: int
@@ -165,6 +166,7 @@ class StepRecord:
     pinned: bool = False
     temporary: bool = False
     foreign: bool = False
+    items: frozenset[str] = frozenset()
 
 
 def as_step(value: object) -> int:
@@ -294,7 +296,8 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         unmarked = needs_marker and COMMIT_MARKER not in names
         if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
-        return _record(step, path, names)
+        items = frozenset(e.name for e in entries if e.is_dir() and not is_temporary_name(e.name))
+        return _record(step, path, names, items)
     except NotADirectoryError:
         return _read_foreign(step, path)
     except OSError as error:
@@ -321,18 +324,29 @@ def _read_foreign(step: int, path: Path) -> StepRecord | None:
 
 def _read_stored(step: int, path: StorePath) -> StepRecord | None:
     names = set(path.keys_below())
-    return _record(step, path, names) if COMMIT_MARKER in names else None
+    if COMMIT_MARKER not in names:
+        return None
+    items = frozenset(name.partition("/")[0] for name in names if "/" in name)
+    return _record(step, path, names, items)
 
 
-def _record(step: int, path: Path, names: Set[str]) -> StepRecord:
+def _record(step: int, path: Path, names: Set[str], items: frozenset[str]) -> StepRecord:
+    is_foreign = AGGREGATE in names and not _OWN_FILES & names  # or of an early Orbax
     return StepRecord(
         step,
         path,
         commit_time=_commit_time(path, recorded=STEP_METADATA in names),
         pinned=PINNED in names,
         temporary=STEP_DETAILS in names and _is_temporary(path),
-        foreign=AGGREGATE in names and not _OWN_FILES & names,  # or of an early Orbax
+        foreign=is_foreign,
+        items=frozenset() if is_foreign else _shared(items),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(items: frozenset[str]) -> frozenset[str]:
+    """Return one set for all steps with the same items."""
+    return items
 
 
 class _CommitTime(Struct):
