@@ -14,7 +14,8 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.compare import diff as compare
 from orbit_ckpt._src.checkpointer.functions import metadata
 from orbit_ckpt._src.checkpointer.verify import verify as verify_path
-from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, print_json
+from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.rule_files import read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError

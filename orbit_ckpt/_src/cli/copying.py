@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar
+from orbit_ckpt._src.cli.output import echo, human_bytes, print_json
+from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.detect import foreign_format

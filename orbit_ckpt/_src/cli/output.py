@@ -1,28 +1,16 @@
-"""What commands print: tables, JSON, progress."""
+"""What commands print: lines, tables, JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.text import Text
 
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.text import visible
@@ -33,8 +21,15 @@ SCHEMA = 1
 
 def echo(text: str = "", *, style: str | None = None) -> None:
     """Print lines, in colour on a terminal."""
+    text = visible(text)
+    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+        sys.stdout.write(f"{text}\n")
+        return
+    from rich.console import Console  # noqa: PLC0415 - an extra that only terminals need
+    from rich.text import Text  # noqa: PLC0415 - see above
+
     console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
-    console.print(Text(visible(text), style=style or ""), soft_wrap=True)
+    console.print(Text(text, style=style or ""), soft_wrap=True)
 
 
 def print_table(
@@ -78,12 +73,12 @@ def plain(value: object) -> object:
         return {str(k): plain(v) for k, v in cast(Mapping[object, object], value).items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in cast(Sequence[object], value)]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain_array(cast(np.ndarray, value))
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return _plain_array(value)
     return str(value)
 
 
-def _plain_array(value: np.ndarray) -> object:
+def _plain_array(value: Any) -> object:  # of numpy, whose import takes longer than most commands
     if value.dtype.kind in "biuf":
         return plain(value.tolist())
     if value.dtype.kind in "cmMSU" or value.ndim:
@@ -136,28 +131,6 @@ def stored_bytes(path: Path) -> int | None:
         return None
     name = os.fspath(path)
     return _local_bytes(name) if os.path.isdir(name) else os.stat(name).st_size
-
-
-@contextlib.contextmanager
-def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
-    """Show how far long work has come, if a person is looking: bytes, rate and time left.
-
-    What is yielded takes the bytes done and the bytes there are.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None  # noqa: ARG005 - nobody is looking
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -19,14 +19,8 @@ from orbit_ckpt._src.cli.leaves import (
     open_leaves,
     statistics_of,
 )
-from orbit_ckpt._src.cli.output import (
-    echo,
-    human_bytes,
-    human_number,
-    print_json,
-    print_table,
-    progress_bar,
-)
+from orbit_ckpt._src.cli.output import echo, human_bytes, human_number, print_json, print_table
+from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.storage.path import resolve_path

@@ -29,8 +29,9 @@ from orbit_ckpt._src.errors import (
 from orbit_ckpt._src.items.base import CheckpointArgs, item_name, register_with_handler
 from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
-from orbit_ckpt._src.metadata.codec import decode_json, encode_json, encode_user_json
+from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.states import StateKind, StateRecord
+from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.atomic import write_file

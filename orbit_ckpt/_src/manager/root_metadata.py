@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
-from orbit_ckpt._src.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt._src.metadata.codec import decode_json
+from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.storage.atomic import (
     AtomicDirectory,
     make_directories,

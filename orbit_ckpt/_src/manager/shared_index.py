@@ -12,7 +12,8 @@ from orbit_ckpt._src.manager.council import Council
 from orbit_ckpt._src.manager.index import StepEntry, StepIndex
 from orbit_ckpt._src.manager.keeper import StepKeeper
 from orbit_ckpt._src.manager.step_info import StepInfo
-from orbit_ckpt._src.metadata.codec import decode_json, encode_user_json
+from orbit_ckpt._src.metadata.codec import decode_json
+from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.storage.path import resolve_path
 
 

@@ -30,9 +30,9 @@ from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt._src.manager.index import METRICS_ITEM
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
-from orbit_ckpt._src.metadata.codec import plain_scalar
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.schema import StepDocument
+from orbit_ckpt._src.metadata.user_json import plain_scalar
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import check_elements, check_mapping, show
 from orbit_ckpt._src.storage.integrity import CheckedDirectory

@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import FormatError, StorageError
@@ -177,7 +176,7 @@ def as_step(value: object) -> int:
         ValueError: It is negative.
     """
     try:
-        is_bool = isinstance(value, bool | np.bool_)
+        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
         step = None if is_bool else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
     except TypeError:
         step = None

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
-from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, python_scalar
 from orbit_ckpt._src.errors import FormatError, VersionError
 from orbit_ckpt._src.storage.store_path import StorePath, read_extent
 
@@ -93,41 +91,5 @@ class _Version(msgspec.Struct):
 
 
 def encode_json(document: object) -> bytes:
-    """Return a document of ours as JSON; for users' values see `encode_user_json`."""
+    """Return a document of ours as JSON; for users' values see `user_json`."""
     return msgspec.json.encode(document)
-
-
-def encode_user_json(value: object) -> bytes:
-    """Return any value that Python's own encoder takes, NaN included, as JSON.
-
-    Arrays without dimensions, numpy's and JAX's, are written as numbers.
-
-    Raises:
-        TypeError: It does not take the value.
-        ValueError: The value refers to itself.
-    """
-    return json.dumps(value, separators=(",", ":"), default=plain_scalar).encode()
-
-
-def copy_json(value: object) -> object:
-    """Return a value as it would come back from JSON.
-
-    Raises:
-        TypeError: It is not JSON.
-        ValueError: It refers to itself.
-    """
-    return json.loads(encode_user_json(value))
-
-
-def plain_scalar(value: object) -> object:
-    """Return the Python scalar of a numpy scalar, or of an array without dimensions.
-
-    Raises:
-        TypeError: The value is something else, or has no number that JSON can hold.
-    """
-    dtype: object = getattr(value, "dtype", None)
-    if dtype is not None and getattr(value, "shape", None) == () and not is_prng_dtype(dtype):
-        scalar = python_scalar(np.asarray(value))
-        if isinstance(scalar, bool | int | float | str):
-            return scalar
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

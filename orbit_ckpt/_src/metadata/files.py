@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from orbit_ckpt._src.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.metadata.codec import decode_json, encode_json, encode_user_json
+from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.schema import (
     RANDOM_KEY_IMPL,
     ArrayRecord,
@@ -19,6 +19,7 @@ from orbit_ckpt._src.metadata.schema import (
     decode_arrays,
     encode_arrays,
 )
+from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.metadata.values import StepMetadata, StepStatistics
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory

@@ -16,12 +16,8 @@ from msgspec import UNSET, Struct, UnsetType, field
 from orbit_ckpt._src.arrays.dtypes import parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.metadata.codec import (
-    decode_json,
-    decode_versioned,
-    encode_json,
-    encode_user_json,
-)
+from orbit_ckpt._src.metadata.codec import decode_json, decode_versioned, encode_json
+from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.tree.keypath import (
     KeyKind,
     KeyPath,

@@ -9,9 +9,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.metadata import files
-from orbit_ckpt._src.metadata.codec import copy_json
 from orbit_ckpt._src.metadata.rich_types import encode_rich_types
 from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
+from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.pytree.agree import check_agreement
 from orbit_ckpt._src.pytree.plan import SavePlan
 from orbit_ckpt._src.pytree.take import take_leaves
