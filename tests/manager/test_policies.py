@@ -18,6 +18,7 @@ from orbax.checkpoint.checkpoint_managers import save_decision_policy as orbax_s
 
 import orbit_ckpt as ocp
 from orbit_ckpt import policies as ours
+from orbit_ckpt._src.manager.retention import keeps_all
 from orbit_ckpt.policies import (
     AnyPreservationPolicy,
     AnySavePolicy,
@@ -319,6 +320,23 @@ def test_a_temporary_step_stays_until_a_newer_one_is_there_even_without_the_guar
     assert rules.plan([info(1), info(2, temporary=True)], NOW).kept == [2]
     pinned = info(1, temporary=True, pinned=True)
     assert rules.plan([pinned, info(2, temporary=True)], NOW).kept == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "policy", [ours.PreserveAll(), LatestN(), AnyPreservationPolicy([EveryNSteps(7), LatestN()])]
+)
+def test_a_policy_without_a_limit_needs_no_plan(policy: Any) -> None:
+    steps = [info(1), info(2, pinned=True), info(3)]
+    assert keeps_all(RetentionRules(policy), steps)
+    assert RetentionRules(policy).plan(steps, NOW).deleted == []
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+@pytest.mark.parametrize("policy", [ours.PreserveAll(), LatestN(2), EveryNSteps(1)])
+def test_without_a_plan_no_step_stays_that_a_plan_deletes(policy: Any, temporary: bool) -> None:
+    steps = [info(1), info(2, temporary=temporary), info(3)]
+    rules = RetentionRules(policy)
+    assert not (keeps_all(rules, steps) and rules.plan(steps, NOW).deleted)
 
 
 def test_the_newest_step_is_guarded_and_the_plan_says_why_steps_stay() -> None:

@@ -9,7 +9,12 @@ from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageEr
 from orbit_ckpt._src.manager.deletion import StepDeleter
 from orbit_ckpt._src.manager.index import StepIndex
 from orbit_ckpt._src.manager.preservation import PreservationContext
-from orbit_ckpt._src.manager.retention import RetentionPlan, RetentionRules, StepRetention
+from orbit_ckpt._src.manager.retention import (
+    RetentionPlan,
+    RetentionRules,
+    StepRetention,
+    keeps_all,
+)
 from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.integrity import forget_files
@@ -77,7 +82,8 @@ class StepKeeper:
         """Delete what no policy wants, now that a step is durable."""
         with self._changing:
             try:
-                plan = self.plan(just_saved)
+                is_kept = keeps_all(self._rules, self._index.infos())
+                steps = () if is_kept else self.plan(just_saved).steps
             except Exception as error:  # noqa: BLE001 - a user's policy may raise anything
                 what = f"{type(error).__name__}: {error}"
                 self.note(
@@ -88,7 +94,7 @@ class StepKeeper:
                 running = self._running.get(aside)
                 if running is None or running.done():
                     self._finish(aside)  # perhaps it succeeds now
-            for step in plan.steps:
+            for step in steps:
                 if not step.rules or step.dropped_items:
                     self._apply_to(step)
 

@@ -270,11 +270,11 @@ class SaveBest(Struct, frozen=True, kw_only=True):
         """Return True for these."""
         del context
         others = checkpoints[:-1]
-        keeps_all = self.keep_checkpoints_without_metrics
+        is_unlimited = self.keep_checkpoints_without_metrics
         pool = [
             i
             for i in rank(others, self.get_metric_fn, self.mode)
-            if others[i].metrics is not None or not keeps_all
+            if others[i].metrics is not None or not is_unlimited
         ]
         dropped = set(pool[: max(0, len(pool) - self.n)])
         return [i not in dropped for i in range(len(checkpoints))]
@@ -407,6 +407,17 @@ class InTurn(Struct, frozen=True):
         return [i in kept for i in range(len(checkpoints))]
 
 
+def is_unlimited(policy: PreservationPolicy) -> bool:
+    """Whether a policy keeps every step without being asked; False for one that might not."""
+    match policy:
+        case PreserveAll() | LatestN(n=None):
+            return True
+        case AnyPreservationPolicy():
+            return any(map(is_unlimited, policy.policies))
+        case _:
+            return False
+
+
 def explain(
     policy: PreservationPolicy, checkpoints: Sequence[StepInfo], *, context: PreservationContext
 ) -> list[tuple[PreservationPolicy, ...]]:
@@ -418,9 +429,9 @@ def explain(
     if isinstance(policy, AnyPreservationPolicy):
         together: list[tuple[PreservationPolicy, ...]] = [()] * len(checkpoints)
         for part in policy.policies:
-            found = explain(part, checkpoints, context=context)
-            if any(found):
-                together = [a + b if b else a for a, b in zip(together, found, strict=True)]
+            for i, found in enumerate(explain(part, checkpoints, context=context)):
+                if found:  # most parts want few steps
+                    together[i] += found
         return together
     if isinstance(policy, AmongPermanent):
         permanent = [info for info in checkpoints if not info.temporary]
@@ -430,6 +441,8 @@ def explain(
     if len(wanted) != len(checkpoints):
         raise ValueError(f"{policy} answers for {len(wanted)} of {len(checkpoints)} steps.")
     one, none = (policy,), ()  # shared, because runs have tens of thousands of steps
+    if not any(wanted):
+        return [none] * len(wanted)
     return [one if keep else none for keep in wanted]
 
 

@@ -19,6 +19,7 @@ from orbit_ckpt._src.manager.preservation import (
     PreservationContext,
     PreservationPolicy,
     explain,
+    is_unlimited,
 )
 from orbit_ckpt._src.manager.step_info import StepInfo
 
@@ -128,3 +129,12 @@ class RetentionRules:
     def _guarded(self, policy: PreservationPolicy) -> list[PreservationPolicy]:
         newest = [LatestN(1)] if self.keep_latest else []
         return [policy, Pinned(), Foreign(), LatestTemporary(), *newest]
+
+
+def keeps_all(rules: RetentionRules, steps: Sequence[StepInfo]) -> bool:
+    """Whether all steps and items stay; much faster than a plan, which every save needs.
+
+    False if only a plan can tell.
+    """
+    is_certain = is_unlimited(rules.policy) and not rules.items
+    return is_certain and not any(info.temporary for info in steps)

@@ -376,7 +376,7 @@ def _remove_abandoned(final: Path) -> None:
     for path in [final.parent / n for n in names if n.startswith(prefix)]:
         if not path.is_symlink() and path.is_dir():
             _remove_unlocked(path, final, needs_lock=False)
-    remove_partial(final)
+    remove_partial(final, names)
 
 
 def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
@@ -30,7 +30,7 @@ def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
         final: The path.
         make: Makes an empty file or directory.
     """
-    remove_partial(final)
+    remove_partial(final, os.listdir(final.parent))
     while True:
         temporary = final.with_name(partial_name(final.name, secrets.token_hex(4)))
         make(temporary)
@@ -44,10 +44,15 @@ def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
         unlock(lock)
 
 
-def remove_partial(final: Path) -> None:
-    """Remove what writers of a path have left whose process is gone."""
-    names = os.listdir(final.parent)  # faster than scandir if there are tens of thousands
-    found = [name for name in names if name.startswith(f".{final.name}.")]
+def remove_partial(final: Path, names: Iterable[str]) -> None:
+    """Remove what writers of a path have left whose process is gone.
+
+    Args:
+        final: The path.
+        names: What is in its directory, perhaps tens of thousands of steps.
+    """
+    prefix = f".{final.name}."
+    found = [name for name in names if name.startswith(prefix)]
     for path in sorted(final.with_name(name) for name in found if partial_of(name) == final.name):
         lock = None if path.is_symlink() else try_lock(path, needs_lock=True)
         if lock is not None:
