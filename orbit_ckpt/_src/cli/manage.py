@@ -147,16 +147,17 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
         confirm(f"Delete {len(going)} steps of {root}{_size(freed, ' ({})')}?", yes=yes)
         going = _delete(StepDeleter(root, AnyStepName()), {step: paths[step] for step in going})
         freed = _total(sizes[step] for step in going)
+    gone = frozenset(going)
     if as_json:
         steps = [
-            {"step": step, "bytes": sizes[step], "kept_by": rules, "deleted": step in going}
+            {"step": step, "bytes": sizes[step], "kept_by": rules, "deleted": step in gone}
             for step, rules in kept.items()
         ]
         print_json("prune", path=root, dry_run=dry_run, steps=steps, bytes_freed=freed)
         return
     verb = "would be deleted" if dry_run else "deleted"
     rows = [
-        [str(step), human_bytes(sizes[step]), verb if step in going else ", ".join(rules)]
+        [str(step), human_bytes(sizes[step]), verb if step in gone else ", ".join(rules)]
         for step, rules in kept.items()
     ]
     print_table(["step", "size", "kept by"], rows, right={"step", "size"})

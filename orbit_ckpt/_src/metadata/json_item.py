@@ -33,7 +33,7 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
     for name in _names(directory, filename):
         data = item.read_bytes(name)
         if data is not None:
-            return decode_json(data, object, str(directory / name))
+            return decode_json(data, object, f"{directory}/{name}")
     raise CheckpointNotFoundError(
         f"No JSON item at {directory}: there is no file {filename or JSON_FILE!r} "
         f"({describe_directory(directory)}). Give the item's own directory, or use load(path) for "
