@@ -51,7 +51,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         FormatError: It was written by a later version.
     """
     data = _contents(directory)
-    return None if data is None else Manifest.from_bytes(data, directory / MANIFEST)
+    return None if data is None else Manifest.from_bytes(data, f"{directory}/{MANIFEST}")
 
 
 def _contents(directory: Path) -> bytes | None:
@@ -164,7 +164,7 @@ class CheckedDirectory:
         self.path = path
         self.files = InnerFiles(path)
         data = _contents(path)
-        self.manifest = None if data is None else Manifest.from_bytes(data, path / MANIFEST)
+        self.manifest = None if data is None else Manifest.from_bytes(data, f"{path}/{MANIFEST}")
         self._own_record = None if data is None else _record_of(data)
         self._verified: dict[str, Stamp] = {}
 

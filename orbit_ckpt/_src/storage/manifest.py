@@ -116,7 +116,7 @@ class Manifest(Struct, frozen=True):
         return body + b"\n" + f"{crc32c(body):08x}".encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes, file: Path) -> Manifest:
+    def from_bytes(cls, data: bytes, file: str) -> Manifest:
         """Decode a document.
 
         Args:
@@ -151,7 +151,7 @@ class Manifest(Struct, frozen=True):
             raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
         for path in chain(files, database.files if database else ()):
             if not is_inner_name(path):
-                check_name(path, str(file))
+                check_name(path, file)
         return cls(files, self_checked, version, database)
 
 
@@ -162,7 +162,7 @@ def _parse(body: bytes) -> dict[str, Any]:
         return json.loads(body)
 
 
-def damaged_file(file: Path, what: str) -> CorruptionError:
+def damaged_file(file: Path | str, what: str) -> CorruptionError:
     """Return the error that says what is wrong with a file."""
     return CorruptionError(
         f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
