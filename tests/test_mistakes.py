@@ -13,9 +13,11 @@ import os
 import pathlib
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +26,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt
-from orbit_ckpt import errors, transform
-from orbit_ckpt.transform import Rename
+from orbit_ckpt import errors
 
 ocp: Any = orbit_ckpt  # the calls below are wrong on purpose
-args, type_handlers = ocp.args, ocp.type_handlers
+args, transform, type_handlers = ocp.args, ocp.transform, ocp.type_handlers
+Rename = transform.Rename
 
 Mistake = tuple[str, Callable[["Place"], object], type[Exception], str, str]
 
@@ -48,6 +50,23 @@ TREE: Any = {
     "step": 3,
     "name": "x",
 }
+
+
+class Reader:
+    """A reader of a plug-in that does not work."""
+
+    name, extra = "mine", None
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+
+    def sniff(self, path: pathlib.Path) -> None:
+        """Recognize everything."""
+
+    def open(self, path: pathlib.Path) -> Any:
+        if self.fails:
+            raise RuntimeError("boom", path.name)
+        return 3
 
 
 class Place:
@@ -92,6 +111,11 @@ class Place:
         """Return a manager of the run with two steps."""
         return ocp.CheckpointManager(self.run)
 
+    def saving(self) -> pathlib.Path:
+        """Return a run whose step 3 another process is saving."""
+        (self.root / "saving" / "3.orbax-checkpoint-tmp-17").mkdir(parents=True, exist_ok=True)
+        return self.root / "saving"
+
     def several(self) -> Any:
         """Return a manager of the run with several items."""
         return ocp.CheckpointManager(self.root / "items", item_names=("state", "meta"))
@@ -125,6 +149,11 @@ def closed(p: Place) -> Any:
     manager = p.manager()
     manager.close()
     return manager
+
+
+def without_protobuf(p: Place) -> None:
+    with mock.patch.dict(sys.modules, {"google.protobuf": None}):
+        ocp.Checkpointer(ocp.ProtoHandler()).save(p.new, args=args.ProtoSave(3))
 
 
 def wait(p: Place, **options: object) -> None:
@@ -311,6 +340,10 @@ LOADS: list[Mistake] = [
     ("assignments as number", lambda _: transform.AssignmentMap(3), TypeError, "AssignmentMap: rules .*3", "Give {'new"),
     ("partition with a number", lambda p: transform.partition(p.mesh, 3), TypeError, "rules .*3", "Give {'"),
     ("T5X uint16 misspelt", lambda _: ocp.t5x.T5XFormat(uint16="bf16"), ValueError, "uint16 is 'bf16'", "give one of 'error'"),
+    ("reader that fails", lambda p: ocp.load(p.ck, reader=Reader(fails=True)), errors.FormatError, r"/ck: the reader 'mine' .*RuntimeError: .*boom", "another reader="),
+    ("reader that returns no tree", lambda p: ocp.load(p.ck, reader=Reader()), errors.FormatError, r"/ck: the reader 'mine' .*returned 3", "another reader="),
+    ("step that is being saved", lambda p: ocp.load(p.saving() / "3"), NOT_FOUND, "/3: a save of it is in progress", BESIDE.removeprefix("beside it: ")),
+    ("step that is not finished", lambda p: ocp.load(p.saving() / "3.orbax-checkpoint-tmp-17"), errors.IncompleteCheckpointError, "tmp-17", "Restore an earlier one"),
 ]
 
 MANAGERS: list[Mistake] = [
@@ -403,6 +436,7 @@ MANAGERS: list[Mistake] = [
     ("policies as a number", lambda _: ocp.policies.AnySavePolicy(3), TypeError, r"AnySavePolicy\.policies .*3", "Give FixedIntervalPolicy"),
     ("policy for saving among those for keeping", lambda _: ocp.policies.InTurn([ocp.policies.FixedIntervalPolicy(2)]), TypeError, r"InTurn\.policies", r"Give LatestN\(3\)"),
     ("intervals as numbers", lambda _: ocp.policies.IntervalsPolicy([3]), TypeError, r"IntervalsPolicy\.intervals", "Give CheckpointInterval"),
+    ("restore a step that is being saved", lambda p: ocp.CheckpointManager(p.saving()).restore(3), errors.StepNotFoundError, "step 3 .*a save of it is in progress", r"call reload\(\)"),
 ]
 
 CHECKPOINTERS: list[Mistake] = [
@@ -463,6 +497,7 @@ CHECKPOINTERS: list[Mistake] = [
     ("object in metadata of a tree", lambda p: p.tree_checkpointer().save(p.new, args=args.PyTreeSave(TREE, custom_metadata=Odd())), TypeError, "custom_metadata .*Odd", "Use dicts"),
     ("number as transform function", lambda _: args.PyTreeRestore(TREE, legacy_transform_fn=3), TypeError, "legacy_transform_fn .*3", "Give a function"),
     ("number as type", lambda _: type_handlers.has_type_handler(3), TypeError, "ty .*3", "Give its class"),
+    ("missing package", without_protobuf, errors.MissingPackageError, "package protobuf", "pip install protobuf"),
 ]
 
 # fmt: on

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
-from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import Format, StoredTree, WholeReader
 from orbit_ckpt._src.formats.detect import detect_format, find_format, foreign_format
 from orbit_ckpt._src.formats.locate import step_to_read
@@ -58,10 +59,31 @@ def open_checkpoint(
 
 
 def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
+    """Return what a reader makes of a path.
+
+    Raises:
+        FormatError: The reader of a plug-in failed, or returned something else than a tree.
+    """
     check_reader(known)
-    return (
-        known.open_whole(path) if as_whole and isinstance(known, WholeReader) else known.open(path)
-    )
+    read = known.open_whole if as_whole and isinstance(known, WholeReader) else known.open
+    kind = type(known)
+    try:
+        found = cast(object, read(path))
+    except (CheckpointError, OSError):
+        raise
+    except Exception as error:  # of a plug-in, which may raise anything
+        if kind.__module__.startswith("orbit_ckpt."):
+            raise
+        raise FormatError(
+            f"{path}: the reader {known.name!r} ({kind.__module__}.{kind.__qualname__}) failed: "
+            f"{type(error).__name__}: {error}. Tell its authors, or give another reader=."
+        ) from error
+    if not isinstance(found, StoredTree):
+        raise FormatError(
+            f"{path}: the reader {known.name!r} ({kind.__module__}.{kind.__qualname__}) returned "
+            f"{show(found)}, expected a StoredTree. Tell its authors, or give another reader=."
+        )
+    return found
 
 
 def check_reader(reader: object) -> None:

@@ -16,7 +16,7 @@ from orbit_ckpt._src.runtime.forking import ForkSafeLock
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import PINNED
-from orbit_ckpt._src.storage.path import storage_errors
+from orbit_ckpt._src.storage.path import describe_unfinished, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 
 METRICS_ITEM = "metrics"
@@ -237,9 +237,11 @@ class StepIndex:
         entry = self._entries.get(step)
         if entry is None:
             known = ", ".join(map(str, self.steps()[-10:])) or "none"
+            unfinished = describe_unfinished(self._root / self._names.build_name(step))
             raise StepNotFoundError(
-                f"There is no step {step} in {self._root}; the latest are: {known}. If another "
-                "process saved it, call reload() first."
+                f"There is no step {step} in {self._root}"
+                + (f": {unfinished}" if unfinished else "")
+                + f"; the latest are: {known}. If another process saved it, call reload() first."
             )
         return entry.path
 

@@ -159,13 +159,21 @@ def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]
         raise failure from error
 
 
+def describe_unfinished(path: Path) -> str | None:
+    """Return for a message that a save to a path has not finished; None if there is none."""
+    prefix = f"{path.name}{TEMPORARY_SUFFIX}"
+    found = next((name for name in _names_near(path) if name.startswith(prefix)), None)
+    if found is None:
+        return None
+    return f"a save of it is in progress, or did not finish ({found} is beside it)"
+
+
 def describe_directory(path: Path) -> str:
     """Return what is at a path, for messages."""
     if not path.exists():
         near = _names_near(path)
-        unfinished = next((n for n in near if n.startswith(f"{path.name}{TEMPORARY_SUFFIX}")), None)
-        if unfinished is not None:
-            return f"a save of it is in progress, or did not finish ({unfinished} is beside it)"
+        if unfinished := describe_unfinished(path):
+            return unfinished
         return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
     other = recognize(path)
     if other is not None:
