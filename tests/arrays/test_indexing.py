@@ -63,10 +63,10 @@ def parts_of(draw: st.DrawFn, shape: Shape) -> list[Any]:
 
 
 def result_of(selection: Selection, value: np.ndarray, chunks: Shape) -> np.ndarray:
-    """Return what a selection makes of an array, piece by piece."""
+    """Return what a selection makes of an array, part by part."""
     found = np.full(selection.shape, -1, value.dtype)
-    for piece in selection.pieces(chunks, value.shape):
-        found[piece.place] = piece.take(value[piece.region.slices])
+    for part in selection.chunk_selections(chunks, value.shape):
+        found[part.target] = part.apply(value[part.region.slices])
     return found[selection.inner]
 
 
@@ -97,8 +97,8 @@ def test_no_chunk_is_read_twice_and_none_without_a_chosen_element(data: st.DataO
     selection = select(draw_index(data, shape), shape)
     read = [
         index
-        for piece in selection.pieces(chunks, shape)
-        for index in chunk_indices(piece.region, chunks)
+        for part in selection.chunk_selections(chunks, shape)
+        for index in chunk_indices(part.region, chunks)
     ]
     needed = {
         tuple(i // n for i, n in zip(element, chunks, strict=True))

@@ -1,4 +1,4 @@
-"""Read an array by numpy's index expressions: which boxes of it, and what to make of them; pure."""
+"""Map NumPy's index expressions to the boxes of an array to read; pure."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ IntArray = np.ndarray[Any, np.dtype[np.intp]]
 Chosen = range | IntArray
 """Indices along one dimension, ascending, none twice."""
 
-Pick = slice | IntArray
+Source = slice | IntArray
 
 
-class Piece(NamedTuple):
-    """A box to read and what to take of it.
+class ChunkSelection(NamedTuple):
+    """A box to read, and the elements to copy out of it.
 
     Attributes:
         region: The box.
-        pick: Which of its elements are wanted, along every dimension.
-        place: Where they go in the array of all chosen elements.
+        source: Index of the chosen elements in the box, along every dimension.
+        target: Index of the same elements in the array of all chosen elements.
     """
 
     region: Region
-    pick: tuple[Pick, ...]
-    place: tuple[slice, ...]
+    source: tuple[Source, ...]
+    target: tuple[slice, ...]
 
-    def take(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the wanted ones of the box's elements."""
-        for axis, pick in enumerate(self.pick):
-            values = values[(slice(None),) * axis + (pick,)]
+    def apply(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the chosen elements of the box."""
+        for axis, source in enumerate(self.source):
+            values = values[(slice(None),) * axis + (source,)]
         return values
 
 
@@ -59,14 +59,14 @@ class Selection(NamedTuple):
         """Shape of the array of all chosen elements."""
         return tuple(map(len, self.chosen))
 
-    def pieces(self, chunk_shape: Shape, stored: Shape) -> Iterator[Piece]:
-        """Yield boxes that together hold what was chosen.
+    def chunk_selections(self, chunk_shape: Shape, stored: Shape) -> Iterator[ChunkSelection]:
+        """Yield boxes that together hold the chosen elements.
 
         No two share a chunk, and each has a chosen element in every chunk that it touches.
 
         Args:
             chunk_shape: Shape of the array's chunks.
-            stored: How far the array reaches; beyond there is nothing to read.
+            stored: Shape of the stored array; nothing is read beyond it.
         """
         if math.prod(self.shape) == 0:
             return
@@ -77,8 +77,9 @@ class Selection(NamedTuple):
         for parts in product(*runs):
             start = tuple(run.start for run in parts)
             shape = tuple(run.stop - run.start for run in parts)
-            picks = tuple(run.pick for run in parts)
-            yield Piece(Region(start, shape), picks, tuple(run.place for run in parts))
+            source = tuple(run.source for run in parts)
+            target = tuple(run.target for run in parts)
+            yield ChunkSelection(Region(start, shape), source, target)
 
 
 def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
@@ -129,8 +130,8 @@ class _Run(NamedTuple):
 
     start: int
     stop: int
-    pick: Pick
-    place: slice
+    source: Source
+    target: slice
 
 
 def _runs(chosen: Chosen, chunk: int, end: int) -> Iterator[_Run]:
@@ -146,12 +147,12 @@ def _runs(chosen: Chosen, chunk: int, end: int) -> Iterator[_Run]:
         start = int(chosen[first])
         last = min(count, _count_below(chosen, (start // chunk + 1) * chunk))
         stop = int(chosen[last - 1]) + 1
-        pick = (
+        source = (
             slice(None, None, chosen.step)
             if isinstance(chosen, range)
             else chosen[first:last] - start
         )
-        yield _Run(start, stop, pick, slice(first, last))
+        yield _Run(start, stop, source, slice(first, last))
         first = last
 
 

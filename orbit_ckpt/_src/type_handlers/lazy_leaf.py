@@ -92,15 +92,15 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         layout, shape = self.read.layout, selection.shape
         reader = load_batch_of(self.info).reader
         result: HostArray | None = None
-        for piece in selection.pieces(layout.chunk_shape, layout.shape):
-            values = reader.read_part(self.read, piece.region)
-            taken = piece.take(values)
-            if values.shape == taken.shape == shape:  # the only piece, and all of it
+        for part in selection.chunk_selections(layout.chunk_shape, layout.shape):
+            values = reader.read_part(self.read, part.region)
+            chosen = part.apply(values)
+            if values.shape == chosen.shape == shape:  # the only part, and all of it
                 result = self._cast(values)
                 break
             if result is None:
                 result = np.zeros(shape, self.dtype)
-            result[piece.place] = self._cast(taken)
+            result[part.target] = self._cast(chosen)
         if result is None:  # nothing is asked for, or only what lies beyond the stored array
             result = np.zeros(shape, self.dtype)
         return cast(HostArray, result[selection.inner])
