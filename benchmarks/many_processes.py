@@ -16,7 +16,13 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import DType
-from orbit_ckpt._src.arrays.replicas import Division, ReplicaOptions, Turns, divide_among, owners_of
+from orbit_ckpt._src.arrays.replicas import (
+    Division,
+    ReplicaOptions,
+    WriterRotation,
+    divide_among,
+    owners_of,
+)
 from orbit_ckpt._src.arrays.sharding import NamedShardingMetadata, encode_sharding
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices
 from orbit_ckpt._src.metadata.schema import (
@@ -184,7 +190,7 @@ def plan_many(
         options: How replicas are divided.
     """
     nbytes = np.zeros(cluster.processes, np.int64)
-    turns = Turns()
+    rotation = WriterRotation()
     planned: list[PlannedArray] = []
     for array in arrays:
         owners, table, count = owners_in(cluster, array.shape, array.spec)
@@ -192,7 +198,7 @@ def plan_many(
         division, layout, document = _division(
             cluster, array.shape, array.dtype, array.spec, options or ReplicaOptions()
         )
-        first = turns.take(division, count, itemsize)
+        first = rotation.next_writer(division, count, itemsize)
         planned.append(PlannedArray(array, division, owners, first, layout, document))
         piece = math.prod(division.shape) * itemsize
         if table is None:

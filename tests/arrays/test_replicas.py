@@ -15,7 +15,7 @@ from orbit_ckpt._src.arrays.replicas import (
     Division,
     Holders,
     ReplicaOptions,
-    Turns,
+    WriterRotation,
     divide,
     divide_among,
     holders_of,
@@ -95,7 +95,7 @@ def test_shards_are_cut_into_as_many_equal_pieces_as_can_be(
 def test_process_alone_writes_each_part_once() -> None:
     sharding = NamedSharding(make_mesh(x=4, y=2), P("x"))
     holders = holders_of(sharding, (8, 4), 4, ReplicaOptions(), 0)
-    shares = holders.shares(Turns().take(holders.division, holders.processes, 4))
+    shares = holders.shares(WriterRotation().next_writer(holders.division, holders.processes, 4))
     assert holders.division.shape == (2, 4)
     assert len(shares) == 4
     assert all(shard == share for shard, share in shares.items())
@@ -120,12 +120,12 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_processes_take_turns_where_there_are_fewer_pieces() -> None:
-    turns = Turns()
+    rotation = WriterRotation()
     whole, halves, quarters = ((8, 4), 0, 1), ((4, 4), 0, 2), ((2, 4), 0, 4)
     written = [0] * 4
     for shape, axis, pieces in (whole, whole, quarters, halves, whole, whole, halves):
         division = Division(shape, axis, pieces)
-        first = turns.take(division, 4, 4)
+        first = rotation.next_writer(division, 4, 4)
         for position in range(4):
             share = division.share(Region((0, 0), (8, 4)), (position - first) % 4, 4)
             written[position] += share.size if share else 0

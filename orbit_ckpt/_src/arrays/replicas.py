@@ -134,21 +134,21 @@ def divide_among(
     return divide(shard, itemsize, processes=processes, min_bytes=least)
 
 
-class Turns:
-    """Whose turn it is to write what is not cut into as many pieces as there are processes.
+class WriterRotation:
+    """Rotates the first writer of arrays that are cut into fewer pieces than there are processes.
 
-    One object serves all arrays of a save, which must come in the same order on all processes.
+    A save has one rotation; every process asks it about the same arrays in the same order.
     """
 
     def __init__(self) -> None:
         self._written: dict[int, list[float]] = {}
 
-    def take(self, division: Division, processes: int, itemsize: int) -> int:
-        """Return which of the processes that have a shard is the first to write a piece of it.
+    def next_writer(self, division: Division, processes: int, itemsize: int) -> int:
+        """Return which of the processes with a shard writes its first piece.
 
         Args:
             division: How the array's shards are cut.
-            processes: The largest number of processes that have one.
+            processes: The largest number of processes that have the same shard.
             itemsize: Bytes of an element.
         """
         if division.pieces == processes:
@@ -224,7 +224,7 @@ _UNDIVIDED = ReplicaOptions(enabled=False)
 
 
 def written_shards(
-    array: jax.Array, options: ReplicaOptions, turns: Turns
+    array: jax.Array, options: ReplicaOptions, rotation: WriterRotation
 ) -> tuple[Shape | None, list[Shard]]:
     """Return the shape of the pieces in which an array is written, and what this process writes.
 
@@ -234,7 +234,8 @@ def written_shards(
         return None, shards_of(array)
     itemsize = array.dtype.itemsize
     holders = holders_of(array.sharding, array.shape, itemsize, options, jax.process_index())
-    pending = holders.shares(turns.take(holders.division, holders.processes, itemsize))
+    first = rotation.next_writer(holders.division, holders.processes, itemsize)
+    pending = holders.shares(first)
     shards: list[Shard] = []
     for shard in array.addressable_shards:
         region = from_index(shard.index, array.shape)

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
-from orbit_ckpt._src.arrays.replicas import ReplicaOptions, Turns, written_shards
+from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.transfer import DeferredData, TakenArray, shards_of
 from orbit_ckpt._src.errors import UnsupportedLeafError
@@ -119,8 +119,8 @@ class ArrayHandler:
 
     def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
         """See `ValueTaker`."""
-        turns = _turns()
-        return [self._taken(cast(jax.Array, value), turns) for value in values]
+        rotation = _rotation()
+        return [self._taken(cast(jax.Array, value), rotation) for value in values]
 
     async def serialize(
         self,
@@ -135,9 +135,11 @@ class ArrayHandler:
         """
         check_converted(self, values, infos)
         warn_of_metadata_key(self._metadata_key)
-        turns = _turns()
+        rotation = _rotation()
         taken = [
-            value if isinstance(value, TakenArray) else self._taken(cast(jax.Array, value), turns)
+            value
+            if isinstance(value, TakenArray)
+            else self._taken(cast(jax.Array, value), rotation)
             for value in values
         ]
         _check_global(taken, infos)
@@ -145,13 +147,13 @@ class ArrayHandler:
             self._add(array, info, arg)
         return []
 
-    def _taken(self, array: jax.Array, turns: Turns | None) -> TakenArray:
+    def _taken(self, array: jax.Array, rotation: WriterRotation | None) -> TakenArray:
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
-        if turns is None:
+        if rotation is None:
             return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
-        write_shape, shards = written_shards(array, self._replicas, turns)
+        write_shape, shards = written_shards(array, self._replicas, rotation)
         return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
     def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
@@ -226,9 +228,9 @@ class ArrayHandler:
         """See `TypeHandler`."""
 
 
-def _turns() -> Turns | None:
-    """Return whose turn it is to write what; None if there is one process only."""
-    return None if this_process().is_alone else Turns()
+def _rotation() -> WriterRotation | None:
+    """Return the rotation of a save; None with a single process."""
+    return None if this_process().is_alone else WriterRotation()
 
 
 def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> None:
