@@ -500,6 +500,12 @@ def test_what_is_no_pattern_or_dtype_is_refused() -> None:
         Cast("a", "bfloat61")
 
 
+@pytest.mark.parametrize("rule", [Drop, Fallback, KeyData, Transpose, WrapKeys])
+def test_a_rule_refuses_what_is_no_pattern(rule: Any) -> None:
+    with pytest.raises(TypeError, match=r"A pattern is \['a'\]"):
+        rule(["a"])
+
+
 def test_what_a_target_lacks_or_has_more_is_told_under_the_new_names(saved: Path) -> None:
     with pytest.raises(TreeMismatchError, match=r"blocks/0/w"):
         ocp.load(saved, {"a": 1}, transforms=[Rename("params/layers_*/**", r"blocks/\1/\2")])
