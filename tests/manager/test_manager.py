@@ -260,7 +260,7 @@ def test_a_failed_save_is_told_by(run: Any, failing: list[str], method: str) -> 
     manager = run()
     failing.append("1")
     manager.save(1, tree(1))
-    manager._saver._last.wait()
+    manager._writer._pending.wait()
     with pytest.raises(BackgroundSaveError, match="step 1"):
         getattr(manager, method)()
     getattr(manager, method)()
@@ -272,7 +272,7 @@ def test_a_failed_save_is_told_by_a_save_that_the_policies_do_not_want(
     manager = run(save_interval_steps=10)
     failing.append("10")
     manager.save(10, tree(10), force=True)
-    manager._saver._last.wait()
+    manager._writer._pending.wait()
     with pytest.raises(BackgroundSaveError, match="step 10"):
         manager.save(11, tree(11))
 
@@ -325,7 +325,7 @@ def test_a_policy_that_fails_deletes_nothing_and_says_so(run: Any) -> None:
     manager = run(best_fn=lambda m: m["nope"], max_to_keep=1)
     for step in (1, 2):
         manager.save(step, tree(step), metrics={"acc": 1.0})
-        manager._saver._last.wait()
+        manager._writer._pending.wait()
     with pytest.raises(CheckpointError, match=r"No step was deleted.*nope"):
         manager.check_for_errors()
     assert manager.all_steps() == [1, 2]

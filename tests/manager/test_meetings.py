@@ -240,7 +240,7 @@ def test_a_step_that_becomes_durable_while_policies_are_asked_is_not_saved_again
         found = read(self, **given)
         if not slow.is_set():
             slow.set()
-            manager._saver._last.wait()
+            manager._writer._pending.wait()
         return found
 
     monkeypatch.setattr(StepIndex, "infos", read_before)

@@ -165,7 +165,7 @@ def test_steps_are_saved_although_old_ones_cannot_be_deleted(run: Any, backgroun
             manager.save(step, tree(step), metrics={"acc": 1.0})
         except CheckpointError as error:
             told.append(str(error))
-    manager._saver._last.wait()
+    manager._writer._pending.wait()
     assert manager.all_steps() == list(range(6))
     assert told
     assert all("No step was deleted" in text for text in told)
@@ -181,7 +181,7 @@ def test_every_deletion_that_fails_is_told(run: Any, monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(deletion.StepDeleter, "put_aside", fail)
+    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
     manager = run(max_to_keep=1)
     manager.save(3, tree(3))
     with pytest.raises(StorageError, match="step 0") as caught:
@@ -198,7 +198,7 @@ def test_an_item_that_cannot_be_dropped_is_told(run: Any, monkeypatch: pytest.Mo
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(deletion.StepDeleter, "put_aside", fail)
+    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
     manager.save(2, args=items(2))
     with pytest.raises(StorageError, match="item 'data' of step 1"):
         manager.wait_until_finished()
@@ -213,13 +213,13 @@ def test_a_failed_save_does_not_hide_a_failed_deletion(
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(deletion.StepDeleter, "put_aside", fail)
+    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
     manager.save(2, tree(2))
-    manager._saver._last.wait()
+    manager._writer._pending.wait()
     failing.add("3")
     with pytest.raises(StorageError, match="Deleting step 1"):
         manager.save(3, tree(3))
-    manager._keeper.note("Deleting step 1 failed again", OSError(5, "x"))
+    manager._store.errors.record("Deleting step 1 failed again", OSError(5, "x"))
     with pytest.raises(BackgroundSaveError, match="step 3") as caught:
         manager.wait_until_finished()
     assert "failed again" in "".join(caught.value.__notes__)

@@ -396,7 +396,7 @@ def test_a_skipped_step_0_begins_the_time_of_a_run(
             del tz
             return now
 
-    monkeypatch.setattr("orbit_ckpt._src.manager.saver.datetime", Clock)
+    monkeypatch.setattr("orbit_ckpt._src.manager.writer.datetime", Clock)
     policy = TimeIntervalPolicy(timedelta(seconds=60))
     options = ocp.CheckpointManagerOptions(save_decision_policy=policy)
     with ocp.CheckpointManager(tmp_path, options=options) as manager:

@@ -17,7 +17,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.session import SaveSession
-from orbit_ckpt._src.manager import council, deletion, saver
+from orbit_ckpt._src.manager import coordinator, deletion, writer
 from orbit_ckpt._src.runtime.meetings import KeyValueGroup
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
@@ -84,7 +84,7 @@ class Run:
 
 def hurry(manager: Manager) -> None:
     """Let a process wait for the others for a short time only, now that all have come so far."""
-    manager._council._operation._timeout_s = SHORT  # pyright: ignore[reportAttributeAccessIssue] - not of all operations
+    manager._coordinator._operation._timeout_s = SHORT  # pyright: ignore[reportAttributeAccessIssue] - not of all operations
 
 
 def tree(step: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_skewed_clocks_do_not_disagree(run: Run, monkeypatch: pytest.MonkeyPatch
         def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:
             return dt.datetime.now(tz) + getattr(ahead, "by", dt.timedelta())
 
-    monkeypatch.setattr(saver, "datetime", Skewed)
+    monkeypatch.setattr(writer, "datetime", Skewed)
     run.open(save_decision_policy=TimeIntervalPolicy(dt.timedelta(hours=1)))
 
     def save(index: int) -> tuple[bool, bool]:
@@ -205,7 +205,7 @@ def test_what_changes_in_the_background_is_listed_where_all_meet(run: Run) -> No
     run.open()
     run.save(1)
     for manager in run.managers:
-        manager._saver.wait()
+        manager._writer.wait()
     assert same(run.call(lambda manager: manager.latest_step()), None)
     assert same(run.call(lambda manager: manager.check_for_errors()), None)
     assert same(run.call(lambda manager: manager.latest_step()), 1)
@@ -232,7 +232,7 @@ def test_a_failed_background_save_is_raised_on_all_by_the_same_call(
     burning(monkeypatch, guilty)
     run.save(2)
     for manager in run.managers:
-        manager._saver.wait()
+        manager._writer.wait()
     monkeypatch.undo()
     raised_by: dict[str, Callable[[Manager], Any]] = {
         "save": lambda manager: manager.save(3, tree(3)),
@@ -434,7 +434,7 @@ def test_a_run_without_steps_and_another_directory(run: Run, tmp_path: Path) -> 
 def test_a_signal_to_one_process_is_one_to_all(run: Run) -> None:
     run.open(save_interval_steps=100)
     run.save(0)
-    run.managers[2]._saver.watch._received_at = 0.0  # what a signal would do
+    run.managers[2]._writer.watch._received_at = 0.0  # what a signal would do
     assert len({*run.call(lambda manager: manager.reached_preemption(1))}) == 1
     assert same(run.call(lambda manager: manager.reached_preemption(1)), True)
     assert same(run.call(lambda manager: manager.should_save(1)), True)
@@ -446,14 +446,14 @@ def test_the_time_until_one_process_ends_runs_out_for_all(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(council, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(coordinator, "time", SimpleNamespace(monotonic=lambda: now))
     run.open()
-    watch = run.managers[2]._saver.watch
+    watch = run.managers[2]._writer.watch
     watch._received_at, watch._deadline_s = 0.0, 30.0  # what a signal would do
     run.call(lambda manager: manager.should_save(1))
-    told = run.call(lambda manager: manager._saver.decide(2, "2").seconds)
+    told = run.call(lambda manager: manager._writer.decide(2, "2").seconds)
     now += 20.0
-    later = run.call(lambda manager: manager._saver.decide(3, "3").seconds)
+    later = run.call(lambda manager: manager._writer.decide(3, "3").seconds)
     assert told[0] is not None
     assert same(told, told[0])
     assert same(later, told[0] - 20.0)
@@ -492,7 +492,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
 
     def ask(index: int) -> Any:
         if index == 0:
-            while not any("came/meetings" in k and k.endswith("/2") for k in store.keys):
+            while not any("came/rounds" in k and k.endswith("/2") for k in store.keys):
                 time.sleep(0.001)
         return run.managers[index].wait_until_finished() if index != 1 else None
 
@@ -544,7 +544,7 @@ def test_closing_waits_for_a_save_though_another_process_has_left(
     run.open()
     assert same(run.save(1), True)
 
-    run.managers[1]._council.leave(KeyError("mine"))
+    run.managers[1]._coordinator.leave(KeyError("mine"))
 
     def close(index: int) -> Any:
         if index == 0:

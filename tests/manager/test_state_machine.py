@@ -218,7 +218,7 @@ class ManagerMachine(RuleBasedStateMachine):
         running, self.running = self.running, None
         if running is not None:
             self.commits.held.pop(running.step).set()
-            self.manager._saver._last.wait()
+            self.manager._writer._pending.wait()
             self.learn(running)
 
     def learn(self, running: Running) -> None:
@@ -227,7 +227,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.untold = running.step
         else:
             self.model.add(running.step, running.saved)
-        self.manager._keeper.wait()
+        self.manager._store.wait()
 
     def call(self, method: Callable[[], object]) -> object:
         """Call what tells of a failed save, and check that it does, once."""
@@ -333,7 +333,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model.steps)))
         self.manager.delete(step)
-        self.manager._keeper.wait()
+        self.manager._store.wait()
         del self.model.steps[step]
 
     @precondition(lambda self: self.model.steps)

@@ -22,7 +22,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer import saving
 from orbit_ckpt._src.checkpointer.session import Barrier, SaveSession
 from orbit_ckpt._src.manager.deletion import StepDeleter
-from orbit_ckpt._src.manager.saver import StepSaver
+from orbit_ckpt._src.manager.writer import StepWriter
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
 from orbit_ckpt._src.storage.object_commit import ObjectDirectory
@@ -32,7 +32,7 @@ from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import CheckpointError, ProcessFailedError, ProcessTimeoutError
 
 PHASES: dict[str, tuple[object, str]] = {
-    "before the decision": (StepSaver, "decide"),
+    "before the decision": (StepWriter, "decide"),
     "before 'created'": (SaveSession, "_broadcast"),
     "staging": (saving, "stage_item"),
     "writing": (DatabaseWriter, "close"),
@@ -40,7 +40,7 @@ PHASES: dict[str, tuple[object, str]] = {
     "finalizing": (Commit, "finalize"),
     "committing": (AtomicDirectory, "commit"),
     "waiting for 'committing'": (SaveSession, "_broadcast"),
-    "after the commit": (StepSaver, "_committed"),
+    "after the commit": (StepWriter, "_committed"),
     "in a deletion": (StepDeleter, "remove"),
 }
 """Before which method a fault comes, by phase."""

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt._src.checkpointer.last_save import LastSave
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -21,6 +20,7 @@ from orbit_ckpt._src.checkpointer.options import (
     MultiprocessingOptions,
     check_options,
 )
+from orbit_ckpt._src.checkpointer.pending_save import PendingSave
 from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
@@ -74,7 +74,7 @@ class AsyncCheckpointer(Checkpointer):
             temporary_path_class=temporary_path_class,
         )
         self._when_done = options.post_finalization_callback
-        self._last = LastSave(timeout_s)
+        self._last = PendingSave(timeout_s)
 
     def save(
         self,

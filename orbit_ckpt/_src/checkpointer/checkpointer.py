@@ -12,7 +12,6 @@ from typing import Any, Protocol, Self, cast
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.durations import reported_restore
-from orbit_ckpt._src.checkpointer.last_save import told_beside
 from orbit_ckpt._src.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
@@ -20,6 +19,7 @@ from orbit_ckpt._src.checkpointer.options import (
     SessionOptions,
     check_options,
 )
+from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt._src.formats.orbax_layout import check_complete
 from orbit_ckpt._src.items.base import (
@@ -172,7 +172,7 @@ class Checkpointer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with told_beside(error):
+        with attach_cleanup_errors(error):
             self.close()
 
     def _make_args(

@@ -57,7 +57,7 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
     confirm(f"Delete {directory}{_size(nbytes, ' ({})')}?", yes=yes)
     deleter = StepDeleter(directory.parent, AnyStepName())
     with storage_errors(directory, "deleting", _ADVICE):
-        aside = deleter.put_aside(directory)
+        aside = deleter.tombstone(directory)
         if aside is None and is_left:  # in a store it has no marker to take away
             aside = directory
         if aside is not None:
@@ -199,7 +199,7 @@ def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
         if (directory / PINNED).exists():
             continue
         with storage_errors(directory, "deleting", _ADVICE):
-            aside = deleter.put_aside(directory)
+            aside = deleter.tombstone(directory)
             if aside is not None:
                 deleter.remove(aside, directory)
         deleted.append(step)

@@ -36,10 +36,10 @@ _logger = logging.getLogger(__name__)
 class StepDeleter:
     """Deletes directories below a run's directory, in two phases.
 
-    A directory is first put aside by renaming it, which takes it out of every listing at once, and
-    then removed. What a process that died left of this is removed by `sweep`. Other processes may
-    do the same at the same time. In a store its marker is deleted instead, and it stays where it
-    is until it is removed: nothing may be saved there before that.
+    A directory is first renamed to a tombstone, which takes it out of every listing at once, and
+    then removed. `sweep` removes the tombstones of crashed processes. Other processes may do the
+    same at the same time. In a store the marker is deleted instead, and the step stays where it is
+    until it is removed: nothing may be saved there before that.
     """
 
     def __init__(self, root: Path, names: StepNames, *, todelete_subdir: str | None = None) -> None:
@@ -62,45 +62,45 @@ class StepDeleter:
         self._names = names
         self._subdir = todelete_subdir
 
-    def put_aside(self, directory: Path) -> Path | None:
-        """Rename a step, or an item of one; return where it is now, None if it is gone already.
+    def tombstone(self, directory: Path) -> Path | None:
+        """Rename a step, or an item of one; return its tombstone, None if it is gone already.
 
         Raises:
             OSError: The storage refused; the directory is as it was.
         """
         if isinstance(directory, StorePath):
             return directory if withdraw(directory) else None
-        aside = self.root / f"{directory.name}{_DELETED}{time.time_ns()}"
+        tombstone = self.root / f"{directory.name}{_DELETED}{time.time_ns()}"
         if self._subdir is not None:
             make_directories(self.root / self._subdir)
-            aside = self.root / self._subdir / directory.name
-            if aside.exists():
-                aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
+            tombstone = self.root / self._subdir / directory.name
+            if tombstone.exists():
+                tombstone = tombstone.with_name(f"{tombstone.name}-{time.time_ns()}")
         try:
-            directory.rename(aside)
+            directory.rename(tombstone)
         except FileNotFoundError:
             return None  # another process was faster
-        return aside
+        return tombstone
 
-    def remove(self, aside: Path, directory: Path) -> None:
-        """Remove what has been put aside, unless that is where it is to stay.
+    def remove(self, tombstone: Path, directory: Path) -> None:
+        """Remove a tombstone, unless the run keeps its deleted steps.
 
         Args:
-            aside: Where it is.
-            directory: Where it was.
+            tombstone: What `tombstone` returned.
+            directory: Where the step was.
 
         Raises:
             OSError: The storage refused; this may be tried again.
         """
-        if isinstance(aside, StorePath):
-            if not is_committed(aside):
-                remove_checkpoint(aside)
+        if isinstance(tombstone, StorePath):
+            if not is_committed(tombstone):
+                remove_checkpoint(tombstone)
             return
-        for parent in (aside.parent, directory.parent):
-            if parent.exists():  # the step of an item may have been put aside since
+        for parent in (tombstone.parent, directory.parent):
+            if parent.exists():  # the step of an item may have been deleted since
                 sync_directory(parent)
         if self._subdir is None:
-            _remove(aside)
+            _remove(tombstone)
         _logger.debug("Deleted %s", directory)
 
     def sweep(self, *, everything: bool = False) -> None:

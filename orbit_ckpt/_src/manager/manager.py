@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt._src.checkpointer.last_save import told_beside
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
+from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.wrong_names import suggest_target
 from orbit_ckpt._src.errors import StepAlreadyExistsError
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
-from orbit_ckpt._src.manager.council import Council
+from orbit_ckpt._src.manager.coordinator import RunCoordinator
 from orbit_ckpt._src.manager.index import read_metrics, readable_metrics
-from orbit_ckpt._src.manager.opening import open_run
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions, own_options
-from orbit_ckpt._src.manager.restoring import EventLog, Restorer, StatisticsLogger
+from orbit_ckpt._src.manager.restore import (
+    EventLog,
+    StatisticsLogger,
+    index_of_other_run,
+    restore_step,
+)
 from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.root_metadata import read_root_metadata
-from orbit_ckpt._src.manager.saver import StepRequest
-from orbit_ckpt._src.manager.shared_index import News
+from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
 from orbit_ckpt._src.manager.step_info import rank
 from orbit_ckpt._src.manager.step_items import (
     Handlers,
@@ -37,7 +42,9 @@ from orbit_ckpt._src.manager.step_items import (
     plain_metrics,
     with_metrics,
 )
+from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.manager.steps import as_step
+from orbit_ckpt._src.manager.writer import StepRequest, StepWriter
 from orbit_ckpt._src.runtime.checks import check_mapping, check_methods
 from orbit_ckpt._src.storage.path import resolve_path
 
@@ -112,18 +119,19 @@ class CheckpointManager:
         self._events = EventLog(logger, self._directory)
         processes = self._options.multiprocessing_options or MultiprocessingOptions()
         name = f"run {self._directory}"
-        self._council = Council(processes.find_group(), name, processes.timeout_s)
+        self._coordinator = RunCoordinator(processes.find_group(), name, processes.timeout_s)
         try:
             if checkpointers is not None:
                 item_handlers, is_async = handlers_of(checkpointers, item_handlers)
                 self._options.enable_async_checkpointing &= is_async
             self._items = StepItems(item_handlers, item_names, handler_registry)
-            handler = self._items.handler
-            run = open_run(self._directory, self._council, self._options, handler, metadata)
+            self._store = StepStore(self._directory, self._coordinator, self._options)
+            self._store.open(metadata)
         except BaseException as error:  # raised again once the others know
-            self._council.leave(error)
+            self._coordinator.leave(error)
             raise
-        self._shared, self._keeper, self._saver = run.shared, run.keeper, run.saver
+        handler = self._items.handler
+        self._writer = StepWriter(self._coordinator, handler, self._store, self._options)
         atomicity = self._options.atomicity_options
         self._checkpointer = Checkpointer(handler, atomicity_options=atomicity)
 
@@ -161,18 +169,19 @@ class CheckpointManager:
 
         Raises:
             StepAlreadyExistsError: It has been saved before.
-            BackgroundSaveError: An earlier save has failed; this one goes on.
-            StorageError: An old step could not be deleted; this save goes on.
+            BackgroundSaveError: An earlier save has failed; this one is in progress.
+            StorageError: An old step could not be deleted; this save is in progress.
             TimeoutError: The job is about to be stopped and the save did not end before that.
             CheckpointError: What handlers raise; nothing was left behind.
         """
         number = as_step(step)
         check_metrics(metrics)
-        verdict = self._saver.decide(number, f"save({number})", force=as_flag("force", force))
-        if not verdict.save:
-            self._saver.raise_failed(has_ended=verdict.news.has_ended)
+        force = as_flag("force", force)
+        decision = self._writer.decide(number, f"save({number})", force=force)
+        if not decision.save:
+            self._writer.raise_failed(has_ended=decision.update.has_ended)
             return False
-        if verdict.exists:
+        if decision.exists:
             raise StepAlreadyExistsError(
                 f"Step {number} of {self._directory} exists. Save another step, or delete it first."
             )
@@ -183,12 +192,12 @@ class CheckpointManager:
             if measured is not None and not self._options.prevent_write_metrics:
                 composite = with_metrics(composite, measured)
         except Exception as error:  # noqa: BLE001 - raised again, once the others know
-            self._saver.decline(number, path, verdict, error)
-        request = StepRequest(number, path, composite, verdict, measured, custom_metadata)
+            self._writer.decline(number, path, decision, error)
+        request = StepRequest(number, path, composite, decision, measured, custom_metadata)
         try:
-            self._saver.save(request)
+            self._writer.save(request)
         finally:
-            self._events.add("save", number, self._saver.blocked)
+            self._events.add("save", number, self._writer.blocked)
         return True
 
     @suggest_target("items")
@@ -222,27 +231,28 @@ class CheckpointManager:
             CorruptionError: Stored data is missing or damaged.
             CheckpointError: What handlers raise.
         """
+        wanted = ItemRequest(items, restore_kwargs, args)
 
-        def read(path: Path) -> Any:  # as above
-            wanted = ItemRequest(items, restore_kwargs, args)
-            return self._items.restore(self._checkpointer, path, wanted)
+        def read(number: int, path: Path) -> Any:  # as above
+            began = time.monotonic()
+            restored = self._items.restore(self._checkpointer, path, wanted)
+            self._events.add("restore", number, timedelta(seconds=time.monotonic() - began))
+            return restored
 
-        restorer = Restorer(
-            *(self._directory, self._options.step_names(), self._council),
-            *(self._shared, self._saver, self._events),
-        )
-        other = None if directory is None else resolve_path(directory)
-        return restorer.restore(step, read, other=other, fallback=as_flag("fallback", fallback))
+        fallback = as_flag("fallback", fallback)
+        root = self._directory if directory is None else resolve_path(directory)
+        shared = self._steps_to_restore(root, f"restore({step})")
+        return restore_step(shared, step, read, self._coordinator, root=root, fallback=fallback)
 
     @property
     def refused(self) -> Mapping[int, Exception]:
         """Steps that `restore` with `fallback` could not restore, and why."""
-        return self._shared.view.refused
+        return self._store.view.refused
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step."""
         number = as_step(step)
-        return self._saver.decide(number, f"should_save({number})").save
+        return self._writer.decide(number, f"should_save({number})").save
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Return the durable steps, ascending.
@@ -252,24 +262,24 @@ class CheckpointManager:
         """
         if as_flag("read", read):
             self.reload()
-        return self._shared.view.steps()
+        return self._store.view.steps()
 
     def latest_step(self) -> int | None:
         """Return the newest durable step, None if there is none."""
-        return self._shared.view.latest()
+        return self._store.view.latest()
 
     def best_step(self) -> int | None:
         """Return the best step by `best_fn`, the newest without it, None if there is none."""
         if self._options.best_fn is None:
             return self.latest_step()
-        infos = self._shared.view.infos(with_metrics=True)
+        infos = self._store.view.infos(with_metrics=True)
         measured = [info for info in infos if info.metrics is not None]
         ranked = rank(measured, self._options.best_fn, self._options.best_mode)
         return measured[ranked[-1]].step if ranked else None
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
         """Return the metrics that a step was saved with, None if there are none."""
-        return read_metrics(self._shared.view.path(as_step(step)))
+        return read_metrics(self._store.view.path(as_step(step)))
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
         """Return what is known of a step's item, or of its items, without reading arrays."""
@@ -283,22 +293,22 @@ class CheckpointManager:
         """
         if step is None:
             return read_root_metadata(self._directory, self._metadata)
-        path = self._shared.view.path(as_step(step))
+        path = self._store.view.path(as_step(step))
         found = self._items.metadata(self._checkpointer, path)
         return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
 
     def reload(self) -> None:
         """Look at the directory again, because others write into it."""
 
-        def read() -> News:
-            self._shared.reload()
-            return self._saver.news()
+        def read() -> IndexUpdate:
+            self._store.shared.reload()
+            return self._writer.pending_update()
 
-        self._saver.take(self._council.ask("reload()", read, News))
+        self._store.apply_update(self._coordinator.decide("reload()", read, IndexUpdate))
 
     def retention(self) -> RetentionPlan:
         """Return what the policies would keep and delete now, and why; deletes nothing."""
-        return self._keeper.plan()
+        return self._store.plan()
 
     def delete(self, step: int) -> None:
         """Delete a step.
@@ -310,8 +320,8 @@ class CheckpointManager:
         if self._options.read_only:
             _logger.warning("%s is read-only: step %d is not deleted", self._directory, step)
             return
-        self._change(f"delete({step})", as_step(step), self._keeper.delete)
-        self._saver.check_problems()
+        self._change(f"delete({step})", as_step(step), self._store.delete)
+        self._store.errors.raise_any()
 
     def pin(self, step: int) -> None:
         """Keep a step whatever the policies say, also if it is temporary.
@@ -321,7 +331,7 @@ class CheckpointManager:
             ValueError: The manager is read-only.
         """
         self._check_writable()
-        self._change(f"pin({step})", as_step(step), self._keeper.pin)
+        self._change(f"pin({step})", as_step(step), partial(self._store.set_pinned, pinned=True))
 
     def unpin(self, step: int) -> None:
         """Keep a step only as long as the policies say.
@@ -331,7 +341,7 @@ class CheckpointManager:
             ValueError: The manager is read-only.
         """
         self._check_writable()
-        self._change(f"unpin({step})", as_step(step), self._keeper.unpin)
+        self._change(f"unpin({step})", as_step(step), partial(self._store.set_pinned, pinned=False))
 
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
@@ -349,48 +359,48 @@ class CheckpointManager:
         Raises:
             RuntimeError: This is not the main thread.
         """
-        self._council.check_open(f"install_signal_handler({signum})")
+        self._coordinator.check_open(f"install_signal_handler({signum})")
         seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
-        self._saver.watch.install(signum, deadline_s=seconds)
+        self._writer.watch.install(signum, deadline_s=seconds)
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is about to be stopped, by a watched signal or JAX's service."""
         number = as_step(step)
-        return self._saver.reached_preemption(number, f"reached_preemption({number})")
+        return self._writer.reached_preemption(number, f"reached_preemption({number})")
 
     def wait_until_finished(self) -> None:
-        """Wait until no save and no deletion goes on.
+        """Wait until no save and no deletion is in progress.
 
         Raises:
-            BackgroundSaveError: A save has failed and nobody has been told.
-            StorageError: A deletion has failed and nobody has been told.
+            BackgroundSaveError: A save has failed; raised once.
+            StorageError: A deletion has failed; raised once.
         """
-        self._saver.finish()
+        self._writer.finish()
 
     def check_for_errors(self) -> None:
         """Raise what has failed in the background, without waiting.
 
         Raises:
-            BackgroundSaveError: A save has failed and nobody has been told.
-            StorageError: A deletion has failed and nobody has been told.
+            BackgroundSaveError: A save has failed; raised once.
+            StorageError: A deletion has failed; raised once.
         """
-        self._saver.check()
+        self._writer.check()
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a save goes on in the background."""
-        return self._saver.is_running()
+        """Whether a background save is in progress."""
+        return self._writer.is_running()
 
     def close(self) -> None:
-        """Wait until nothing goes on, and give up resources.
+        """Wait for saves and deletions in progress, and release resources.
 
         Raises:
-            BackgroundSaveError: A save has failed and nobody has been told.
-            StorageError: A deletion has failed and nobody has been told.
+            BackgroundSaveError: A save has failed; raised once.
+            StorageError: A deletion has failed; raised once.
         """
         try:
-            self._saver.close()
+            self._writer.close()
         finally:
-            self._council.leave()
+            self._coordinator.leave()
             self._checkpointer.close()
 
     def __enter__(self) -> Self:
@@ -403,8 +413,8 @@ class CheckpointManager:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._council.leave(error)  # else the others would wait for this process
-        with told_beside(error):
+            self._coordinator.leave(error)  # else the others would wait for this process
+        with attach_cleanup_errors(error):
             self.close()
 
     def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
@@ -413,14 +423,38 @@ class CheckpointManager:
         Raises:
             StepNotFoundError: There is no such step.
         """
-        self._council.check_open(call)
-        self._shared.view.path(step)
+        self._coordinator.check_open(call)
+        self._store.view.path(step)
 
-        def act() -> News:
+        def act() -> IndexUpdate:
             change(step)
-            return self._saver.news()
+            return self._writer.pending_update()
 
-        self._saver.take(self._council.ask(call, act, News))
+        self._store.apply_update(self._coordinator.decide(call, act, IndexUpdate))
+
+    def _steps_to_restore(self, root: Path, call: str) -> SharedIndex:
+        """Wait for the pending save; return the steps of this run, or of another one."""
+        is_own = root == self._directory
+        names = self._options.step_names()
+        shared = (
+            self._store.shared if is_own else index_of_other_run(root, names, self._coordinator)
+        )
+
+        def read() -> IndexUpdate:
+            if is_own:
+                return self._writer.pending_update()
+            shared.reload()
+            return shared.pending_update()
+
+        with self._coordinator.round(call) as current:
+            self._writer.wait()
+            current.gather()
+            update = current.broadcast(read, IndexUpdate)
+        if is_own:
+            self._store.apply_update(update)
+        else:
+            shared.apply(update)
+        return shared
 
     def _check_writable(self) -> None:
         if self._options.read_only:

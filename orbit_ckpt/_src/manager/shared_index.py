@@ -7,18 +7,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from orbit_ckpt._src.errors import CheckpointError, StorageError
-from orbit_ckpt._src.manager.council import Council
+from orbit_ckpt._src.manager.coordinator import RunCoordinator
 from orbit_ckpt._src.manager.index import StepEntry, StepIndex
-from orbit_ckpt._src.manager.keeper import StepKeeper
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.storage.path import resolve_path
 
 
-class StepNews(Struct, frozen=True):
-    """A step that is new, or has changed, as the primary process tells of it.
+class StepUpdate(Struct, frozen=True):
+    """A step that is new or has changed, as the primary process broadcasts it.
 
     Attributes:
         step: Its number.
@@ -26,7 +24,7 @@ class StepNews(Struct, frozen=True):
         time: When it was committed.
         metrics: Its metrics as JSON, None if it has none.
         pinned: Whether it must not be deleted.
-        temporary: Whether it is there only until the next one is durable.
+        temporary: Whether it is kept only until the next one is durable.
         items: Names of its items.
         foreign: Whether another program wrote it.
     """
@@ -41,90 +39,71 @@ class StepNews(Struct, frozen=True):
     foreign: bool = False
 
 
-class News(Struct, frozen=True):
-    """What the primary process knows that the others do not know yet.
+class IndexUpdate(Struct, frozen=True):
+    """What the primary process knows and the others do not know yet.
 
     Attributes:
-        has_ended: Whether the last save has, well or not.
+        has_ended: Whether the pending save has ended, successfully or not.
         changed: Steps that are new or have changed.
-        gone: Steps that have been deleted.
-        problem: What has gone wrong on the primary process alone: deletions, for example.
-        is_storage: Whether it was the storage's fault.
+        deleted: Steps that have been deleted.
+        problem: What has failed on the primary process alone: deletions, for example.
+        is_storage: Whether the storage caused it.
     """
 
     has_ended: bool = True
-    changed: list[StepNews] = []
-    gone: list[int] = []
+    changed: list[StepUpdate] = []
+    deleted: list[int] = []
     problem: str | None = None
     is_storage: bool = False
-
-    def error(self) -> CheckpointError | None:
-        """Return what to raise because of the problem."""
-        if self.problem is None:
-            return None
-        return StorageError(self.problem) if self.is_storage else CheckpointError(self.problem)
 
 
 class SharedIndex:
     """What all processes know of the steps of a run.
 
     With one process this is its index. With several, the index of the primary process changes while
-    saves go on in the background; `view` changes only where all processes meet, and so is the same
-    on all of them between two meetings, without a word.
+    background saves end; `view` changes only in a round that all processes join, and so is the same
+    on all of them between two rounds without communication.
     """
 
-    def __init__(self, council: Council, index: StepIndex) -> None:
+    def __init__(self, coordinator: RunCoordinator, index: StepIndex) -> None:
         """Make one.
 
         Args:
-            council: The processes.
-            index: The steps; the primary process's is used, the others' need not be read.
+            coordinator: The processes.
+            index: The steps; only the primary process's is read.
         """
-        self._council = council
+        self._coordinator = coordinator
         self._index = index
-        self.view = index if council.is_alone else index.unread()
-        self._told: dict[int, StepNews] = {}
-        self._told_version = -1
-        self._telling = self._told, self._told_version
-        self._problems: list[CheckpointError] = []
+        self.view = index if coordinator.is_alone else index.unread()
+        self._sent: dict[int, StepUpdate] = {}
+        self._sent_version = -1
+        self._sending = self._sent, self._sent_version
 
     @property
     def own(self) -> StepIndex:
-        """Where this process enters what it does; of several only the primary one does."""
-        return self._index if self._council.is_primary else self.view
+        """Where this process enters its changes; of several only the primary one makes any."""
+        return self._index if self._coordinator.is_primary else self.view
 
-    def news(self, keeper: StepKeeper | None = None, *, has_ended: bool = True) -> News:
-        """Return what the primary process has to tell, until `follow` says that all know it.
+    def pending_update(self) -> IndexUpdate:
+        """Return the changes that the others do not know, until `apply` says that they do."""
+        if self._coordinator.is_alone or self._index.version == self._sent_version:
+            return IndexUpdate()
+        version = self._index.version
+        current = {step: _update_of(entry) for step, entry in self._index.entries().items()}
+        changed = [update for step, update in current.items() if self._sent.get(step) != update]
+        deleted = [step for step in self._sent if step not in current]
+        self._sending = current, version
+        return IndexUpdate(changed=changed, deleted=deleted)
 
-        Args:
-            keeper: Whose problems are to be told.
-            has_ended: Whether the last save has.
-        """
-        if self._council.is_alone:
-            return News(has_ended)
-        error = None if keeper is None else keeper.error()
-        if error is not None:
-            self._problems.append(error)
-        texts = [text for error in self._problems for text in (str(error), *_notes(error))]
-        changed, gone = self._changes()
-        return News(
-            has_ended,
-            changed,
-            gone,
-            "\n".join(texts) or None,
-            is_storage=any(isinstance(error, StorageError) for error in self._problems),
-        )
-
-    def follow(self, news: News) -> None:
-        """Take in what the primary process has told all; nothing if this process is alone."""
-        if self._council.is_primary:
-            self._told, self._told_version = self._telling
-            self._problems = []
-        if news.changed or news.gone:
-            self.view.change({s.step: _entry(s) for s in news.changed}, news.gone)
+    def apply(self, update: IndexUpdate) -> None:
+        """Apply the update that the primary process has broadcast."""
+        if self._coordinator.is_primary:
+            self._sent, self._sent_version = self._sending
+        if update.changed or update.deleted:
+            self.view.change({s.step: _entry_of(s) for s in update.changed}, update.deleted)
 
     def reload(self) -> None:
-        """Read the directory again; for the primary process."""
+        """Read the directory again, on the primary process."""
         self._index.reload()
 
     def refuse(self, step: int, error: Exception) -> None:
@@ -133,21 +112,11 @@ class SharedIndex:
         if self._index is not self.view:
             self._index.refuse(step, error)
 
-    def _changes(self) -> tuple[list[StepNews], list[int]]:
-        version = self._index.version
-        if version == self._told_version:
-            return [], []
-        found = {step: _news_of(entry) for step, entry in self._index.entries().items()}
-        changed = [news for step, news in found.items() if self._told.get(step) != news]
-        gone = [step for step in self._told if step not in found]
-        self._telling = found, version
-        return changed, gone
 
-
-def _news_of(entry: StepEntry) -> StepNews:
+def _update_of(entry: StepEntry) -> StepUpdate:
     info = entry.info
     metrics = None if info.metrics is None else encode_user_json(dict(info.metrics))
-    return StepNews(
+    return StepUpdate(
         info.step,
         str(entry.path),
         info.time,
@@ -159,21 +128,17 @@ def _news_of(entry: StepEntry) -> StepNews:
     )
 
 
-def _entry(news: StepNews) -> StepEntry:
+def _entry_of(update: StepUpdate) -> StepEntry:
     metrics: dict[str, Any] | None = None
-    if news.metrics is not None:
-        metrics = decode_json(news.metrics, dict[str, Any], f"metrics of step {news.step}")
+    if update.metrics is not None:
+        metrics = decode_json(update.metrics, dict[str, Any], f"metrics of step {update.step}")
     info = StepInfo(
-        news.step,
-        news.time,
+        update.step,
+        update.time,
         metrics,
-        pinned=news.pinned,
-        temporary=news.temporary,
-        items=frozenset(news.items),
-        foreign=news.foreign,
+        pinned=update.pinned,
+        temporary=update.temporary,
+        items=frozenset(update.items),
+        foreign=update.foreign,
     )
-    return StepEntry(info, resolve_path(news.path))
-
-
-def _notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))
+    return StepEntry(info, resolve_path(update.path))

@@ -1,4 +1,4 @@
-"""The last save of a checkpointer, and how what it failed with is told."""
+"""The pending background save of a checkpointer; its error is raised exactly once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
 _logger = logging.getLogger(__name__)
 
 
-class LastSave:
-    """The last save of a checkpointer, which may go on; what it failed with is told once.
+class PendingSave:
+    """The last save of a checkpointer, which may be in progress; its error is raised once.
 
-    Threads may share one: their saves are begun one after the other.
+    Threads may share one: their saves begin one after the other.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -29,7 +29,7 @@ class LastSave:
         self._timeout_s = timeout_s
         self._handle: SaveHandle | None = None
         self._inherited: SaveHandle | None = None
-        self._telling = ForkSafeLock()
+        self._taking = ForkSafeLock()
         self._beginning = ForkSafeLock()
         reset_in_child(self)
 
@@ -45,12 +45,12 @@ class LastSave:
         return None if handle is None or handle.done() else handle.step
 
     def is_running(self) -> bool:
-        """Whether it goes on."""
+        """Whether a save is in progress."""
         handle = self._handle
         return handle is not None and not handle.done()
 
     def has_failed(self) -> bool:
-        """Whether it has ended with an error that nobody has been told."""
+        """Whether it has ended with an error that has not been raised."""
         handle = self._handle
         return handle is not None and handle.done() and handle.exception() is not None
 
@@ -65,8 +65,8 @@ class LastSave:
                 last one is waited for.
 
         Raises:
-            BackgroundSaveError: The last one has failed; the other is begun all the same.
-            TimeoutError: One of them goes on for too long.
+            BackgroundSaveError: The last one has failed; the other begins all the same.
+            TimeoutError: One of them takes too long.
             CheckpointError: What the other one fails with.
         """
         with self._beginning:
@@ -84,17 +84,17 @@ class LastSave:
             raise failed
 
     def wait(self) -> None:
-        """Wait until it has ended, well or not.
+        """Wait until it has ended, successfully or not.
 
         Raises:
-            TimeoutError: It goes on for longer than the time to wait.
+            TimeoutError: It takes longer than the time to wait.
         """
         handle = self._handle
         if handle is not None:
             handle.exception(self._longest)
 
     def check(self) -> None:
-        """Raise what it has failed with, without waiting.
+        """Raise its error, if it has failed, without waiting.
 
         Raises:
             BackgroundSaveError: It has failed.
@@ -112,7 +112,7 @@ class LastSave:
 
         Raises:
             BackgroundSaveError: It has failed.
-            TimeoutError: It goes on for longer than the time to wait.
+            TimeoutError: It takes longer than the time to wait.
             CheckpointError: Another process saves it.
         """
         if inherited and self._inherited is not None and self._inherited.is_inherited:
@@ -122,12 +122,12 @@ class LastSave:
             raise failed
 
     def _failure(self, timeout_s: float) -> BackgroundSaveError | None:
-        """Wait for it; return what it has failed with, to the first who asks."""
+        """Wait for it; return its error, to the first caller only."""
         handle = self._handle
         if handle is None:
             return None
         error = handle.exception(timeout_s)
-        if not handle.done():  # its own callback asks
+        if not handle.done():  # called from its own callback
             return None
         if not self._forget(handle) or error is None:
             return None
@@ -139,8 +139,8 @@ class LastSave:
             raise error
 
     def _forget(self, handle: SaveHandle) -> bool:
-        """Have no last save any more; False if it is another one by now."""
-        with self._telling:
+        """Forget the save; return False if another one has replaced it."""
+        with self._taking:
             if self._handle is not handle:
                 return False
             self._handle = None
@@ -158,15 +158,15 @@ class LastSave:
 
 
 @contextlib.contextmanager
-def told_beside(error: BaseException | None) -> Generator[None]:
-    """Tell of what goes wrong at the end of a `with` block beside what has ended it.
+def attach_cleanup_errors(error: BaseException | None) -> Generator[None]:
+    """Attach an error raised during cleanup to the one that ended the `with` block.
 
     Args:
-        error: What has ended the block, None if it has come to its end.
+        error: The error that ended the block, None if there was none.
     """
     try:
         yield
-    except Exception as late:  # raised, or told beside what has ended the block
+    except Exception as late:  # raised, or attached to what ended the block
         if error is None:
             raise
         _logger.exception("Closing after %s failed too", type(error).__name__)

@@ -1,12 +1,14 @@
-"""Restore a step on all processes, and an older one if it is damaged."""
+"""Restore a step of a run on all processes, and an older one if it is damaged."""
 
 from __future__ import annotations
 
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from enum import IntEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec.msgpack
 from msgspec import Struct
@@ -20,18 +22,95 @@ from orbit_ckpt._src.errors import (
     StepNotFoundError,
     VersionError,
 )
-from orbit_ckpt._src.manager.council import Council
+from orbit_ckpt._src.manager.coordinator import RunCoordinator
+from orbit_ckpt._src.manager.index import StepIndex
+from orbit_ckpt._src.manager.shared_index import SharedIndex
+from orbit_ckpt._src.manager.steps import StepNames, as_step
 
 _logger = logging.getLogger(__name__)
 
 _MAX_TEXT = 10_000
-"""Characters of an error that others are told."""
+"""Characters of an error that is sent to the other processes."""
+
+
+class StatisticsLogger(Protocol):
+    """Receives one event per save and restore; Orbax's `AbstractLogger`."""
+
+    def log_entry(self, entry: dict[str, Any], /) -> None:
+        """Receive one event."""
+        ...
+
+
+class EventLog(Struct, frozen=True):
+    """Sends events of saves and restores to a logger.
+
+    Attributes:
+        logger: The logger, None for none.
+        directory: The run's directory.
+    """
+
+    logger: StatisticsLogger | None
+    directory: Path
+
+    def add(self, event: str, step: int, duration: timedelta | None) -> None:
+        """Send one, with how long its caller has waited for it."""
+        if self.logger is not None:
+            seconds = 0.0 if duration is None else duration.total_seconds()
+            entry = {"event_type": event, "step": step, "directory": str(self.directory)}
+            self.logger.log_entry({**entry, "duration_secs": seconds})
+
+
+def restore_step(
+    shared: SharedIndex,
+    step: int | None,
+    read: Callable[[int, Path], Any],
+    coordinator: RunCoordinator,
+    *,
+    root: Path,
+    fallback: bool,
+) -> Any:  # what `read` returns
+    """Restore a step on all processes.
+
+    Args:
+        shared: The steps of the run.
+        step: Its number, None for the newest.
+        read: Restores a step from its directory.
+        coordinator: The processes.
+        root: The run's directory, for messages.
+        fallback: Whether to restore an older step if this one is damaged.
+
+    Raises:
+        StepNotFoundError: There is no such step, or no step that can be restored.
+        CheckpointError: What `read` raises.
+    """
+    index = shared.view
+    steps = index.steps()
+    if step is None and not steps:
+        raise StepNotFoundError(
+            f"No steps found in {root}. Check the directory and how its steps are named, or begin "
+            "without a checkpoint if latest_step() is None."
+        )
+    first = steps[-1] if step is None else as_step(step)
+    index.path(first)  # raises if it does not exist
+
+    def restore_one(number: int) -> Any:  # as above
+        return restore_on_all(coordinator, number, lambda: read(number, index.path(number)))
+
+    if not fallback:
+        return restore_one(first)
+    older = [number for number in reversed(steps) if number <= first]
+    return restore_newest_intact(older, restore_one, shared.refuse)
+
+
+def index_of_other_run(root: Path, names: StepNames, coordinator: RunCoordinator) -> SharedIndex:
+    """Return the steps of another run, which no process has read yet."""
+    return SharedIndex(coordinator, StepIndex(root, names, reads=False))
 
 
 class _Fault(IntEnum):
-    """What a restore has failed with; the highest of all processes holds for all."""
+    """What a restore has failed with; the highest of all processes counts."""
 
-    ABSENT = 0  # it is not there
+    ABSENT = 0
     DAMAGED = 1
     OTHER = 2  # an older step would not do either
 
@@ -51,12 +130,12 @@ class _Failure(Struct, frozen=True):
 
 
 def restore_on_all(
-    council: Council, step: int, restore: Callable[[], Any]
+    coordinator: RunCoordinator, step: int, restore: Callable[[], Any]
 ) -> Any:  # what `restore` returns
     """Restore a step; if that fails on one process, it fails on all.
 
     Args:
-        council: The processes.
+        coordinator: The processes.
         step: Which, for messages.
         restore: Restores what this process has of it.
 
@@ -64,17 +143,17 @@ def restore_on_all(
         ProcessFailedError: It has failed on another process only, or worse than here.
         CheckpointError: What `restore` raises.
     """
-    if council.has_left:
+    if coordinator.has_left:
         return restore()
     restored, error = None, None
-    with council.meeting(f"restore of step {step}") as meeting:
+    with coordinator.round(f"restore of step {step}") as current:
         try:
             restored = restore()
         except Exception as mine:  # noqa: BLE001 - raised by all once all know, see below
             error = mine
         report = None if error is None else (int(_fault_of(error)), str(error)[:_MAX_TEXT])
-        reports = meeting.collect(msgspec.msgpack.encode(report))
-        worst = meeting.share(lambda: _worst(council.names, reports), _Failure | None)
+        reports = current.gather(msgspec.msgpack.encode(report))
+        worst = current.broadcast(lambda: _worst(coordinator.names, reports), _Failure | None)
     if worst is None:
         return restored
     if error is not None and _fault_of(error) is worst.fault:
@@ -108,7 +187,7 @@ def restore_newest_intact(
     Args:
         steps: In the order in which to try them.
         restore: Restores one.
-        refuse: Told of steps that are damaged, and how.
+        refuse: Called with damaged steps and their errors.
 
     Raises:
         StepNotFoundError: There is none.

@@ -1,11 +1,12 @@
-"""Deletes the steps that no policy wants."""
+"""Garbage collection: delete the steps that no retention rule keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageError
+from orbit_ckpt._src.errors import StepNotFoundError
 from orbit_ckpt._src.manager.deletion import StepDeleter
 from orbit_ckpt._src.manager.index import StepIndex
 from orbit_ckpt._src.manager.preservation import PreservationContext
@@ -23,11 +24,10 @@ from orbit_ckpt._src.storage.store_path import StorePath
 _THREAD_NAME = "orbit_ckpt-delete"
 
 
-class StepKeeper:
+class StepCollector:
     """Applies retention rules to the steps of an index.
 
-    What goes wrong is told once by `error`: a step that could not be deleted is no reason for a
-    save to fail.
+    A step that cannot be deleted is recorded as an error: no save fails because of it.
     """
 
     def __init__(
@@ -35,16 +35,18 @@ class StepKeeper:
         index: StepIndex,
         rules: RetentionRules,
         deleter: StepDeleter,
+        record_error: Callable[[str, BaseException], object],
         *,
         in_background: bool,
     ) -> None:
-        """Make a keeper.
+        """Make a collector.
 
         Args:
             index: The steps.
             rules: What to keep.
             deleter: Deletes directories.
-            in_background: Whether what has been put aside is removed on a thread of its own.
+            record_error: Called with a message and its cause when a deletion fails.
+            in_background: Whether tombstones are removed on a thread of their own.
 
         Raises:
             ValueError: Single items are to be deleted, which stores cannot do in one step.
@@ -58,42 +60,40 @@ class StepKeeper:
         self._index = index
         self._rules = rules
         self._deleter = deleter
+        self._record_error = record_error
         self._pool = Workers(1, _THREAD_NAME) if in_background else None
         self._running: dict[Path, Future[None]] = {}
-        self._aside: dict[Path, tuple[Path, str]] = {}
+        self._tombstones: dict[Path, tuple[Path, str]] = {}
         self._changing = ForkSafeLock()
-        self._telling = ForkSafeLock()
-        self._errors: list[CheckpointError] = []
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
         """Forget the deletions in progress, which are the parent's."""
         self._pool = Workers(1, _THREAD_NAME) if self._pool is not None else None
         self._running = {}
-        self._aside = {}
-        self._errors = []
+        self._tombstones = {}
 
     def plan(self, just_saved: int | None = None) -> RetentionPlan:
         """Return what would be kept and deleted now, and why."""
         infos = self._index.infos(with_metrics=True)
         return self._rules.plan(infos, PreservationContext(), just_saved=just_saved)
 
-    def apply(self, just_saved: int) -> None:
-        """Delete what no policy wants, now that a step is durable."""
+    def collect(self, just_saved: int) -> None:
+        """Delete what no policy keeps, now that a step is durable."""
         with self._changing:
             try:
                 is_kept = keeps_all(self._rules, self._index.infos())
                 steps = () if is_kept else self.plan(just_saved).steps
             except Exception as error:  # noqa: BLE001 - a user's policy may raise anything
                 what = f"{type(error).__name__}: {error}"
-                self.note(
+                self._record_error(
                     f"No step was deleted, because a preservation policy failed: {what}", error
                 )
                 return
-            for aside in list(self._aside):
-                running = self._running.get(aside)
+            for tombstone in list(self._tombstones):
+                running = self._running.get(tombstone)
                 if running is None or running.done():
-                    self._finish(aside)  # perhaps it succeeds now
+                    self._remove_now(tombstone)  # perhaps it succeeds now
             for step in steps:
                 if not step.rules or step.dropped_items:
                     self._apply_to(step)
@@ -107,46 +107,25 @@ class StepKeeper:
         with self._changing:
             self._delete(step, self._index.path(step))
 
-    def pin(self, step: int) -> None:
-        """Pin a step; see `CheckpointManager.pin`."""
+    def set_pinned(self, step: int, *, pinned: bool) -> None:
+        """Pin or unpin a step; see `CheckpointManager.pin`."""
         with self._changing:
-            self._index.pin(step)
-
-    def unpin(self, step: int) -> None:
-        """Unpin a step; see `CheckpointManager.unpin`."""
-        with self._changing:
-            self._index.unpin(step)
-
-    def note(self, message: str, cause: BaseException) -> None:
-        """Remember what has gone wrong."""
-        kind = StorageError if isinstance(cause, OSError) else CheckpointError
-        error = kind(message)
-        error.__cause__ = cause
-        with self._telling:
-            self._errors.append(error)
-
-    def error(self) -> CheckpointError | None:
-        """Return what has gone wrong since the last call: one error, others in its notes."""
-        with self._telling:
-            errors, self._errors = self._errors, []
-        for other in errors[1:]:
-            errors[0].add_note(f"Also: {other}")
-        return errors[0] if errors else None
+            (self._index.pin if pinned else self._index.unpin)(step)
 
     def wait(self) -> None:
-        """Wait for the other thread; several may wait."""
+        """Wait for the deletions in the background; several threads may wait."""
         wait(list(self._running.values()))
 
-    def make_way(self, path: Path) -> None:
-        """Before a save, wait until nothing is removed where it writes, as may be in a store."""
+    def await_deletion(self, path: Path) -> None:
+        """Wait until nothing is being deleted at a path, as may be in a store, before a save."""
         with self._changing:
             running = self._running.get(path)
             if running is not None:
                 wait([running])
-            self._aside.pop(path, None)  # if that has failed, the save clears the place itself
+            self._tombstones.pop(path, None)  # if that has failed, the save deletes it itself
 
     def close(self) -> None:
-        """Give up the thread; deletions are then done at once."""
+        """Release the thread; deletions then happen at once."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -163,15 +142,15 @@ class StepKeeper:
                 self._drop(path / item, f"item {item!r} of step {step.step}")
             self._index.add(step.step, path)
         except StepNotFoundError:
-            pass  # somebody else was faster
+            pass  # another process was faster
         except Exception as error:  # noqa: BLE001 - the next one may be deleted all the same
-            self.note(f"Deleting step {step.step} failed: {error}", error)
+            self._record_error(f"Deleting step {step.step} failed: {error}", error)
 
     def _delete(self, step: int, path: Path) -> None:
-        aside = self._put_aside(path, f"step {step}")
-        if aside is not None or not path.exists():
+        tombstone = self._tombstone(path, f"step {step}")
+        if tombstone is not None or not path.exists():
             self._index.remove(step)
-        self._remove(aside)
+        self._remove(tombstone)
 
     def _drop(self, item: Path, what: str) -> None:
         try:
@@ -179,39 +158,39 @@ class StepKeeper:
         except OSError as error:
             self._note_failed(what, item, error)
         else:
-            self._remove(self._put_aside(item, what))
+            self._remove(self._tombstone(item, what))
 
-    def _put_aside(self, path: Path, what: str) -> Path | None:
+    def _tombstone(self, path: Path, what: str) -> Path | None:
         try:
-            aside = self._deleter.put_aside(path)
+            tombstone = self._deleter.tombstone(path)
         except OSError as error:
             self._note_failed(what, path, error)
             return None
-        if aside is not None:
-            self._aside[aside] = (path, what)
-        return aside
+        if tombstone is not None:
+            self._tombstones[tombstone] = (path, what)
+        return tombstone
 
-    def _remove(self, aside: Path | None) -> None:
-        if aside is None:
+    def _remove(self, tombstone: Path | None) -> None:
+        if tombstone is None:
             return
         if self._pool is None:
-            self._finish(aside)
+            self._remove_now(tombstone)
             return
         running = list(self._running.items())
         self._running = {path: future for path, future in running if not future.done()}
-        self._running[aside] = self._pool.submit(self._finish, aside)
+        self._running[tombstone] = self._pool.submit(self._remove_now, tombstone)
 
-    def _finish(self, aside: Path) -> None:
-        found = self._aside.pop(aside, None)
+    def _remove_now(self, tombstone: Path) -> None:
+        found = self._tombstones.pop(tombstone, None)
         if found is None:
             return  # another thread is removing it
         path, what = found
         try:
-            self._deleter.remove(aside, path)
-        except Exception as error:  # noqa: BLE001 - told by `error`: nobody waits for a result
-            self._aside[aside] = (path, what)
+            self._deleter.remove(tombstone, path)
+        except Exception as error:  # noqa: BLE001 - recorded: nobody waits for a result
+            self._tombstones[tombstone] = (path, what)
             self._note_failed(what, path, error)
 
     def _note_failed(self, what: str, path: Path, error: Exception) -> None:
         advice = "Check the permissions there, or delete it yourself."
-        self.note(f"Deleting {what} ({path}) failed: {error}. {advice}", error)
+        self._record_error(f"Deleting {what} ({path}) failed: {error}. {advice}", error)

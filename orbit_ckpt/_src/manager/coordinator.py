@@ -1,0 +1,298 @@
+"""Decisions that the processes of a run share: the primary one decides and broadcasts.
+
+All processes call the same methods of a manager in the same order. Each call that depends on the
+clock, on a listing or on background work is a round, numbered from 1. In most rounds the others
+only wait for the decision of the primary process, which itself waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import msgspec.msgpack
+from msgspec import Struct
+
+from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
+from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
+from orbit_ckpt._src.runtime.process import NOBODY_ELSE, Operation, Process, ProcessGroup
+
+T = TypeVar("T")
+
+_MAX_TEXT = 10_000
+"""Characters of an error that is sent to the other processes."""
+
+_DISCARD_EVERY = 64
+"""How many rounds are discarded at once."""
+
+
+class ProcessStatus(Struct, frozen=True):
+    """What a process posts for the primary one.
+
+    Attributes:
+        rounds: How many rounds it has joined.
+        is_ending: Whether a signal has announced its end.
+        seconds: How many seconds after the signal it ends, None if unknown.
+        failed: Why it joins no further round, None if it does.
+    """
+
+    rounds: int = 0
+    is_ending: bool = False
+    seconds: float | None = None
+    failed: str | None = None
+
+
+class RunCoordinator:
+    """The processes of one run; with one process nothing is sent and nobody waits."""
+
+    def __init__(self, group: ProcessGroup, name: str, timeout_s: float) -> None:
+        """Wait until all processes have opened the run.
+
+        Args:
+            group: The processes.
+            name: The run.
+            timeout_s: Most seconds to wait for others in each round.
+
+        Raises:
+            ProcessTimeoutError: A process has not opened it in time.
+        """
+        self._process = group.process
+        self._names = group.names
+        self._name = name
+        self._in_round = ForkSafeLock()
+        self._rounds = 0
+        self._discarded = 0
+        self._status = ProcessStatus()
+        self._statuses: list[ProcessStatus] = []
+        self._ends: dict[int, float | None] = {}
+        self._has_left = False
+        self._left_by = "close()"
+        self._operation: Operation = NOBODY_ELSE
+        reset_in_child(self)
+        try:
+            self._operation = group.join(name, timeout_s)
+            self._operation.barrier("opened")
+        except BaseException as error:  # raised again once the others know
+            self.leave(error)
+            raise
+
+    def after_fork_in_child(self) -> None:
+        """Leave: a child is none of the processes of the run."""
+        if not self.is_alone:
+            self._has_left = True
+            self._left_by = "a fork"
+            self._operation = NOBODY_ELSE
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is only one process."""
+        return self._process.is_alone
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this process waits for no other, or for no other any more."""
+        return self.is_alone or self._has_left
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this process decides."""
+        return self._process.is_primary
+
+    @property
+    def names(self) -> list[int]:
+        """The numbers of the processes in messages, in their order."""
+        return list(self._names)
+
+    @contextlib.contextmanager
+    def round(self, call: str) -> Generator[Round]:
+        """Join the next round; an exception inside is reported to the other processes.
+
+        Args:
+            call: The method called, the same on all processes.
+        """
+        if self.has_left:
+            yield Round(NOBODY_ELSE, Process(), "", call, self._check_same_call)
+            return
+        with self._in_round:
+            self._rounds += 1
+            name = _round_name(self._rounds)
+            try:
+                self._operation.doing(f"calling {call}")
+                self._read_statuses()
+                yield Round(self._operation, self._process, name, call, self._check_same_call)
+            except BaseException as error:  # raised again once the others know
+                with contextlib.suppress(CheckpointError):  # the store itself is gone
+                    self._operation.fail(error, [name])
+                raise
+            if self._rounds % _DISCARD_EVERY == 0:
+                self._discard_rounds()
+
+    def decide(self, call: str, make: Callable[[], T], kind: Any) -> T:
+        """Return the decision of the primary process, which waits for nobody.
+
+        Args:
+            call: The method called, the same on all processes.
+            make: Makes the decision; called on the primary process only.
+            kind: Type of the decision, which msgspec can encode.
+
+        Raises:
+            CheckpointError: There are other processes, and this one has left.
+        """
+        if not self.is_alone:
+            self.check_open(call)
+        with self.round(call) as current:
+            return current.broadcast(make, kind)
+
+    def check_open(self, call: str) -> None:
+        """Check that this process may still change the run.
+
+        Args:
+            call: The method called.
+
+        Raises:
+            CheckpointError: It has left.
+        """
+        if self._has_left:
+            where = "" if self.is_alone else ", on all of its processes"
+            raise CheckpointError(
+                f"{self._name}: {call} after {self._left_by}: this manager decides and changes "
+                f"nothing any more. Open the run again{where}."
+            )
+
+    def post_ending(self, seconds: float | None) -> None:
+        """Let the primary process know, once, that this one is about to end.
+
+        Args:
+            seconds: In how many seconds, None if unknown.
+        """
+        if not self._has_left and not self._status.is_ending:
+            self._post(ProcessStatus(self._rounds, is_ending=True, seconds=seconds))
+
+    def endings(self) -> list[float | None]:
+        """Return in how many seconds the processes end that have posted it; None if unknown."""
+        now = time.monotonic()
+        return [None if end is None else end - now for end in self._ends.values()]
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Join no further round.
+
+        Args:
+            error: Why, unless the run ends; it is raised on the others in their next round.
+        """
+        if self._has_left:
+            return
+        self._has_left = True
+        with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+            if error is not None:
+                self._operation.fail(error, ["opened", _round_name(self._rounds + 1)])
+                text = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+                self._post(msgspec.structs.replace(self._status, failed=text))
+            self._operation.leave()
+
+    def _check_same_call(self, mine: str, other: str, process: int) -> None:
+        """Check that another process calls the same method.
+
+        Raises:
+            CheckpointError: It does not.
+        """
+        if mine != other:
+            me = self._names[self._process.index]
+            raise CheckpointError(
+                f"{self._name}: process {me} calls {mine} where process {self._names[process]} "
+                f"calls {other}. Call the same methods of a manager, in the same order, on all "
+                "processes."
+            )
+
+    def _post(self, status: ProcessStatus) -> None:
+        self._status = status
+        self._operation.tell(msgspec.msgpack.encode(status))
+
+    def _read_statuses(self) -> None:
+        """Read what the other processes have posted, on the primary process.
+
+        Raises:
+            ProcessFailedError: One of them has left because of an error.
+        """
+        if not self.is_primary:
+            return
+        posted = self._operation.told()
+        self._statuses = [msgspec.msgpack.decode(p, type=ProcessStatus) for p in posted.values()]
+        for index, status in zip(posted, self._statuses, strict=True):
+            if status.is_ending and index not in self._ends:
+                seconds = status.seconds
+                self._ends[index] = None if seconds is None else time.monotonic() + seconds
+            if status.failed is not None:
+                name = self._names[index]
+                text = f"{self._name}: process {name} has left the run: {status.failed}"
+                raise ProcessFailedError(text, process=name)
+
+    def _discard_rounds(self) -> None:
+        """Delete the keys of rounds that all processes have joined."""
+        self._post(msgspec.structs.replace(self._status, rounds=self._rounds))
+        if self.is_primary and len(self._statuses) == self._process.count:
+            blocks = min(status.rounds for status in self._statuses) // _DISCARD_EVERY
+            for block in range(self._discarded, blocks):
+                self._operation.forget(f"rounds-{block}")
+            self._discarded = blocks
+
+
+class Round:
+    """One round, seen from a process that has joined it."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        process: Process,
+        name: str,
+        call: str,
+        check_same_call: Callable[[str, str, int], None],
+    ) -> None:
+        self._operation = operation
+        self._process = process
+        self._name = name
+        self._call = call
+        self._check_same_call = check_same_call
+
+    def gather(self, value: bytes = b"") -> list[bytes]:
+        """Wait for all; return their values on the primary process, nothing on the others.
+
+        Raises:
+            CheckpointError: The processes do not call the same method.
+            ProcessFailedError: A process has failed.
+            ProcessTimeoutError: A process has not come in time.
+        """
+        gathered = self._operation.gather(self._name, msgspec.msgpack.encode((self._call, value)))
+        values: list[bytes] = []
+        for index, data in enumerate(gathered):
+            call, theirs = msgspec.msgpack.decode(data, type=tuple[str, bytes])
+            self._check_same_call(self._call, call, index)
+            values.append(theirs)
+        return values
+
+    def broadcast(self, make: Callable[[], T], kind: Any) -> T:
+        """Return what the primary process makes.
+
+        Args:
+            make: Called on the primary process only.
+            kind: Type of what it returns, which msgspec can encode.
+
+        Raises:
+            CheckpointError: The processes do not call the same method.
+            ProcessFailedError: A process has failed.
+            ProcessTimeoutError: The primary process has not come in time.
+        """
+        if self._process.is_primary:
+            made = make()
+            if not self._process.is_alone:
+                self._operation.broadcast(self._name, msgspec.msgpack.encode((self._call, made)))
+            return made
+        data = self._operation.broadcast(self._name, None)
+        call, value = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
+        self._check_same_call(self._call, call, self._process.primary)
+        return msgspec.msgpack.decode(value, type=kind)
+
+
+def _round_name(number: int) -> str:
+    return f"rounds-{(number - 1) // _DISCARD_EVERY}/{number}"

@@ -1,0 +1,231 @@
+"""The steps of a run: which exist, which are kept, and which are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from orbit_ckpt._src.checkpointer.options import AtomicityOptions
+from orbit_ckpt._src.errors import CheckpointError, StorageError
+from orbit_ckpt._src.formats.orbax_layout import is_tree
+from orbit_ckpt._src.manager.coordinator import RunCoordinator
+from orbit_ckpt._src.manager.deletion import StepDeleter
+from orbit_ckpt._src.manager.garbage_collection import StepCollector
+from orbit_ckpt._src.manager.index import StepIndex
+from orbit_ckpt._src.manager.options import CheckpointManagerOptions
+from orbit_ckpt._src.manager.retention import RetentionPlan
+from orbit_ckpt._src.manager.root_metadata import open_root
+from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
+from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
+
+
+class DeferredErrors:
+    """Errors of background work, each of which a later call raises once on every process.
+
+    An error is recorded on the primary process, broadcast with the next update, and then raised. A
+    process without others raises it at once.
+    """
+
+    def __init__(self, *, is_broadcast: bool) -> None:
+        """Make it.
+
+        Args:
+            is_broadcast: Whether there are other processes.
+        """
+        self._is_broadcast = is_broadcast
+        self._lock = ForkSafeLock()
+        self._recorded: list[CheckpointError] = []
+        self._sending: list[CheckpointError] = []
+        self._ready: list[CheckpointError] = []
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the errors, which are the parent's."""
+        self._recorded = []
+        self._sending = []
+        self._ready = []
+
+    def record(self, message: str, cause: BaseException) -> None:
+        """Record what has failed."""
+        kind = StorageError if isinstance(cause, OSError) else CheckpointError
+        error = kind(message)
+        error.__cause__ = cause
+        with self._lock:
+            (self._recorded if self._is_broadcast else self._ready).append(error)
+
+    def add_to(self, update: IndexUpdate) -> IndexUpdate:
+        """Return an update with the recorded errors, which are kept until it is delivered."""
+        with self._lock:
+            self._sending += self._recorded
+            self._recorded = []
+        if not self._sending:
+            return update
+        is_storage = any(isinstance(error, StorageError) for error in self._sending)
+        problem = "\n".join(map(str, self._sending))
+        return structs.replace(update, problem=problem, is_storage=is_storage)
+
+    def deliver(self, update: IndexUpdate) -> None:
+        """Make the errors of an update, which all processes have now, ready to be raised."""
+        if update.problem is None:
+            return
+        kind = StorageError if update.is_storage else CheckpointError
+        with self._lock:
+            self._sending = []
+            self._ready.append(kind(update.problem))
+
+    def pop(self) -> CheckpointError | None:
+        """Return what has failed since the last call: one error, with the others in its notes."""
+        with self._lock:
+            errors, self._ready = self._ready, []
+        for other in errors[1:]:
+            errors[0].add_note(f"Also: {other}")
+        return errors[0] if errors else None
+
+    def raise_any(self) -> None:
+        """Raise what has failed since the last call."""
+        error = self.pop()
+        if error is not None:
+            raise error
+
+    def attach_to(self, error: BaseException) -> None:
+        """Note what has failed since the last call on an error that is raised anyway."""
+        other = self.pop()
+        if other is not None:
+            error.add_note(str(other))
+
+
+class StepStore:
+    """The steps of a run, the rules that keep them, and the deletion of the others.
+
+    Attributes:
+        shared: The steps as all processes see them.
+        errors: Errors of deletions, to be raised later.
+    """
+
+    def __init__(
+        self, root: Path, coordinator: RunCoordinator, options: CheckpointManagerOptions
+    ) -> None:
+        """Make a store of steps, which lists none before `open`.
+
+        Args:
+            root: The run's directory.
+            coordinator: The processes.
+            options: What to keep, and how steps are named and deleted.
+
+        Raises:
+            ValueError: The options cannot be followed in an object store.
+        """
+        self._root = root
+        self._coordinator = coordinator
+        self._options = options
+        rules = options.retention()
+        self._deleter = StepDeleter(
+            root, options.step_names(), todelete_subdir=options.todelete_subdir
+        )
+        index = StepIndex(
+            root,
+            options.step_names(),
+            source=options.metrics_source,
+            needs_marker=(options.atomicity_options or AtomicityOptions()).needs_marker,
+            reads=False,
+        )
+        self.shared = SharedIndex(coordinator, index)
+        self.errors = DeferredErrors(is_broadcast=not coordinator.is_alone)
+        self._collector = StepCollector(
+            self.shared.own,
+            rules,
+            self._deleter,
+            self.errors.record,
+            in_background=options.enable_background_delete,
+        )
+
+    def open(self, metadata: Mapping[str, object] | None) -> None:
+        """Open the run: create it, clean up after crashed processes, list its steps.
+
+        The primary process does that, and the others wait for it.
+
+        Args:
+            metadata: A JSON object to keep with the run.
+
+        Raises:
+            StorageError: The directory cannot be made or read.
+            ValueError: It is a checkpoint.
+            ProcessFailedError: The primary process has failed.
+        """
+
+        def read() -> IndexUpdate:
+            open_root(self._root, metadata, self._options)
+            if not self._options.read_only:
+                self._deleter.sweep(everything=self._options.cleanup_tmp_directories)
+            self.shared.reload()
+            if not self.shared.own.steps() and is_tree(self._root):
+                raise ValueError(
+                    f"directory: {self._root} is a checkpoint, not a run of them. Give the run's "
+                    "directory; read this checkpoint with load(path), or with a Checkpointer."
+                )
+            return self.pending_update()
+
+        self.apply_update(self._coordinator.decide("CheckpointManager()", read, IndexUpdate))
+
+    @property
+    def view(self) -> StepIndex:
+        """The steps as all processes see them."""
+        return self.shared.view
+
+    @property
+    def own(self) -> StepIndex:
+        """The steps as this process sees them, which may be ahead of the others."""
+        return self.shared.own
+
+    def pending_update(self, *, has_ended: bool = True) -> IndexUpdate:
+        """Return what the other processes do not know yet.
+
+        Args:
+            has_ended: Whether the pending save has.
+        """
+        update = self.shared.pending_update()
+        return self.errors.add_to(structs.replace(update, has_ended=has_ended))
+
+    def apply_update(self, update: IndexUpdate) -> None:
+        """Apply what the primary process has broadcast; its problems are raised later."""
+        self.shared.apply(update)
+        self.errors.deliver(update)
+
+    def commit(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
+        """List a step that is durable, then delete what it makes superfluous."""
+        try:
+            self.own.add(step, path, metrics)
+        except OSError as error:
+            what = f"Step {step} is saved but not listed: {error}. Call reload()."
+            self.errors.record(what, error)
+        self._collector.collect(just_saved=step)
+
+    def await_deletion(self, path: Path) -> None:
+        """Wait until nothing is being deleted at a path that a save is about to write."""
+        self._collector.await_deletion(path)
+
+    def wait(self) -> None:
+        """Wait for all deletions."""
+        self._collector.wait()
+
+    def plan(self) -> RetentionPlan:
+        """Return what would be kept and deleted now, and why."""
+        return self._collector.plan()
+
+    def delete(self, step: int) -> None:
+        """Delete a step, pinned or not.
+
+        Raises:
+            StepNotFoundError: There is no such step.
+        """
+        self._collector.delete(step)
+
+    def set_pinned(self, step: int, *, pinned: bool) -> None:
+        """Pin or unpin a step; see `CheckpointManager.pin`."""
+        self._collector.set_pinned(step, pinned=pinned)
+
+    def close(self) -> None:
+        """Release the thread; deletions then happen at once."""
+        self._collector.close()

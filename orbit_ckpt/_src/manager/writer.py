@@ -1,0 +1,371 @@
+"""Decide which steps of a run are saved, and save them one after the other."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NoReturn
+
+from msgspec import Struct
+
+from orbit_ckpt._src.checkpointer.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    MultiprocessingOptions,
+    SessionOptions,
+)
+from orbit_ckpt._src.checkpointer.pending_save import PendingSave, attach_cleanup_errors
+from orbit_ckpt._src.checkpointer.saving import (
+    SaveHandle,
+    SaveRequest,
+    begin_save,
+    decline_save,
+    save_now,
+)
+from orbit_ckpt._src.errors import (
+    BackgroundSaveError,
+    CheckpointExistsError,
+    ProcessFailedError,
+    ProcessTimeoutError,
+    StepAlreadyExistsError,
+)
+from orbit_ckpt._src.items.composite import Composite, CompositeHandler
+from orbit_ckpt._src.manager.coordinator import Round, RunCoordinator
+from orbit_ckpt._src.manager.options import CheckpointManagerOptions
+from orbit_ckpt._src.manager.preemption import PreemptionWatch
+from orbit_ckpt._src.manager.save_policies import (
+    DecisionContext,
+    PreemptionCheckpointingPolicy,
+    SaveDecision,
+    decide,
+)
+from orbit_ckpt._src.manager.shared_index import IndexUpdate
+from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.manager.step_store import StepStore
+from orbit_ckpt._src.metadata.step_details import StepDetails
+
+_logger = logging.getLogger(__name__)
+
+_step_of: Callable[[StepInfo], int] = operator.attrgetter("step")
+
+
+class StepDecision(Struct, frozen=True):
+    """What happens to a step that a training has reached, the same on all processes.
+
+    Attributes:
+        save: Whether it is saved.
+        temporary: Whether it is kept only until the next one is durable.
+        exists: Whether it is listed or being saved already.
+        is_ending: Whether a signal has announced the end of the job.
+        seconds: In how many seconds it ends, None if unknown.
+        update: What else has changed.
+    """
+
+    save: bool = False
+    temporary: bool = False
+    exists: bool = False
+    is_ending: bool = False
+    seconds: float | None = None
+    update: IndexUpdate = IndexUpdate()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One step to save.
+
+    Attributes:
+        step: Its number.
+        path: Its directory.
+        items: Arguments of its items.
+        decision: How it is saved.
+        metrics: Its metrics, None for those among the items.
+        custom_metadata: A JSON object to keep with it.
+    """
+
+    step: int
+    path: Path
+    items: Composite
+    decision: StepDecision
+    metrics: Mapping[str, object] | None = None
+    custom_metadata: Mapping[str, object] | None = None
+
+
+class StepWriter:
+    """Saves steps; durable steps are listed, and those they make superfluous deleted.
+
+    Attributes:
+        watch: Notices signals that announce the end of the job.
+        blocked: How long the last save blocked its caller, None before the first one.
+    """
+
+    def __init__(
+        self,
+        coordinator: RunCoordinator,
+        handler: CompositeHandler,
+        store: StepStore,
+        options: CheckpointManagerOptions,
+    ) -> None:
+        """Make a writer.
+
+        Args:
+            coordinator: The processes of the run.
+            handler: Writes the items.
+            store: The steps of the run.
+            options: When to save, and how.
+        """
+        self.watch = PreemptionWatch()
+        self.blocked: timedelta | None = None
+        self._coordinator = coordinator
+        self._handler = handler
+        self._store = store
+        self._options = options
+        self._async = options.async_options or AsyncOptions()
+        self._session = _session_options(options, self._async)
+        self._policy = options.decision_policy()
+        self._pending = PendingSave(self._async.timeout_secs)
+        self._started = datetime.now(tz=UTC)
+
+    def decide(self, step: int, call: str, *, force: bool = False) -> StepDecision:
+        """Return what happens to a step.
+
+        Args:
+            step: Its number.
+            call: The method called, the same on all processes.
+            force: Whether to save it whatever the policies say.
+
+        Raises:
+            CheckpointError: The manager is closed.
+        """
+        self._coordinator.check_open(call)
+        is_preempted = self._post_ending(step)
+        decision = self._coordinator.decide(
+            call, lambda: self._decide(step, is_preempted, force=force), StepDecision
+        )
+        self._store.apply_update(decision.update)
+        return decision
+
+    def reached_preemption(self, step: int, call: str) -> bool:
+        """Return whether the job is about to end; see `decide` for the arguments."""
+        is_preempted = self._post_ending(step)
+        return self._coordinator.decide(call, lambda: is_preempted or bool(self._endings()), bool)
+
+    def _post_ending(self, step: int) -> bool:
+        """Let the primary process know of a signal; return whether JAX's service knows of one."""
+        if self.watch.received and not self._coordinator.is_primary:
+            self._coordinator.post_ending(self.watch.seconds_left)
+        return self.watch.service_says(step)
+
+    def _endings(self) -> list[float | None]:
+        """Return in how many seconds the processes end that have received a signal."""
+        mine = [self.watch.seconds_left] if self.watch.received else []
+        return [*self._coordinator.endings(), *mine]
+
+    def _decide(self, step: int, is_preempted: bool, *, force: bool) -> StepDecision:
+        """Decide for all processes."""
+        endings = self._endings()
+        decision = self._ask_policies(step, is_preempted, is_ending=bool(endings))
+        return StepDecision(
+            save=not self._options.read_only and (force or bool(decision)),
+            temporary=decision.temporary and not force,
+            exists=step == self._pending.step or step in self._store.own,
+            is_ending=bool(endings),
+            seconds=min((seconds for seconds in endings if seconds is not None), default=None),
+            update=self.pending_update(),
+        )
+
+    def _ask_policies(self, step: int, is_preempted: bool, *, is_ending: bool) -> SaveDecision:
+        running = self._pending.step  # before the others, which it may join a moment later
+        infos = self._store.own.infos()
+        now = datetime.now(tz=UTC)
+        if step == 0:
+            self._started = now  # what came before, a compilation for example, is not training
+        if running is not None:
+            place = bisect_left(infos, running, key=_step_of)
+            if place == len(infos) or infos[place].step != running:
+                infos.insert(place, StepInfo(running, now))
+        if infos and infos[-1].step >= step:
+            return SaveDecision()
+        if is_ending:  # whatever the policies say
+            return SaveDecision((PreemptionCheckpointingPolicy(),))
+        checks_running = self._options.enable_should_save_is_saving_in_progress_check
+        context = DecisionContext(
+            is_saving_in_progress=checks_running and self.is_running(),
+            reached_preemption=is_preempted,
+            started=self._started,
+            blocked=self.blocked,
+        )
+        return decide(self._policy, StepInfo(step, now), infos, context=context)
+
+    def pending_update(self) -> IndexUpdate:
+        """Return what the other processes do not know yet."""
+        has_ended = not self._pending.is_running()  # before the steps, which it may join
+        return self._store.pending_update(has_ended=has_ended)
+
+    def save(self, request: StepRequest) -> None:
+        """Begin to save a step once the one before has ended.
+
+        Raises:
+            StepAlreadyExistsError: Another program has saved it.
+            BackgroundSaveError: The save before has failed; this one is in progress.
+            StorageError: An old step could not be deleted; this save is in progress.
+            TimeoutError: The process is about to end and a save did not end before that.
+            CheckpointError: What handlers raise; nothing was left behind.
+        """
+        began = time.monotonic()
+        try:
+            if self._saves_at_once(request.decision):
+                with self._end_of_save(request.step) as end:
+                    self._begin_after_pending(request)
+                    end.gather()
+                    update = end.broadcast(self.pending_update, IndexUpdate)
+                self._store.apply_update(update)
+            else:
+                self._begin_after_pending(request)
+        except BackgroundSaveError as error:
+            self._store.errors.attach_to(error)
+            raise
+        except CheckpointExistsError as error:
+            raise StepAlreadyExistsError(str(error)) from error
+        finally:
+            self.blocked = timedelta(seconds=time.monotonic() - began)
+        self._store.errors.raise_any()
+
+    def decline(self, step: int, path: Path, decision: StepDecision, error: Exception) -> NoReturn:
+        """Let the others know that this process will not save a step, and why; raise that."""
+        # all join the same rounds, also those that have nothing to save
+        at_end = self._end_of_save(step) if self._saves_at_once(decision) else nullcontext()
+        with at_end:
+            decline_save(path, error, self._session)
+            raise error
+
+    def _end_of_save(self, step: int) -> AbstractContextManager[Round]:
+        return self._coordinator.round(f"end of save({step})")
+
+    def _saves_at_once(self, decision: StepDecision) -> bool:
+        return decision.is_ending or not self._options.enable_async_checkpointing
+
+    def _begin_after_pending(self, request: StepRequest) -> None:
+        """Wait for the pending save, then begin.
+
+        All processes of a save join its session. A process whose pending save does not end in time
+        never gets there, so it declines: the others would wait for it until their deadline.
+        """
+        seconds = request.decision.seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
+        has_begun = False
+
+        def begin() -> SaveHandle | None:
+            nonlocal has_begun
+            has_begun = True
+            return self._begin(request)
+
+        try:
+            self._pending.begin(begin, deadline=deadline)
+        except TimeoutError as error:
+            if not has_begun:
+                decline_save(request.path, error, self._session)
+            raise
+
+    def is_running(self) -> bool:
+        """Whether a background save is in progress."""
+        return self._pending.is_running()
+
+    def wait(self) -> None:
+        """Wait for the pending save without raising its error."""
+        self._pending.wait()
+
+    def check(self) -> None:
+        """Raise what has failed, without waiting; see `CheckpointManager.check_for_errors`."""
+        with self._coordinator.round("check_for_errors()") as current:
+            update = current.broadcast(self.pending_update, IndexUpdate)
+        self._store.apply_update(update)
+        self.raise_failed(has_ended=update.has_ended)
+
+    def raise_failed(self, *, has_ended: bool) -> None:
+        """Raise what has failed.
+
+        Args:
+            has_ended: Whether the pending save has ended on the primary process; it is about to
+                end on this one.
+        """
+        if has_ended:
+            self._finish_pending(inherited=False)
+        self._store.errors.raise_any()
+
+    def finish(self, *, inherited: bool = True) -> None:
+        """Wait for everything; see `CheckpointManager.wait_until_finished`.
+
+        Args:
+            inherited: As for `PendingSave.finish`.
+        """
+        with self._coordinator.round("wait_until_finished()") as current:
+            self._pending.wait()
+            self._store.wait()
+            # the error of the save says more than which process does not come here
+            if not (self._coordinator.is_primary and self._pending.has_failed()):
+                current.gather()
+            update = current.broadcast(self.pending_update, IndexUpdate)
+        self._store.apply_update(update)
+        self._finish_pending(inherited=inherited)
+        self._store.wait()
+        self._store.errors.raise_any()
+
+    def _finish_pending(self, *, inherited: bool) -> None:
+        try:
+            self._pending.finish(inherited=inherited)
+        except BackgroundSaveError as error:
+            self._store.errors.attach_to(error)
+            raise
+
+    def close(self) -> None:
+        """Wait for everything as `finish` does, and release resources."""
+        self.watch.uninstall()
+        try:
+            self.finish(inherited=False)
+        except (ProcessFailedError, ProcessTimeoutError) as error:
+            if self.is_running():  # the others do not come; this save continues
+                _logger.warning("Waiting for a save in progress: %s", error)
+            with attach_cleanup_errors(error):
+                self._finish_pending(inherited=False)
+            raise
+        finally:
+            self._store.close()
+
+    def _begin(self, request: StepRequest) -> SaveHandle | None:
+        """Save a step in the background, or at once if asked for or if a signal has come."""
+        step, path, metrics = request.step, request.path, request.metrics
+        self._store.await_deletion(path)
+        save = SaveRequest(
+            path,
+            {"args": request.items},
+            overwrite=step in self._store.own.refused,
+            custom_metadata=request.custom_metadata,
+            step=step,
+            details=StepDetails(temporary=True) if request.decision.temporary else None,
+            when_done=lambda: self._committed(step, path, metrics),
+        )
+        if self._saves_at_once(request.decision) and request.decision.seconds is None:
+            save_now(self._handler, save, self._session)
+            return None
+        return begin_save(self._handler, save, self._session)
+
+    def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
+        if self._coordinator.is_primary:
+            self._store.commit(step, path, metrics)
+        if self._async.post_finalization_callback is not None:
+            self._async.post_finalization_callback()
+
+
+def _session_options(options: CheckpointManagerOptions, background: AsyncOptions) -> SessionOptions:
+    processes = options.multiprocessing_options or MultiprocessingOptions()
+    if options.enable_async_checkpointing:
+        processes = processes.in_background(background.timeout_secs)
+    atomicity = options.atomicity_options or AtomicityOptions()
+    return SessionOptions(options.file_options, atomicity, processes)
