@@ -101,7 +101,7 @@ def last_checkpoint():
     manager = ocp.CheckpointManager(root / "run")
     manager.save(1, tree)
     if "fail" in sys.argv:
-        ocp.storage.batch_write.DatabaseWriter = None
+        ocp._src.storage.batch_write.DatabaseWriter = None
         ocp.save_async(root / "failed", tree)
 
 def after_main():
