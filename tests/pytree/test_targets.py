@@ -716,7 +716,7 @@ def test_data_files_are_cut_at_the_size_given(tmp_path: Path) -> None:
 
 
 def test_size_of_data_files_must_not_be_negative() -> None:
-    with pytest.raises(ValueError, match="ocdbt_target_data_file_size must be >= 0"):
+    with pytest.raises(ValueError, match="ocdbt_target_data_file_size must be at least 0"):
         ocp.args.PyTreeSave({"a": GRID}, ocdbt_target_data_file_size=-1)
 
 

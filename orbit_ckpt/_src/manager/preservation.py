@@ -478,4 +478,4 @@ def _newest(kept: list[bool], count: int | None) -> list[bool]:
 
 def _check_mode(mode: str) -> None:
     if mode not in ("max", "min"):
-        raise ValueError(f"Unsupported `metric_mode` (mode): {mode}; use 'max' or 'min'")
+        raise ValueError(f"Unsupported `metric_mode`: {mode}; use 'max' or 'min'")
