@@ -5,44 +5,47 @@ from __future__ import annotations
 import threading
 import time
 
-from orbit_ckpt._src.runtime.meetings import KeyValueGroup
+from typing_extensions import override
+
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 
 
 def fake_processes(count: int) -> list[ProcessGroup]:
     """Return a process group as each of some processes would see it.
 
-    Use each in a thread of its own. What they do is what processes of `jax.distributed` do, except
-    that they meet in memory.
+    Use each in a thread of its own. They behave as processes of `jax.distributed` do, with a
+    store in memory.
     """
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     return [KeyValueGroup(store, Process(index, count)) for index in range(count)]
 
 
-class MemoryKeyValues:
+class MemoryKeyValueStore(KeyValueStore):
     """A key-value store in memory, shared by threads; behaves as JAX's does."""
 
+    @override
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._counters: dict[str, int] = {}
         self._changed = threading.Condition()
 
+    @override
     def put(self, key: str, value: bytes) -> None:
-        """See `KeyValues`."""
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
 
+    @override
     def put_new(self, key: str, value: bytes) -> bool:
-        """See `KeyValues`."""
         with self._changed:
             if key in self._values:
                 return False
             self.put(key, value)
             return True
 
+    @override
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """See `KeyValues`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while key not in self._values:
@@ -52,21 +55,21 @@ class MemoryKeyValues:
                 self._changed.wait(remaining)
             return self._values[key]
 
+    @override
     def list(self, folder: str) -> dict[str, bytes]:
-        """See `KeyValues`."""
         with self._changed:
             return {
                 k.removeprefix(folder): v for k, v in self._values.items() if k.startswith(folder)
             }
 
+    @override
     def add(self, key: str, amount: int) -> int:
-        """See `KeyValues`."""
         with self._changed:
             self._counters[key] = self._counters.get(key, 0) + amount
             return self._counters[key]
 
+    @override
     def delete(self, key: str) -> None:
-        """See `KeyValues`."""
         with self._changed:
             for held in (self._values, self._counters):
                 for name in [k for k in held if k == key or k.startswith(f"{key}/")]:
@@ -74,6 +77,6 @@ class MemoryKeyValues:
 
     @property
     def keys(self) -> set[str]:
-        """All keys that there are."""
+        """All keys."""
         with self._changed:
             return {*self._values, *self._counters}

@@ -9,8 +9,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.runtime.meetings import KeyValueGroup
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt.errors import (
     BackgroundSaveError,
@@ -19,7 +19,7 @@ from orbit_ckpt.errors import (
     ProcessFailedError,
     ProcessTimeoutError,
 )
-from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
+from orbit_ckpt.testing.fakes import MemoryKeyValueStore, fake_processes
 
 COUNT = 3
 LONG, SHORT = 20.0, 0.1
@@ -37,7 +37,7 @@ class Parts:
         group: ProcessGroup,
         failing: dict[int, str] | None = None,
         endless: int | None = None,
-        store: MemoryKeyValues | None = None,
+        store: MemoryKeyValueStore | None = None,
     ) -> None:
         self.index = group.process.index
         self.failing = (failing or {}).get(self.index)
@@ -64,9 +64,9 @@ class Parts:
         return Commit(write, finalize)
 
     @staticmethod
-    def others_are_there(store: MemoryKeyValues) -> bool:
-        texts = [store.get(key, 0) for key in store.keys if key.endswith("/doing/1")]
-        return b"writing" in texts and any(k.endswith("/came/written/2") for k in store.keys)
+    def others_are_there(store: MemoryKeyValueStore) -> bool:
+        texts = [store.get(key, 0) for key in store.keys if key.endswith("/phase/1")]
+        return b"writing" in texts and any(k.endswith("/arrived/written/2") for k in store.keys)
 
     def fail_at(self, phase: str) -> None:
         if self.failing == phase:
@@ -140,7 +140,7 @@ def test_failure_of_one_is_raised_on_all_and_leaves_nothing(
 
 
 @pytest.mark.slow
-class Failing(MemoryKeyValues):
+class Failing(MemoryKeyValueStore):
     """A service that is gone once processes tell of an error, or leave."""
 
     def put_new(self, key: str, value: bytes) -> bool:
@@ -175,7 +175,7 @@ def test_failure_stops_those_that_write(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_process_that_writes_for_too_long_is_named(tmp_path: Path, background: bool) -> None:
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
 
     def save(index: int) -> None:
         group = KeyValueGroup(store, Process(index, COUNT))

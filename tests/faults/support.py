@@ -170,28 +170,28 @@ def replaced(directory: Path, contents: dict[str, bytes | None]) -> Iterator[Non
         (directory / name).write_bytes(data)
 
 
-Operation = Callable[..., object]
+Rendezvous = Callable[..., object]
 
 
 @contextmanager
 def before_every_write(
     act: Callable[[str], None], *, deletions: bool = False, data: bool = False
 ) -> Iterator[None]:
-    """Call a function before every operation that changes the file system, with its name.
+    """Call a function before every rendezvous that changes the file system, with its name.
 
     TensorStore writes from C++; those writes are not seen.
 
     Args:
-        act: Called with the name of the operation; what it raises, the operation raises.
+        act: Called with the name of the rendezvous; what it raises, the rendezvous raises.
         deletions: Whether to call it before files and directories are removed, too.
         data: Whether to call it before data are written into a file, too.
     """
 
-    def watched(name: str, operation: Operation, changes: Callable[..., bool]) -> Operation:
+    def watched(name: str, rendezvous: Rendezvous, changes: Callable[..., bool]) -> Rendezvous:
         def call(*args: object, **kwargs: object) -> object:
             if changes(*args):
                 act(name)
-            return operation(*args, **kwargs)
+            return rendezvous(*args, **kwargs)
 
         return call
 
@@ -237,10 +237,10 @@ class Refusal:
         self.code = code
         self.seen: list[str] = []
 
-    def __call__(self, operation: str) -> None:
-        self.seen.append(operation)
+    def __call__(self, rendezvous: str) -> None:
+        self.seen.append(rendezvous)
         if len(self.seen) == self.nth:
-            raise OSError(self.code, os.strerror(self.code), operation)
+            raise OSError(self.code, os.strerror(self.code), rendezvous)
 
     @property
     def happened(self) -> bool:

@@ -18,8 +18,8 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.session import SaveSession
 from orbit_ckpt._src.manager import coordinator, deletion, writer
-from orbit_ckpt._src.runtime.meetings import KeyValueGroup
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
+from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
 from orbit_ckpt.errors import (
     BackgroundSaveError,
@@ -32,7 +32,7 @@ from orbit_ckpt.errors import (
     StorageError,
 )
 from orbit_ckpt.policies import TimeIntervalPolicy
-from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
+from orbit_ckpt.testing.fakes import MemoryKeyValueStore, fake_processes
 
 COUNT = 3
 LONG, SHORT = 30.0, 0.1
@@ -84,7 +84,7 @@ class Run:
 
 def hurry(manager: Manager) -> None:
     """Let a process wait for the others for a short time only, now that all have come so far."""
-    manager._coordinator._operation._timeout_s = SHORT  # pyright: ignore[reportAttributeAccessIssue] - not of all operations
+    manager._coordinator._rendezvous._timeout_s = SHORT  # pyright: ignore[reportAttributeAccessIssue] - not of all operations
 
 
 def tree(step: int) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def test_what_one_process_cannot_save_fails_on_all_at_once(
 def test_a_second_attempt_is_not_taken_for_the_first_by_those_that_are_slow(
     tmp_path: Path,
 ) -> None:
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     groups = [KeyValueGroup(store, Process(index, COUNT)) for index in range(COUNT)]
     run = Run(tmp_path / "run", groups)
     run.open()
@@ -484,7 +484,7 @@ def test_processes_that_call_different_methods_are_told_so(run: Run) -> None:
 
 
 def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     groups = [KeyValueGroup(store, Process(index, COUNT)) for index in range(COUNT)]
     run = Run(tmp_path / "run", groups)
     run.open()
@@ -492,7 +492,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
 
     def ask(index: int) -> Any:
         if index == 0:
-            while not any("came/rounds" in k and k.endswith("/2") for k in store.keys):
+            while not any("arrived/rounds" in k and k.endswith("/2") for k in store.keys):
                 time.sleep(0.001)
         return run.managers[index].wait_until_finished() if index != 1 else None
 
@@ -565,7 +565,7 @@ def test_a_run_that_one_process_cannot_open_is_opened_by_none(run: Run, tmp_path
 
 
 def test_little_is_left_in_the_store(tmp_path: Path) -> None:
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     groups = [KeyValueGroup(store, Process(index, 2)) for index in range(2)]
     run = Run(tmp_path / "run", groups)
     run.open(save_interval_steps=1000)
@@ -577,7 +577,7 @@ def test_little_is_left_in_the_store(tmp_path: Path) -> None:
 
 
 def test_another_process_than_the_first_may_be_primary(tmp_path: Path) -> None:
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     groups = [
         KeyValueGroup(store, Process(index, COUNT, primary=2), names=[1, 3, 5])
         for index in range(COUNT)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.runtime.agreement import agree
+from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.path import resolve_path
@@ -207,7 +207,7 @@ def unreadable(directory: Path) -> None:
                 assert "the disk is on fire" in str(error)
             check_tree(checkpointer.restore(path), make_shardings(make_mesh()))
 
-    late = functools.partial(agree, "something", range(2), timeout_s=SHORT_S)
+    late = functools.partial(barrier_or_fail, "something", range(2), timeout_s=SHORT_S)
     if index == 0:  # the other one never comes
         error = raised_by(late)
         assert isinstance(error, ProcessTimeoutError), error

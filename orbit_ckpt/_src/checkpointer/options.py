@@ -13,7 +13,7 @@ from orbit_ckpt._src.runtime.checks import (
     check_steps,
     check_type,
 )
-from orbit_ckpt._src.runtime.coordination import default_group
+from orbit_ckpt._src.runtime.jax_process_group import default_group
 from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.unused import warn_set

@@ -192,7 +192,7 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
     session = _open(request, options)
 
     async def both_phases() -> Commit:
-        session.doing("staging")
+        session.set_phase("staging")
         commit = await stage_item(handler, session.directory, request.args, copy=False)
         await session.write(commit)
         return commit
@@ -221,7 +221,7 @@ def begin_save(
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE), acting_as(session.process):
             stack.enter_context(session)
-            session.doing("staging")
+            session.set_phase("staging")
             commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
         opened = stack.pop_all()
 

@@ -23,8 +23,8 @@ from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.loop import run_checked
-from orbit_ckpt._src.runtime.meetings import pace
-from orbit_ckpt._src.runtime.process import NOBODY_ELSE, Operation, Process
+from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, Rendezvous
+from orbit_ckpt._src.runtime.rendezvous import pace
 from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode
 from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
 from orbit_ckpt._src.storage.object_commit import ObjectDirectory
@@ -85,12 +85,12 @@ class SaveSession:
         self._group = options.multiprocessing.find_group()
         self._timeout_s = options.multiprocessing.timeout_s
         self._pending = list(Barrier)
-        self._operation: Operation = NOBODY_ELSE
+        self._rendezvous: Rendezvous = NO_OTHERS
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
         """Tell the other processes nothing: a child is none of them."""
-        self._operation = NOBODY_ELSE
+        self._rendezvous = NO_OTHERS
 
     @property
     def directory(self) -> Path:
@@ -108,13 +108,13 @@ class SaveSession:
         Raises:
             ProcessTimeoutError: The primary process has not begun in time.
         """
-        operation = self._join()
+        rendezvous = self._join()
         try:
-            operation.fail(error, Barrier)
+            rendezvous.fail(error, Barrier)
             if self._is_primary:
-                operation.wait_for_others()  # they may yet come to this attempt
+                rendezvous.drain()  # they may yet come to this attempt
         finally:
-            operation.leave()
+            rendezvous.finish()
 
     def __enter__(self) -> SaveSession:
         """Make the directory, or wait until the primary process has made it.
@@ -124,9 +124,9 @@ class SaveSession:
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: The primary process has not come in time.
         """
-        self._operation = self._join()
+        self._rendezvous = self._join()
         try:
-            self.doing("making the directory")
+            self.set_phase("making the directory")
             if self._is_primary:
                 self._atomic.__enter__()
             name = self._broadcast(Barrier.CREATED, os.fsencode(self._atomic.path.name))
@@ -144,17 +144,17 @@ class SaveSession:
     ) -> None:
         self._leave(error)
 
-    def doing(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """Tell other processes what this one does, for messages about it."""
-        self._operation.doing(phase)
+        self._rendezvous.set_phase(phase)
 
     async def write(self, commit: Commit) -> None:
         """Write what has been staged; stop when another process fails."""
-        self.doing("writing")
+        self.set_phase("writing")
         if self._group.process.is_alone:
             await commit.run()
         else:
-            check = partial(self._operation.check, Barrier.WRITTEN)
+            check = partial(self._rendezvous.check, Barrier.WRITTEN)
             await asyncio.to_thread(check)  # what has failed may be removed already
             await run_checked(commit.run(), check, pace(_CHECK_S, self.process.count))
 
@@ -174,17 +174,17 @@ class SaveSession:
             ProcessFailedError: Another process has failed.
             ProcessTimeoutError: Another process has not come in time.
         """
-        brought = self._operation.barrier(Barrier.WRITTEN, encode_json(item_handlers))
+        brought = self._rendezvous.barrier(Barrier.WRITTEN, encode_json(item_handlers))
         self._pending.remove(Barrier.WRITTEN)
         if self._is_primary:
-            self.doing("finishing")
+            self.set_phase("finishing")
             self._check_same_handlers(item_handlers, brought)
             finalize()
             self._write_documents(item_handlers)
         self._broadcast(Barrier.COMMITTING)
         if self._is_primary:
-            self.doing("committing")
-            self._operation.check(Barrier.COMMITTED)  # the others may have given up waiting
+            self.set_phase("committing")
+            self._rendezvous.check(Barrier.COMMITTED)  # the others may have given up waiting
             self._commit()
         self._broadcast(Barrier.COMMITTED)
 
@@ -199,11 +199,11 @@ class SaveSession:
     def _is_primary(self) -> bool:
         return self._group.process.is_primary
 
-    def _join(self) -> Operation:
+    def _join(self) -> Rendezvous:
         return self._group.join(f"save of {self._atomic.final}", self._timeout_s)
 
     def _broadcast(self, barrier: Barrier, value: bytes = b"") -> bytes:
-        found = self._operation.broadcast(barrier, value)
+        found = self._rendezvous.broadcast(barrier, value)
         self._pending.remove(barrier)
         return found
 
@@ -217,16 +217,16 @@ class SaveSession:
         first = None
         try:
             if error is not None:
-                first = self._operation.fail(error, self._pending)
+                first = self._rendezvous.fail(error, self._pending)
             if self._is_primary and isinstance(error, Exception):
-                self._operation.wait_for_others()  # they may write where all will be removed
+                self._rendezvous.drain()  # they may write where all will be removed
         except CheckpointError as gone:
             if error is not None:
                 error.add_note(f"The other processes could not be told: {gone}")
         finally:
             self._atomic.__exit__()
             with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
-                self._operation.leave()
+                self._rendezvous.finish()
         if first is not None and isinstance(error, Exception):
             raise first from error
 

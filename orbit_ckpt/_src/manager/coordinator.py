@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
 from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
-from orbit_ckpt._src.runtime.process import NOBODY_ELSE, Operation, Process, ProcessGroup
+from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, ProcessGroup, Rendezvous
 
 T = TypeVar("T")
 
@@ -69,11 +69,11 @@ class RunCoordinator:
         self._ends: dict[int, float | None] = {}
         self._has_left = False
         self._left_by = "close()"
-        self._operation: Operation = NOBODY_ELSE
+        self._rendezvous: Rendezvous = NO_OTHERS
         reset_in_child(self)
         try:
-            self._operation = group.join(name, timeout_s)
-            self._operation.barrier("opened")
+            self._rendezvous = group.join(name, timeout_s)
+            self._rendezvous.barrier("opened")
         except BaseException as error:  # raised again once the others know
             self.leave(error)
             raise
@@ -83,7 +83,7 @@ class RunCoordinator:
         if not self.is_alone:
             self._has_left = True
             self._left_by = "a fork"
-            self._operation = NOBODY_ELSE
+            self._rendezvous = NO_OTHERS
 
     @property
     def is_alone(self) -> bool:
@@ -113,18 +113,18 @@ class RunCoordinator:
             call: The method called, the same on all processes.
         """
         if self.has_left:
-            yield Round(NOBODY_ELSE, Process(), "", call, self._check_same_call)
+            yield Round(NO_OTHERS, Process(), "", call, self._check_same_call)
             return
         with self._in_round:
             self._rounds += 1
             name = _round_name(self._rounds)
             try:
-                self._operation.doing(f"calling {call}")
+                self._rendezvous.set_phase(f"calling {call}")
                 self._read_statuses()
-                yield Round(self._operation, self._process, name, call, self._check_same_call)
+                yield Round(self._rendezvous, self._process, name, call, self._check_same_call)
             except BaseException as error:  # raised again once the others know
                 with contextlib.suppress(CheckpointError):  # the store itself is gone
-                    self._operation.fail(error, [name])
+                    self._rendezvous.fail(error, [name])
                 raise
             if self._rounds % _DISCARD_EVERY == 0:
                 self._discard_rounds()
@@ -186,10 +186,10 @@ class RunCoordinator:
         self._has_left = True
         with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
             if error is not None:
-                self._operation.fail(error, ["opened", _round_name(self._rounds + 1)])
+                self._rendezvous.fail(error, ["opened", _round_name(self._rounds + 1)])
                 text = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
                 self._post(msgspec.structs.replace(self._status, failed=text))
-            self._operation.leave()
+            self._rendezvous.finish()
 
     def _check_same_call(self, mine: str, other: str, process: int) -> None:
         """Check that another process calls the same method.
@@ -207,7 +207,7 @@ class RunCoordinator:
 
     def _post(self, status: ProcessStatus) -> None:
         self._status = status
-        self._operation.tell(msgspec.msgpack.encode(status))
+        self._rendezvous.post(msgspec.msgpack.encode(status))
 
     def _read_statuses(self) -> None:
         """Read what the other processes have posted, on the primary process.
@@ -217,7 +217,7 @@ class RunCoordinator:
         """
         if not self.is_primary:
             return
-        posted = self._operation.told()
+        posted = self._rendezvous.posted()
         self._statuses = [msgspec.msgpack.decode(p, type=ProcessStatus) for p in posted.values()]
         for index, status in zip(posted, self._statuses, strict=True):
             if status.is_ending and index not in self._ends:
@@ -234,7 +234,7 @@ class RunCoordinator:
         if self.is_primary and len(self._statuses) == self._process.count:
             blocks = min(status.rounds for status in self._statuses) // _DISCARD_EVERY
             for block in range(self._discarded, blocks):
-                self._operation.forget(f"rounds-{block}")
+                self._rendezvous.discard(f"rounds-{block}")
             self._discarded = blocks
 
 
@@ -243,13 +243,13 @@ class Round:
 
     def __init__(
         self,
-        operation: Operation,
+        rendezvous: Rendezvous,
         process: Process,
         name: str,
         call: str,
         check_same_call: Callable[[str, str, int], None],
     ) -> None:
-        self._operation = operation
+        self._rendezvous = rendezvous
         self._process = process
         self._name = name
         self._call = call
@@ -263,7 +263,7 @@ class Round:
             ProcessFailedError: A process has failed.
             ProcessTimeoutError: A process has not come in time.
         """
-        gathered = self._operation.gather(self._name, msgspec.msgpack.encode((self._call, value)))
+        gathered = self._rendezvous.gather(self._name, msgspec.msgpack.encode((self._call, value)))
         values: list[bytes] = []
         for index, data in enumerate(gathered):
             call, theirs = msgspec.msgpack.decode(data, type=tuple[str, bytes])
@@ -286,9 +286,9 @@ class Round:
         if self._process.is_primary:
             made = make()
             if not self._process.is_alone:
-                self._operation.broadcast(self._name, msgspec.msgpack.encode((self._call, made)))
+                self._rendezvous.broadcast(self._name, msgspec.msgpack.encode((self._call, made)))
             return made
-        data = self._operation.broadcast(self._name, None)
+        data = self._rendezvous.broadcast(self._name, None)
         call, value = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
         self._check_same_call(self._call, call, self._process.primary)
         return msgspec.msgpack.decode(value, type=kind)

@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any
 
 from orbit_ckpt._src.runtime.checks import check_int, check_number
-from orbit_ckpt._src.runtime.coordination import has_preemption_service
 from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.jax_process_group import has_preemption_service
 
 
 class PreemptionWatch:

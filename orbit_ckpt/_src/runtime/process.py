@@ -1,6 +1,6 @@
-"""The processes of one JAX program, and what they do together.
+"""The processes of one JAX program, and the interface of what they do together.
 
-`runtime.meetings` says how they meet, `runtime.coordination` where.
+`runtime.rendezvous` implements it over a key-value store, `runtime.jax_process_group` finds that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from jax._src.distributed import global_state  # tells without initialising devices
+from jax._src.distributed import global_state  # initialises no devices
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError
 
@@ -41,12 +42,12 @@ class Process(Struct, frozen=True):
 
 
 _acting: ContextVar[Process | None] = ContextVar("orbit_ckpt_process", default=None)
-"""Set while a save goes on that not all processes of JAX take part in."""
+"""Set during a save in which not all processes of JAX take part."""
 
 
 @contextlib.contextmanager
 def acting_as(process: Process) -> Generator[None]:
-    """Have `this_process` return another one, for handlers, which are not told who saves."""
+    """Override `this_process` for the handlers that are called in the block."""
     token = _acting.set(process)
     try:
         yield
@@ -67,104 +68,107 @@ def process_of_jax() -> Process:
     return Process(state.process_id, state.num_processes)
 
 
-class Operation(Protocol):
-    """Something that all processes do together, in one order of meetings."""
+class Rendezvous(Protocol):
+    """One activity of all processes, which pass the same barriers in the same order.
 
-    def doing(self, phase: str) -> None:
-        """Tell the others what this process does, for messages about it."""
+    Every name of a barrier, broadcast or gather is used once.
+    """
+
+    def set_phase(self, phase: str) -> None:
+        """Publish what this process is doing, for messages about it."""
         ...
 
     def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
-        """Wait until all processes have come; return their values to the primary one only.
+        """Wait until all processes arrive; return their values, to the primary one only.
 
         Raises:
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not come in time.
+            ProcessTimeoutError: A process has not arrived in time.
         """
         ...
 
     def broadcast(self, name: str, value: bytes | None) -> bytes:
-        """Return what the primary process gives; the others wait for it.
+        """Return the value of the primary process; the others wait for it.
 
         Raises:
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: The primary process has not come in time.
+            ProcessTimeoutError: The primary process has not arrived in time.
         """
         ...
 
     def gather(self, name: str, value: bytes) -> list[bytes]:
-        """Return the values of all processes to the primary one, to the others none.
+        """Return the values of all processes to the primary one, nothing to the others.
 
         Raises:
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not come in time.
+            ProcessTimeoutError: A process has not arrived in time.
         """
         ...
 
-    def tell(self, value: bytes) -> None:
-        """Leave word for the primary process, instead of what was left before; nobody waits."""
+    def post(self, value: bytes) -> None:
+        """Publish a value for the primary process, in place of the last one; nobody waits."""
         ...
 
-    def told(self) -> Mapping[int, bytes]:
-        """Return what processes have left word of."""
+    def posted(self) -> Mapping[int, bytes]:
+        """Return the values that processes have posted, by their indices."""
         ...
 
-    def forget(self, folder: str) -> None:
-        """Forget the meetings whose names begin with a folder; none of them may go on."""
+    def discard(self, folder: str) -> None:
+        """Delete the state of passed barriers whose names begin with a folder."""
         ...
 
     def check(self, name: str) -> None:
-        """Return at once, unless it is known that the processes will not meet.
+        """Return at once, unless a barrier is known to have failed.
 
         Raises:
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not come in time.
+            ProcessTimeoutError: A process has not arrived in time.
         """
         ...
 
-    def fail(self, error: BaseException, meetings: Iterable[str]) -> CheckpointError | None:
-        """Tell the others that this process has failed.
+    def fail(self, error: BaseException, barriers: Iterable[str]) -> CheckpointError | None:
+        """Report to the others that this process has failed.
 
         Args:
-            error: What it has failed with.
-            meetings: Where it will not come any more.
+            error: Its error.
+            barriers: Where it will not arrive.
 
         Returns:
-            What all raise because another one had failed before; None if this was the first.
+            The error that all raise because another process failed before; None if this is the
+            first.
         """
         ...
 
-    def wait_for_others(self) -> None:
-        """After a failure, wait for a while until the others have left; not for the missing.
+    def drain(self) -> None:
+        """After a failure, wait for a while until the others have finished.
 
-        Then nobody takes a new attempt for the one that has failed, nor works on it any more.
+        Then no process mistakes a new attempt for the failed one, or still works on that. Processes
+        that did not arrive are not waited for.
         """
         ...
 
-    def leave(self) -> None:
-        """Be done with it, well or not; nothing of it may be called any more."""
+    def finish(self) -> None:
+        """End the activity, successfully or not; nothing of it may be called afterwards."""
         ...
 
 
 class ProcessGroup(Protocol):
-    """The processes of a program, seen from one of them."""
+    """The processes of a program, seen from one of them.
 
-    @property
-    def process(self) -> Process:
-        """Which one this is."""
-        ...
+    Attributes:
+        process: Which one this is.
+        names: The number of each process in messages: its index among all processes of JAX.
+    """
 
-    @property
-    def names(self) -> Sequence[int]:
-        """What each is called in messages: its number among all processes of JAX."""
-        ...
+    process: Process
+    names: Sequence[int]
 
-    def join(self, name: str, timeout_s: float) -> Operation:
-        """Begin something together.
+    def join(self, name: str, timeout_s: float) -> Rendezvous:
+        """Begin an activity of all processes.
 
         Args:
-            name: What; the same on all processes.
-            timeout_s: Most seconds to wait for others at each meeting.
+            name: What it is called, the same on all processes.
+            timeout_s: Most seconds to wait for others at each barrier.
 
         Raises:
             ProcessTimeoutError: The primary process has not begun it in time.
@@ -172,54 +176,62 @@ class ProcessGroup(Protocol):
         ...
 
 
-class SingleProcess:
+class _NoOthers(Rendezvous):
+    @override
+    def set_phase(self, phase: str) -> None:
+        pass
+
+    @override
+    def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
+        return [value]
+
+    @override
+    def broadcast(self, name: str, value: bytes | None) -> bytes:
+        return value or b""
+
+    @override
+    def gather(self, name: str, value: bytes) -> list[bytes]:
+        return [value]
+
+    @override
+    def post(self, value: bytes) -> None:
+        pass
+
+    @override
+    def posted(self) -> Mapping[int, bytes]:
+        return {}
+
+    @override
+    def discard(self, folder: str) -> None:
+        pass
+
+    @override
+    def check(self, name: str) -> None:
+        pass
+
+    @override
+    def fail(self, error: BaseException, barriers: Iterable[str]) -> None:
+        pass
+
+    @override
+    def drain(self) -> None:
+        pass
+
+    @override
+    def finish(self) -> None:
+        pass
+
+
+NO_OTHERS: Rendezvous = _NoOthers()
+"""The rendezvous of a process without others."""
+
+
+class SingleProcess(ProcessGroup):
     """A process without others; nothing waits."""
 
     process = Process()
     names: Sequence[int] = (0,)
 
-    def join(self, name: str, timeout_s: float) -> Operation:
-        """See `ProcessGroup`."""
-        del name, timeout_s
-        return NOBODY_ELSE
-
-
-class _Alone:
-    def doing(self, phase: str) -> None:
-        pass
-
-    def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
-        return self.gather(name, value)
-
-    def broadcast(self, name: str, value: bytes | None) -> bytes:
-        del name
-        return value or b""
-
-    def gather(self, name: str, value: bytes) -> list[bytes]:
-        del name
-        return [value]
-
-    def tell(self, value: bytes) -> None:
-        pass
-
-    def told(self) -> Mapping[int, bytes]:
-        return {}
-
-    def forget(self, folder: str) -> None:
-        pass
-
-    def check(self, name: str) -> None:
-        pass
-
-    def fail(self, error: BaseException, meetings: Iterable[str]) -> None:
-        pass
-
-    def wait_for_others(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-
-NOBODY_ELSE: Operation = _Alone()
-"""What a process does that meets no other."""
+    @override
+    def join(self, name: str, timeout_s: float) -> Rendezvous:
+        return NO_OTHERS

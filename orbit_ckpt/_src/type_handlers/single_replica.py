@@ -22,8 +22,8 @@ from orbit_ckpt._src.arrays.broadcast import (
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.errors import ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt._src.runtime.agreement import agree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
+from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
 from orbit_ckpt._src.runtime.process import process_of_jax
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
@@ -179,7 +179,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         what = f"restore of {infos[0].parent_dir}"
         for processes in self._groups(infos, args):
             try:
-                await asyncio.to_thread(agree, what, processes, failure)
+                await asyncio.to_thread(barrier_or_fail, what, processes, failure)
             except (ProcessFailedError, ProcessTimeoutError) as error:
                 failure = failure or error  # the other groups have to be told too
         if failure is not None:

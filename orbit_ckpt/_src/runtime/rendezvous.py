@@ -1,8 +1,8 @@
-"""How processes that share a key-value store do something together.
+"""Barriers, broadcasts and gathers of processes that share a key-value store.
 
-No device takes part. Each meeting of the processes has one outcome that is written once, by whoever
-comes first: by the first process when all have come, by one that failed, or by one that has waited
-long enough. Therefore all processes see the same outcome, and those that wait see it at once.
+No device takes part. Each barrier has one outcome, which is written once: by the primary process
+when all have arrived, by a process that failed, or by one that has waited too long, whichever comes
+first. So all processes see the same outcome, and those that wait see it at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from urllib.parse import quote
 
 import msgspec.json
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt._src.runtime.process import Operation, Process
+from orbit_ckpt._src.runtime.process import Process, ProcessGroup, Rendezvous
 
 _MAX_TEXT = 100_000
-"""Characters of an error that others are told; the service takes no large values."""
+"""Characters of an error that is sent to others; the service takes no large values."""
 
 _POLL_S = 0.02
 _SETTLE_S = 10.0
@@ -33,11 +34,11 @@ _ASKED_PER_S, _LISTED_PER_S = 1000, 20_000
 """How often all processes together ask the service, and how many keys one lists, in a second."""
 
 
-class KeyValues(Protocol):
-    """A small store that all processes see."""
+class KeyValueStore(Protocol):
+    """A small key-value store that all processes share."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Write a value, replacing one that is there."""
+        """Write a value, replacing an existing one."""
         ...
 
     def put_new(self, key: str, value: bytes) -> bool:
@@ -61,12 +62,12 @@ class KeyValues(Protocol):
         ...
 
 
-class KeyValueGroup:
+class KeyValueGroup(ProcessGroup):
     """Processes that share a key-value store."""
 
     def __init__(
         self,
-        store: KeyValues,
+        store: KeyValueStore,
         process: Process,
         *,
         prefix: str = "",
@@ -75,10 +76,10 @@ class KeyValueGroup:
         """Make a group.
 
         Args:
-            store: Where they meet.
+            store: The store they share.
             process: Which one this is.
-            prefix: Tells groups apart that share a store.
-            names: What each process is called in messages, None for its index.
+            prefix: Distinguishes groups that share a store.
+            names: The number of each process in messages, None for its index.
         """
         self.process = process
         self._store = store
@@ -86,16 +87,16 @@ class KeyValueGroup:
         # the service takes two slashes for one
         self._prefix = f"orbit_ckpt/{quote(prefix, safe='') or '-'}"
 
-    def join(self, name: str, timeout_s: float) -> Operation:
-        """See `ProcessGroup`."""
+    @override
+    def join(self, name: str, timeout_s: float) -> Rendezvous:
         opened = f"{self._prefix}/opened/{quote(name, safe='')}"
         if self.process.is_primary:
-            # never the same again, so that nothing of another attempt is taken for one of this
+            # unique, so that no process mistakes another attempt for this one
             identifier = secrets.token_hex(8)
             folder = f"{self._prefix}/{identifier}"
-            self._store.put(f"{folder}/doing/{self.process.index}", b"beginning")
+            self._store.put(f"{folder}/phase/{self.process.index}", b"beginning")
             self._store.put(opened, identifier.encode())
-            return self._operation(name, folder, timeout_s, opened)
+            return self._rendezvous(name, folder, timeout_s, opened)
         count = self.process.count
         deadline = time.monotonic() + timeout_s
         while True:
@@ -103,31 +104,33 @@ class KeyValueGroup:
             found = self._store.get(opened, max(0.001, min(pace(_SLICE_S, count), remaining)))
             if found is not None:
                 folder = f"{self._prefix}/{found.decode()}"
-                key = f"{folder}/doing/{self.process.index}"
+                key = f"{folder}/phase/{self.process.index}"
                 if self._store.put_new(key, b"beginning"):
-                    return self._operation(name, folder, timeout_s, opened)
-                time.sleep(pace(_POLL_S, count))  # it was in that one, which has failed
+                    return self._rendezvous(name, folder, timeout_s, opened)
+                time.sleep(pace(_POLL_S, count))  # it took part in that attempt, which has failed
             if remaining <= 0:
                 late = {self.names[self.process.primary]: "it has not begun this"}
                 me = self.names[self.process.index]
                 raise _timeout(f"{name}: process {me}", me, timeout_s, "join", late)
 
-    def _operation(self, name: str, folder: str, timeout_s: float, opened: str) -> Operation:
-        return _Operation(self._store, self.process, self.names, name, folder, timeout_s, opened)
+    def _rendezvous(self, name: str, folder: str, timeout_s: float, opened: str) -> Rendezvous:
+        return KeyValueRendezvous(
+            self._store, self.process, self.names, name, folder, timeout_s, opened
+        )
 
 
 def pace(least_s: float, count: int) -> float:
-    """Return how often a process asks the service again, so that of many none asks often."""
+    """Return how long to wait between two requests, so that many processes together ask seldom."""
     return max(least_s, count / _ASKED_PER_S)
 
 
 class _Failure(Struct, frozen=True, omit_defaults=True):
-    """The outcome of a meeting that some process does not come to.
+    """Why a barrier failed.
 
     Attributes:
-        process: The one that failed or has waited long enough.
-        text: What it says.
-        missing: What each process that did not come was doing; empty if one failed.
+        process: The process that failed, or has waited too long.
+        text: Its message.
+        missing: What each process that did not arrive was doing; empty if one failed.
     """
 
     process: int
@@ -143,17 +146,16 @@ class _Failure(Struct, frozen=True, omit_defaults=True):
 _GOOD, _BAD = b"+", b"-"
 
 
-class _Operation:
-    """One attempt to do something together.
+class KeyValueRendezvous(Rendezvous):
+    """One attempt at an activity.
 
-    Keys below its folder: `doing/<i>`, what a process does; `came/<meeting>/<i>`, what it brought;
-    `outcome/<meeting>`, written once; `told/<i>`, what a process has left word of; `left`, how many
-    are done with it.
+    Keys below its folder: `phase/<i>`, what a process is doing; `arrived/<barrier>/<i>`, its value;
+    `outcome/<barrier>`, written once; `posted/<i>`; `finished`, how many processes have.
     """
 
     def __init__(
         self,
-        store: KeyValues,
+        store: KeyValueStore,
         process: Process,
         names: Sequence[int],
         name: str,
@@ -173,29 +175,29 @@ class _Operation:
         self._has_failed = False
         self._missed: set[int] = set()
 
-    def doing(self, phase: str) -> None:
-        """See `Operation`."""
+    @override
+    def set_phase(self, phase: str) -> None:
         self._phase = phase
-        self._store.put(f"{self._folder}/doing/{self._process.index}", phase.encode())
+        self._store.put(f"{self._folder}/phase/{self._process.index}", phase.encode())
 
+    @override
     def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
-        """See `Operation`."""
-        brought = self.gather(name, value)
+        gathered = self.gather(name, value)
         if self._process.is_primary:
             self._store.delete(self._opened)  # all have joined
         self.broadcast(name, b"")
-        return brought
+        return gathered
 
+    @override
     def broadcast(self, name: str, value: bytes | None) -> bytes:
-        """See `Operation`."""
         if self._process.is_primary:
             return self._accept(self._decide(name, _GOOD + (value or b"")))
         key = f"{self._folder}/outcome/{name}"
         return self._accept(self._wait(name, lambda limit_s: self._store.get(key, limit_s)))
 
+    @override
     def gather(self, name: str, value: bytes) -> list[bytes]:
-        """See `Operation`."""
-        folder = f"{self._folder}/came/{name}/"
+        folder = f"{self._folder}/arrived/{name}/"
         self._store.put(f"{folder}{self._process.index}", value)
         if not self._process.is_primary:
             return []
@@ -211,26 +213,26 @@ class _Operation:
         came = self._store.list(folder)
         return [came[str(index)] for index in range(self._process.count)]
 
-    def tell(self, value: bytes) -> None:
-        """See `Operation`."""
-        self._store.put(f"{self._folder}/told/{self._process.index}", value)
+    @override
+    def post(self, value: bytes) -> None:
+        self._store.put(f"{self._folder}/posted/{self._process.index}", value)
 
-    def told(self) -> Mapping[int, bytes]:
-        """See `Operation`."""
-        found = self._store.list(f"{self._folder}/told/")
+    @override
+    def posted(self) -> Mapping[int, bytes]:
+        found = self._store.list(f"{self._folder}/posted/")
         return {int(index): value for index, value in found.items()}
 
-    def forget(self, folder: str) -> None:
-        """See `Operation`."""
-        for part in ("came", "outcome"):
+    @override
+    def discard(self, folder: str) -> None:
+        for part in ("arrived", "outcome"):
             self._store.delete(f"{self._folder}/{part}/{folder}")
 
+    @override
     def check(self, name: str) -> None:
-        """See `Operation`."""
         self._accept(self._store.get(f"{self._folder}/outcome/{name}", 0) or _GOOD)
 
-    def fail(self, error: BaseException, meetings: Iterable[str]) -> CheckpointError | None:
-        """See `Operation`."""
+    @override
+    def fail(self, error: BaseException, barriers: Iterable[str]) -> CheckpointError | None:
         if isinstance(error, ProcessFailedError | ProcessTimeoutError):
             missing = dict(error.missing) if isinstance(error, ProcessTimeoutError) else {}
             mine = _Failure(error.process, str(error), missing)
@@ -239,40 +241,44 @@ class _Operation:
             text = f"{self._name}: process {self._me} failed while {self._phase}: {what}"
             mine = _Failure(self._me, text)
         encoded = _BAD + msgspec.json.encode(mine)
-        outcomes = [self._decide(meeting, encoded) for meeting in meetings]
+        outcomes = [self._decide(barrier, encoded) for barrier in barriers]
         self._has_failed = True
         first = next((o for o in outcomes if o.startswith(_BAD) and o != encoded), None)
         return None if first is None else _decode_failure(first).error()
 
-    def wait_for_others(self) -> None:
-        """See `Operation`."""
+    @override
+    def drain(self) -> None:
         deadline = time.monotonic() + min(self._timeout_s, _SETTLE_S)
         expected = self._process.count - len(self._missed | {self._me})
         while time.monotonic() < deadline:
-            if self._store.add(f"{self._folder}/left", 0) >= expected:
+            if self._store.add(f"{self._folder}/finished", 0) >= expected:
                 return
             time.sleep(_POLL_S)
 
-    def leave(self) -> None:
-        """See `Operation`."""
-        if self._store.add(f"{self._folder}/left", 1) < self._process.count:
+    @override
+    def finish(self) -> None:
+        if self._store.add(f"{self._folder}/finished", 1) < self._process.count:
             return
         if not self._has_failed:
             self._store.delete(self._folder)
             return
-        # `doing` tells processes that come back that this is not the attempt they wait for
-        for part in ("came", "outcome", "told", "left"):
+        # `phase` stays: processes that come back see that this is not the attempt they wait for
+        for part in ("arrived", "outcome", "posted", "finished"):
             self._store.delete(f"{self._folder}/{part}")
 
     def _decide(self, name: str, outcome: bytes) -> bytes:
-        """Write the outcome of a meeting unless there is one; return what it is."""
+        """Write the outcome of a barrier unless it has one; return it."""
         key = f"{self._folder}/outcome/{name}"
         if self._store.put_new(key, outcome):
             return outcome
         return self._store.get(key, self._timeout_s) or outcome
 
     def _wait(self, name: str, poll: Callable[[float], bytes | None]) -> bytes:
-        """Return what a function finds, or the outcome that nothing was found in time."""
+        """Poll until a value exists; return it, or the outcome of a timeout.
+
+        A timeout is an outcome like any other: it is written only if the barrier has none, so a
+        process that arrives at the last moment and one that gives up agree on what happened.
+        """
         deadline = time.monotonic() + self._timeout_s
         slice_s = pace(_SLICE_S, self._process.count)
         while True:
@@ -281,19 +287,19 @@ class _Operation:
             if found is not None:
                 return found
             missing = self._missing(name) if remaining <= 0 else None
-            if missing:  # else the last one has come by now
+            if missing:  # else the last one has just arrived
                 who = f"{self._name}: process {self._me} ({self._phase})"
                 late = _timeout(who, self._me, self._timeout_s, name, missing)
                 failure = _Failure(late.process, str(late), dict(late.missing))
                 return self._decide(name, _BAD + msgspec.json.encode(failure))
 
     def _missing(self, name: str) -> dict[int, str]:
-        doing = self._store.list(f"{self._folder}/doing/")
-        came = self._store.list(f"{self._folder}/came/{name}/")
+        doing = self._store.list(f"{self._folder}/phase/")
+        came = self._store.list(f"{self._folder}/arrived/{name}/")
         is_gathering = str(self._process.index) in came
         late = [i for i in range(self._process.count) if is_gathering and str(i) not in came]
         if not late and not self._process.is_primary:
-            late = [self._process.primary]  # the others wait for what it says
+            late = [self._process.primary]  # the others wait for its outcome
         return {self._names[i]: doing.get(str(i), b"not here yet").decode() for i in late}
 
     def _accept(self, outcome: bytes) -> bytes:
@@ -310,12 +316,12 @@ def _decode_failure(outcome: bytes) -> _Failure:
 
 
 def _timeout(
-    who: str, process: int, timeout_s: float, meeting: str, missing: Mapping[int, str]
+    who: str, process: int, timeout_s: float, barrier: str, missing: Mapping[int, str]
 ) -> ProcessTimeoutError:
     shown = "; ".join(f"process {i} (last: {phase})" for i, phase in list(missing.items())[:20])
     more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
     return ProcessTimeoutError(
-        f"{who} waited {timeout_s:g} s at barrier '{meeting}' for {shown}{more}. Look at the logs "
+        f"{who} waited {timeout_s:g} s at barrier '{barrier}' for {shown}{more}. Look at the logs "
         "of these processes; if they are only slow, set MultiprocessingOptions.timeout_secs.",
         process=process,
         missing=missing,

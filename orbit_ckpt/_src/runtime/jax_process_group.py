@@ -1,18 +1,20 @@
-"""The processes of `jax.distributed`, which meet in its coordination service."""
+"""The processes of `jax.distributed`, and its coordination service as their key-value store."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Collection, Generator
+from hashlib import blake2b
 from typing import Any
 
 from jax._src.distributed import global_state  # the only way to the coordination service
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
 from orbit_ckpt._src.runtime.forking import reset_in_child
-from orbit_ckpt._src.runtime.meetings import KeyValueGroup
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
+from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 
 
 class _Membership:
@@ -47,9 +49,9 @@ class JaxProcessGroup(KeyValueGroup):
         """Make the group; `jax.distributed.initialize` must have been called.
 
         Args:
-            prefix: Tells groups apart that have some processes in common.
-            primary: Which process does what only one may do.
-            active: Which processes there are, this one among them; None for all.
+            prefix: Distinguishes groups that share processes.
+            primary: The process that does what only one may do.
+            active: The processes of the group, this one among them; None for all.
 
         Raises:
             ValueError: This process or the primary one is not among them.
@@ -71,7 +73,7 @@ class JaxProcessGroup(KeyValueGroup):
                 )
         # others count from 0 too, so that the files of a save do not depend on who makes it
         process = Process(names.index(mine.index), len(names), names.index(primary))
-        super().__init__(_CoordinationService(), process, prefix=prefix, names=names)
+        super().__init__(_JaxKeyValueStore(), process, prefix=prefix, names=names)
 
 
 def default_group(
@@ -93,9 +95,43 @@ def default_group(
     return JaxProcessGroup(prefix=prefix, primary=primary, active=active)
 
 
+def barrier_or_fail(
+    name: str,
+    processes: Collection[int],
+    failure: Exception | None = None,
+    *,
+    timeout_s: float = 600.0,
+) -> None:
+    """Wait until some processes are all ready for what only all of them can do.
+
+    Args:
+        name: What they are about to do; the same on all of them.
+        processes: Their indices among JAX's processes, this one's too.
+        failure: Why this process will not take part; it then waits for none that do.
+        timeout_s: Most seconds to wait.
+
+    Raises:
+        ProcessFailedError: Another process will not take part.
+        ProcessTimeoutError: Another process has not arrived in time.
+    """
+    # other processes may use the same name at the same time
+    members = blake2b(repr(sorted(processes)).encode(), digest_size=8).hexdigest()
+    group = JaxProcessGroup(prefix=f"ready-{members}", primary=min(processes), active=processes)
+    rendezvous = group.join(name, timeout_s)
+    try:
+        if failure is None:
+            rendezvous.barrier("ready")
+            return
+        rendezvous.fail(failure, ["ready"])
+        if group.process.is_primary:
+            rendezvous.drain()  # the others may yet arrive at this attempt
+    finally:
+        rendezvous.finish()
+
+
 @contextlib.contextmanager
 def _service_errors() -> Generator[None]:
-    """Turn what JAX's client raises into an error of ours."""
+    """Turn an error of JAX's client into a `ProcessFailedError`."""
     try:
         yield
     except RuntimeError as error:
@@ -106,17 +142,19 @@ def _service_errors() -> Generator[None]:
         ) from error
 
 
-class _CoordinationService:
+class _JaxKeyValueStore(KeyValueStore):
     """The key-value store of `jax.distributed`."""
 
     def __init__(self) -> None:
         state: Any = global_state
         self._client: Any = state.client
 
+    @override
     @_service_errors()
     def put(self, key: str, value: bytes) -> None:
         self._client.key_value_set_bytes(key, value, allow_overwrite=True)
 
+    @override
     @_service_errors()
     def put_new(self, key: str, value: bytes) -> bool:
         try:
@@ -127,6 +165,7 @@ class _CoordinationService:
             raise
         return True
 
+    @override
     @_service_errors()
     def get(self, key: str, timeout_s: float) -> bytes | None:
         try:
@@ -136,15 +175,18 @@ class _CoordinationService:
                 return None
             raise
 
+    @override
     @_service_errors()
     def list(self, folder: str) -> dict[str, bytes]:
         found = self._client.key_value_dir_get_bytes(folder)
         return {key.removeprefix(folder): value for key, value in found}
 
+    @override
     @_service_errors()
     def add(self, key: str, amount: int) -> int:
         return self._client.key_value_increment(key, amount)
 
+    @override
     @_service_errors()
     def delete(self, key: str) -> None:
         self._client.key_value_delete(key)

@@ -11,22 +11,22 @@ import pytest
 from jax._src.distributed import global_state
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.runtime.coordination import default_group
-from orbit_ckpt._src.runtime.meetings import KeyValueGroup
-from orbit_ckpt._src.runtime.process import Operation, Process, SingleProcess, this_process
+from orbit_ckpt._src.runtime.jax_process_group import default_group
+from orbit_ckpt._src.runtime.process import Process, Rendezvous, SingleProcess, this_process
+from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt.testing.fakes import MemoryKeyValues, fake_processes
+from orbit_ckpt.testing.fakes import MemoryKeyValueStore, fake_processes
 
 LONG, SHORT = 20.0, 0.1
 
 
-def groups_in(store: MemoryKeyValues, count: int, prefix: str = "") -> list[KeyValueGroup]:
+def groups_in(store: MemoryKeyValueStore, count: int, prefix: str = "") -> list[KeyValueGroup]:
     return [KeyValueGroup(store, Process(index, count), prefix=prefix) for index in range(count)]
 
 
-def on_all(count: int, run: Callable[[Process, Operation], object]):
+def on_all(count: int, run: Callable[[Process, Rendezvous], object]):
     """Return what every process returned or raised, and the store they met in."""
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     return run_groups(groups_in(store, count), run), store
 
 
@@ -34,13 +34,13 @@ def run_groups(groups, run, *, primary_s: float = LONG, others_s: float = LONG):
     def main(group):
         try:
             timeout_s = primary_s if group.process.is_primary else others_s
-            operation = group.join("a save", timeout_s)
+            rendezvous = group.join("a save", timeout_s)
             try:
-                return run(group.process, operation)
+                return run(group.process, rendezvous)
             except Exception as error:  # raised again, or what had failed before
-                raise operation.fail(error, ["first", "second"]) or error from error
+                raise rendezvous.fail(error, ["first", "second"]) or error from error
             finally:
-                operation.leave()
+                rendezvous.finish()
         except Exception as error:  # noqa: BLE001 - looked at by the test
             return error
 
@@ -48,7 +48,7 @@ def run_groups(groups, run, *, primary_s: float = LONG, others_s: float = LONG):
         return list(pool.map(main, groups))
 
 
-def wait_for(store: MemoryKeyValues, end: str) -> None:
+def wait_for(store: MemoryKeyValueStore, end: str) -> None:
     """Wait until a key has such an end; who waits for a short time only begins after it."""
     deadline = time.monotonic() + LONG
     while not any(key.endswith(end) for key in store.keys):
@@ -59,9 +59,9 @@ def wait_for(store: MemoryKeyValues, end: str) -> None:
 def test_barrier_lets_nobody_pass_before_all_have_come():
     came = []
 
-    def run(process, operation):
+    def run(process, rendezvous):
         came.append(process.index)
-        operation.barrier("first")
+        rendezvous.barrier("first")
         return len(came)
 
     results, _ = on_all(4, run)
@@ -82,11 +82,11 @@ def test_gather_gives_the_primary_all_values_in_order():
 
 
 def test_failure_reaches_all_with_text_and_index():
-    def run(process, operation):
-        operation.doing("writing")
+    def run(process, rendezvous):
+        rendezvous.set_phase("writing")
         if process.index == 2:
             raise OSError("disk on fire")
-        operation.barrier("first")
+        rendezvous.barrier("first")
 
     results, _ = on_all(3, run)
     assert isinstance(results[2], OSError)
@@ -97,11 +97,11 @@ def test_failure_reaches_all_with_text_and_index():
 
 
 def test_what_fails_after_another_process_raises_that_ones_error():
-    def run(process, operation):
+    def run(process, rendezvous):
         if process.index == 1:
             raise OSError("first")
         try:
-            operation.barrier("first")
+            rendezvous.barrier("first")
         except ProcessFailedError:
             raise ValueError("because of that") from None
 
@@ -112,18 +112,18 @@ def test_what_fails_after_another_process_raises_that_ones_error():
 
 
 def test_deadline_names_who_is_missing_and_what_it_was_doing():
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     has_told = threading.Event()
 
-    def run(process, operation):
+    def run(process, rendezvous):
         if process.index == 1:
-            operation.doing("writing leaf 7")
+            rendezvous.set_phase("writing leaf 7")
             has_told.set()
             return
         if process.is_primary:
             assert has_told.wait(LONG)
-            wait_for(store, "came/first/2")
-        operation.barrier("first")
+            wait_for(store, "arrived/first/2")
+        rendezvous.barrier("first")
 
     results = run_groups(groups_in(store, 3), run, primary_s=SHORT)
     assert results[1] is None
@@ -135,22 +135,22 @@ def test_deadline_names_who_is_missing_and_what_it_was_doing():
 
 
 def test_process_that_never_begins_is_missing():
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
 
-    def run(process, operation):
+    def run(process, rendezvous):
         if process.is_primary:
-            wait_for(store, "came/first/1")
-        operation.barrier("first")
+            wait_for(store, "arrived/first/1")
+        rendezvous.barrier("first")
 
     errors = run_groups(groups_in(store, 3)[:2], run, primary_s=SHORT)
     assert [getattr(error, "missing", None) for error in errors] == [{2: "not here yet"}] * 2
 
 
 def test_process_that_comes_at_the_very_end_is_not_missing():
-    class Slow(MemoryKeyValues):
+    class Slow(MemoryKeyValueStore):
         def list(self, folder: str) -> dict[str, bytes]:
-            if folder.endswith("/doing/"):  # it is being looked who is missing
-                self.put(folder.replace("/doing/", "/came/first/") + "1", b"")
+            if folder.endswith("/phase/"):  # it is being looked who is missing
+                self.put(folder.replace("/phase/", "/arrived/first/") + "1", b"")
             return super().list(folder)
 
     group, _ = groups_in(Slow(), 2)
@@ -164,7 +164,7 @@ def test_the_more_processes_wait_the_less_often_each_asks(
 ) -> None:
     asked: dict[str, float] = {}
 
-    class Late(MemoryKeyValues):
+    class Late(MemoryKeyValueStore):
         def get(self, key: str, timeout_s: float) -> bytes | None:
             if key not in asked:
                 asked[key] = timeout_s
@@ -187,16 +187,16 @@ def test_others_do_not_wait_forever_for_a_primary_that_never_begins():
 def test_same_name_can_be_used_again_at_once():
     groups = fake_processes(3)
 
-    def run(process, operation):
-        operation.barrier("first")
-        return operation.broadcast("second", value if process.is_primary else None)
+    def run(process, rendezvous):
+        rendezvous.barrier("first")
+        return rendezvous.broadcast("second", value if process.is_primary else None)
 
     for value in (b"1", b"2", b"3"):
         assert run_groups(groups, run) == [value] * 3
 
 
 def test_programs_with_other_prefixes_do_not_meet():
-    store = MemoryKeyValues()
+    store = MemoryKeyValueStore()
     programs = {prefix: groups_in(store, 2, prefix) for prefix in ("", "a", "a/b")}
     for prefix, (primary, _) in programs.items():  # which waits for nobody
         primary.join("a save", LONG).broadcast("first", prefix.encode())
@@ -207,10 +207,10 @@ def test_programs_with_other_prefixes_do_not_meet():
 def test_all_join_another_attempt_after_one_has_failed():
     groups = fake_processes(3)
 
-    def fail(process, operation):
+    def fail(process, rendezvous):
         if process.index == 1:
             raise OSError("once")
-        operation.barrier("first")
+        rendezvous.barrier("first")
 
     assert all(isinstance(e, Exception) for e in run_groups(groups, fail))
     found = run_groups(groups, lambda process, op: op.barrier("first", b"%d" % process.index))
@@ -227,16 +227,18 @@ def test_process_that_comes_late_to_a_failed_attempt_learns_so_at_once():
 
 
 def test_nothing_is_left_in_the_store():
-    _, store = on_all(3, lambda _, op: [op.doing("x"), op.barrier("first"), op.barrier("second")])
+    _, store = on_all(
+        3, lambda _, op: [op.set_phase("x"), op.barrier("first"), op.barrier("second")]
+    )
     assert store.keys == set()
 
 
 def test_one_process_waits_for_nobody():
-    operation = SingleProcess().join("a save", 0)
-    operation.barrier("first")
-    assert operation.broadcast("first", b"x") == b"x"
-    assert operation.gather("first", b"x") == [b"x"]
-    assert operation.fail(ValueError(), ["second"]) is None
+    rendezvous = SingleProcess().join("a save", 0)
+    rendezvous.barrier("first")
+    assert rendezvous.broadcast("first", b"x") == b"x"
+    assert rendezvous.gather("first", b"x") == [b"x"]
+    assert rendezvous.fail(ValueError(), ["second"]) is None
 
 
 def test_a_coordination_service_that_is_gone_is_an_error_that_names_the_first_process(
