@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         MultiprocessingOptions,
     )
     from orbit_ckpt._src.checkpointer.saving import SaveHandle
-    from orbit_ckpt._src.checkpointer.verify import VerifyReport, verify
     from orbit_ckpt._src.formats.detect import detect_format
     from orbit_ckpt._src.items.array import ArrayHandler as ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import CheckpointHandler
@@ -84,6 +83,8 @@ if TYPE_CHECKING:
         SaveArgs,
     )
     from orbit_ckpt._src.type_handlers.lazy import LazyArray
+    from orbit_ckpt._src.verify.api import verify
+    from orbit_ckpt._src.verify.report import VerifyReport
 
     metadata: MetadataModule
 
@@ -176,7 +177,8 @@ __getattr__, __dir__ = lazy_names(
             "AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions"
         ),
         "checkpointer.saving": "SaveHandle",
-        "checkpointer.verify": "verify, VerifyReport",
+        "verify.report": "VerifyReport",
+        "verify.api": "verify",
         "formats.detect": "detect_format",
         "items.array": "ArrayHandler as ArrayCheckpointHandler",
         "items.base": "CheckpointHandler",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.compare import ValueChange
     from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
     from orbit_ckpt._src.pytree.explain import LeafPlan, RestorePlan
-    from orbit_ckpt._src.pytree.verification import Damage, Unchecked, Unverifiable, VerifyReport
+    from orbit_ckpt._src.verify.report import Damage, Unchecked, Unverifiable, VerifyReport
 
 __all__ = [
     "CheckpointDiff",
@@ -31,6 +31,6 @@ __getattr__, __dir__ = lazy_names(
         "arrays.compare": "ValueChange",
         "pytree.difference": "CheckpointDiff, LeafChange, UnmatchedLeaf",
         "pytree.explain": "LeafPlan, RestorePlan",
-        "pytree.verification": "Damage, Unchecked, Unverifiable, VerifyReport",
+        "verify.report": "Damage, Unchecked, Unverifiable, VerifyReport",
     },
 )

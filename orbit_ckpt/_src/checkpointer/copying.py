@@ -8,7 +8,6 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from orbit_ckpt._src.checkpointer.verify import Damage, verify_files
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.orbax import check_complete, holds_tree
@@ -20,6 +19,8 @@ from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST,
 from orbit_ckpt._src.storage.object_commit import ObjectDirectory
 from orbit_ckpt._src.storage.path import check_outside, explain_no_checkpoint, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.verify.api import verify_files
+from orbit_ckpt._src.verify.report import Damage
 
 _BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 26

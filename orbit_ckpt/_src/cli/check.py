@@ -13,7 +13,6 @@ from msgspec import structs
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.compare import diff as compare
 from orbit_ckpt._src.checkpointer.functions import metadata
-from orbit_ckpt._src.checkpointer.verify import verify as verify_path
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
@@ -26,6 +25,7 @@ from orbit_ckpt._src.pytree.explain import RestorePlan
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
+from orbit_ckpt._src.verify.api import verify as verify_path
 
 
 def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:

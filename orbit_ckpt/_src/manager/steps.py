@@ -40,6 +40,7 @@ from orbit_ckpt._src.storage.layout import (
 )
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.text import visible
 
 _FOREIGN_FILES = frozenset({AGGREGATE, RUN_METADATA})
@@ -295,7 +296,9 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
         unmarked = needs_marker and COMMIT_MARKER not in names
         if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
             return None
-        items = frozenset(e.name for e in entries if e.is_dir() and not is_temporary_name(e.name))
+        items = frozenset(
+            e.name for e in entries if is_directory(e) and not is_temporary_name(e.name)
+        )
         return _record(step, path, names, items)
     except NotADirectoryError:
         return _read_foreign(step, path)

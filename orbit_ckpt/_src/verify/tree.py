@@ -1,4 +1,4 @@
-"""Check every byte of a stored tree, and go on after damage."""
+"""Check every byte of a stored tree, and continue after damage."""
 
 from __future__ import annotations
 
@@ -9,34 +9,29 @@ from functools import lru_cache
 from pathlib import Path
 
 from jax.tree_util import DictKey
-from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.slices import Shape, chunk_indices, whole
 from orbit_ckpt._src.errors import (
     CheckpointError,
-    CorruptionError,
-    StorageError,
     UnsupportedLeafError,
-    VersionError,
 )
 from orbit_ckpt._src.formats.base import StoredTree
 from orbit_ckpt._src.formats.orbax import open_arrays, open_tree
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.pytree.stored import AS_SAVED, StoredLeaves
-from orbit_ckpt._src.pytree.verification import Damage, Unchecked, Unverifiable
-from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import RESERVED, STRINGS, TREE_METADATA, is_process_directory
 from orbit_ckpt._src.storage.ocdbt_encode import Value
-from orbit_ckpt._src.storage.store_path import StorePath, is_damage
+from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.tree.keypath import format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, TextStorage, capability
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
+from orbit_ckpt._src.verify.report import Findings, Unverifiable
 
 _SHOWN = 5
 _BLOCK_BYTES = 1 << 20
@@ -45,122 +40,33 @@ _GROUP_CHUNKS = 64
 """Smaller chunks are checked several at a time, which saves a thread's time."""
 
 
-class Findings(Struct):
-    """What has been found so far.
-
-    Attributes:
-        limiter: The byte budget.
-        progress: Told how many bytes have been checked since it was last called.
-        damage: What is damaged.
-        unchecked: What could not be checked.
-        unverifiable: What is of a version that is not known.
-        leaves: How many leaves there are.
-        chunks: How many chunks.
-        nbytes: How many bytes have been checked.
-    """
-
-    limiter: ByteLimiter
-    progress: Callable[[int], object]
-    damage: list[Damage] = field(default_factory=list[Damage])
-    unchecked: list[Unchecked] = field(default_factory=list[Unchecked])
-    unverifiable: list[Unverifiable] = field(default_factory=list[Unverifiable])
-    leaves: int = 0
-    chunks: int = 0
-    nbytes: int = 0
-    _places: dict[tuple[str | None, str | None], int] = field(
-        default_factory=dict[tuple[str | None, str | None], int]
-    )
-    """Where in `damage` a file and chunk are."""
-
-    def count(self, nbytes: int) -> None:
-        """Count bytes that have been checked."""
-        self.nbytes += nbytes
-        self.progress(nbytes)
-
-    def note(self, checkpoint: Path, error: CheckpointError, *, leaf: str | None = None) -> None:
-        """Take down an error; of one file only the first, unless a later one names the chunk.
-
-        A version that is not known is no damage.
-
-        Raises:
-            StorageError: The error is that a store does not answer, which is no damage.
-        """
-        if isinstance(error, StorageError) and isinstance(checkpoint, StorePath):
-            raise error
-        if isinstance(error, VersionError):
-            found = Unverifiable(checkpoint, str(error))
-            if found not in self.unverifiable:
-                self.unverifiable.append(found)
-            return
-        file = leaf_of = chunk = what = None
-        if isinstance(error, CorruptionError):
-            file, leaf_of, chunk, what = error.file, error.path, error.chunk, error.what
-        found = Damage(checkpoint, what or str(error), file, leaf or leaf_of, chunk)
-        for place in dict.fromkeys([(file, None), (file, chunk)]) if file is not None else ():
-            known = self._places.get(place)
-            if known is None:
-                continue
-            is_file = self.damage[known].leaf is None
-            if is_file and chunk is not None and file is not None and file.endswith(f"/{chunk}"):
-                self._places[file, chunk] = self._places.pop(place)
-                self.damage[known] = found
-            if is_file or place == (file, chunk):
-                return
-        self.add(found)
-
-    def add(self, found: Damage) -> None:
-        """Take down damage."""
-        self._places.setdefault((found.file, found.chunk), len(self.damage))
-        self.damage.append(found)
-
-    def is_known(self, file: str) -> bool:
-        """Whether damage of a file has been taken down that is not one chunk's."""
-        return (file, None) in self._places
-
-    def add_all(self, other: Findings) -> None:
-        """Take over what was found elsewhere."""
-        for found in other.damage:
-            self.add(found)
-        self.unchecked += other.unchecked
-        self.unverifiable += [one for one in other.unverifiable if one not in self.unverifiable]
-        self.leaves += other.leaves
-        self.chunks += other.chunks
-        self.nbytes += other.nbytes
-
-    def skip(self, directory: Path, what: str, count: int) -> None:
-        """Take down what cannot be checked, if there is any."""
-        if count:
-            self.unchecked.append(Unchecked(directory, what, count))
-
-
 async def verify_tree(
-    checked: CheckedDirectory, registry: TypeHandlerRegistry, findings: Findings, checkpoint: Path
+    checked: CheckedDirectory, registry: TypeHandlerRegistry, findings: Findings
 ) -> None:
     """Check all leaves of a tree.
 
     Args:
         checked: The tree's directory, whose files have been compared with its manifest.
         registry: Type handlers of its leaves.
-        findings: Where to put what is found.
-        checkpoint: The checkpoint that it belongs to.
+        findings: Where findings are recorded.
     """
     directory = checked.path
     try:
         source = open_tree(directory, checked=checked)
-        batch = _open_batch(source, checked, findings, checkpoint)
+        batch = _open_batch(source, checked, findings)
     except CheckpointError as error:
-        findings.note(checkpoint, error)
+        findings.record(error)
         findings.skip(directory, "tree, because it cannot be opened", 1)
         return
     except OSError as error:
         if not is_damage(error):
             raise
-        findings.add(Damage(checkpoint, f"it cannot be read: {error}", error.filename))
+        findings.add(f"it cannot be read: {error}", error.filename)
         findings.skip(directory, "tree, because it cannot be opened", 1)
         return
     if source.is_inferred:
         what = f"there is no {TREE_METADATA}: the structure of the tree is lost"
-        findings.add(Damage(checkpoint, what, str(directory / TREE_METADATA)))
+        findings.add(what, str(directory / TREE_METADATA))
     stored = StoredLeaves(source, batch, registry)
     inline = source.inline
     records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
@@ -175,14 +81,12 @@ async def verify_tree(
         if is_array(handler):
             arrays.append(record)
         elif is_text(handler):
-            _check_string(record, batch.strings, checked, findings, checkpoint)
+            _check_string(record, batch.strings, checked, findings)
         else:
             others.append(record)
     if others:
-        arrays += _arrays_of_others(others, arrays, batch, checked, findings, checkpoint)
-    reads = await check_arrays(
-        directory, batch.reader, arrays, findings, checkpoint, _knows(checked)
-    )
+        arrays += _arrays_of_others(others, arrays, batch, checked, findings)
+    reads = await check_arrays(directory, batch.reader, arrays, findings, _knows(checked))
     if checked.manifest is None:
         unsigned = sum(not read.layout.checksum for read in reads)
         findings.skip(directory, "arrays without checksums: decoded only", unsigned)
@@ -194,7 +98,6 @@ def _arrays_of_others(
     batch: LoadBatch,
     checked: CheckedDirectory,
     findings: Findings,
-    checkpoint: Path,
 ) -> list[LeafRecord]:
     """Return the arrays that type handlers have stored which do not say how they store leaves.
 
@@ -206,8 +109,7 @@ def _arrays_of_others(
         arrays: Those of the others that are arrays.
         batch: What reads the tree.
         checked: Its directory.
-        findings: Where to put what is found.
-        checkpoint: The checkpoint that it belongs to.
+        findings: Where findings are recorded.
     """
     stored = set(batch.reader.names())
     known = {record.name for record in arrays}
@@ -223,7 +125,7 @@ def _arrays_of_others(
         leaves = ", ".join(format_path(record.path) for record in rest[:_SHOWN])
         findings.unverifiable.append(
             Unverifiable(
-                checkpoint,
+                findings.checkpoint,
                 f"{checked.path}: nothing is stored here for {len(rest)} leaves of the type "
                 f"handlers {kinds} ({leaves}). They may be elsewhere; only a load can tell.",
             )
@@ -246,9 +148,7 @@ def _has_files_besides(checked: CheckedDirectory, arrays: Collection[str]) -> bo
     return any(not is_process_directory(head) for head in heads)
 
 
-def _open_batch(
-    source: StoredTree, checked: CheckedDirectory, findings: Findings, checkpoint: Path
-) -> LoadBatch:
+def _open_batch(source: StoredTree, checked: CheckedDirectory, findings: Findings) -> LoadBatch:
     """Return what reads leaves; if documents beside the arrays are damaged, what reads arrays.
 
     Raises:
@@ -259,7 +159,7 @@ def _open_batch(
         batch.decode_shardings()
     except CheckpointError as error:
         batch = open_arrays(checked, source.document)
-        findings.note(checkpoint, error)
+        findings.record(error)
     return batch
 
 
@@ -283,12 +183,11 @@ def _check_string(
     strings: Mapping[str, object],
     checked: CheckedDirectory,
     findings: Findings,
-    checkpoint: Path,
 ) -> None:
     file = str(checked.path / STRINGS)
     if find_string(strings, record.name) is None and not findings.is_known(file):
         leaf = format_path(record.path)
-        findings.add(Damage(checkpoint, "the string is missing", file, leaf))
+        findings.add("the string is missing", file, leaf)
 
 
 async def check_arrays(
@@ -296,7 +195,6 @@ async def check_arrays(
     reader: BatchReader,
     records: Sequence[LeafRecord],
     findings: Findings,
-    checkpoint: Path,
     is_known: Callable[[Value], bool],
 ) -> list[ArrayRead]:
     """Check all chunks of some arrays.
@@ -305,8 +203,7 @@ async def check_arrays(
         directory: Where they are, for what cannot be checked.
         reader: What reads them.
         records: The arrays.
-        findings: Where to put what is found.
-        checkpoint: The checkpoint that they belong to.
+        findings: Where findings are recorded.
         is_known: Whether a chunk need not be read, because its bytes have been compared.
 
     Returns:
@@ -317,7 +214,7 @@ async def check_arrays(
         try:
             (layout,) = reader.layouts([(record.path, record.name)])
         except CheckpointError as error:
-            findings.note(checkpoint, error, leaf=format_path(record.path))
+            findings.record(error, leaf=format_path(record.path))
         else:
             reads.append(ArrayRead(record.path, record.name, layout, ()))
     block = max(1, min(_BLOCK_BYTES, (findings.limiter.max_bytes or _BLOCK_BYTES) // 4))
@@ -328,7 +225,7 @@ async def check_arrays(
         async with findings.limiter.reserve(_held(reader, group, block)):
             found = await asyncio.to_thread(reader.check, group, max_bytes=block, is_known=is_known)
         for error in found.errors:
-            findings.note(checkpoint, error)
+            findings.record(error)
         findings.count(found.nbytes)
         findings.chunks += len(group)
         absent += found.absent

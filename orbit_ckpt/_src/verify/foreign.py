@@ -1,4 +1,4 @@
-"""Decode every leaf of another program's checkpoint, and go on after damage."""
+"""Decode every leaf of another program's checkpoint, and continue after damage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from orbit_ckpt._src.errors import CorruptionError, FormatError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import LeafRecord
-from orbit_ckpt._src.pytree.verification import Damage
-from orbit_ckpt._src.pytree.verify import Findings, check_arrays
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
@@ -21,6 +19,8 @@ from orbit_ckpt._src.storage.ocdbt_encode import Extent
 from orbit_ckpt._src.storage.region_stream import BLOCK_BYTES, decoder_bytes, read_to_end
 from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.tree.keypath import format_path
+from orbit_ckpt._src.verify.report import Findings
+from orbit_ckpt._src.verify.tree import check_arrays
 
 _GZIP = "gzip"
 _SIZE_BYTES = 4
@@ -36,7 +36,7 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
     Args:
         path: The checkpoint.
         reader: Its format.
-        findings: Where to put what is found.
+        findings: Where findings are recorded.
 
     Raises:
         CheckpointError: It cannot be read, for another reason than damage.
@@ -46,7 +46,7 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
         batch = source.load_batch()
         parts = source.open_parts()
     except (CorruptionError, FormatError) as error:
-        findings.note(path, error)
+        findings.record(error)
         findings.skip(path, "tree, because it cannot be opened", 1)
         return
     inline, strings = source.inline, batch.strings
@@ -57,12 +57,12 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
     errors = await _compare_sums(batch.reader, summed, findings)
     intact = {record.name for record in summed if record.name not in errors}
     others = [record for record in arrays if record.name not in intact]
-    reads = await check_arrays(path, batch.reader, others, findings, path, lambda _: False)
-    _check_ends(parts.store, reads, findings, path)
+    reads = await check_arrays(path, batch.reader, others, findings, lambda _: False)
+    _check_ends(parts.store, reads, findings)
     known = {damage.leaf for damage in findings.damage}
     for error in errors.values():
         if error.path not in known:
-            findings.add(Damage(path, error.what or str(error), error.file, error.path))
+            findings.add(error.what or str(error), error.file, error.path)
     if not source.has_checksums:
         how = " without checksums" if summed else ", which has no checksums"
         what = f"leaves of {reader.name}{how}: decoded only"
@@ -100,9 +100,7 @@ async def _compare_sums(
     return errors
 
 
-def _check_ends(
-    store: ValueStore, reads: Sequence[ArrayRead], findings: Findings, checkpoint: Path
-) -> None:
+def _check_ends(store: ValueStore, reads: Sequence[ArrayRead], findings: Findings) -> None:
     """Check that files in gzip have their ends, without which TensorStore decodes them too."""
     known = {(damage.leaf, damage.chunk) for damage in findings.damage}
     for read in reads:
@@ -116,11 +114,11 @@ def _check_ends(
                 value = store.find(key)
             except CorruptionError as error:  # a link, which reading the chunk may have noted
                 if leaf not in {damage.leaf for damage in findings.damage}:
-                    findings.note(checkpoint, error)
+                    findings.record(error)
                 continue
             if not isinstance(value, Extent) or (leaf, key) in known:
                 continue
             with open(value.file, "rb") as file:
                 file.seek(value.offset + max(0, value.length - _SIZE_BYTES))
                 if file.read(_SIZE_BYTES) != expected:
-                    findings.add(Damage(checkpoint, "its end is missing", value.file, leaf, key))
+                    findings.add("its end is missing", value.file, leaf, key)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer import verify as module
+from orbit_ckpt._src.verify.verifier import Verifier
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
 
 IN_PLACE = ocp.AtomicityOptions(mode=ocp.AtomicityMode.COMMIT_FILE)
@@ -29,7 +29,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what has something done once `verify` has read the manifest of a checkpoint."""
 
     def install(act: Callable[[], object], *, times: int = 1) -> None:
-        real = module._verify_recorded  # pyright: ignore[reportPrivateUsage] - between two reads
+        real = Verifier._check_recorded  # pyright: ignore[reportPrivateUsage] - between two reads
         left = times
 
         async def acting(*args: object) -> None:
@@ -39,7 +39,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 act()
             await real(*args)  # pyright: ignore[reportArgumentType] - as they were
 
-        monkeypatch.setattr(module, "_verify_recorded", acting)
+        monkeypatch.setattr(Verifier, "_check_recorded", acting)
 
     return install
 

@@ -1,0 +1,1 @@
+"""Check every byte of checkpoints and report all damage."""

@@ -1,0 +1,251 @@
+"""Check every byte of checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from orbit_ckpt._src.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    UnsafePathError,
+)
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.locate import locate_run
+from orbit_ckpt._src.formats.orbax import check_complete, holds_tree
+from orbit_ckpt._src.formats.registry import check_reader, foreign_format
+from orbit_ckpt._src.items.unchanged import read_unchanged
+from orbit_ckpt._src.runtime.checks import check_callable, check_int
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.loop import run_sync
+from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import (
+    is_temporary_name,
+)
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.path import (
+    explain_no_checkpoint,
+    identity,
+    resolve_path,
+    storage_errors,
+)
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.verify.report import Findings, VerifyReport
+from orbit_ckpt._src.verify.verifier import Verifier, file_sizes
+
+_MAX_BYTES = 1 << 28
+
+Progress = Callable[[int, int], object]
+"""Called with the bytes checked so far, and how many there are, about."""
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int = _MAX_BYTES,
+    progress: Progress | None = None,
+    reader: Format | None = None,
+) -> VerifyReport:
+    """Read every byte of a checkpoint again and compare all checksums; touches no device.
+
+    Checked are the manifests and all files that they record, the documents, the index of a
+    database, and every chunk of every array, with its checksum and by decoding it. What the index
+    or a manifest names has to be there. Damage does not end the check: all of it is in the report.
+
+    What other writers have left without checksums is decoded or parsed, which finds what would
+    make a load fail; the report says what that is. So it is with checkpoints of other programs, of
+    which all leaves are decoded. What is of a later version, or of one that is not read any more,
+    cannot be verified: the report says so, and the rest is checked. That the manifest of a
+    checkpoint of `orbit_ckpt` is gone is damage.
+
+    A checkpoint that another process replaces meanwhile is checked again. Steps of a run that are
+    deleted meanwhile are left out.
+
+    Args:
+        path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
+            format that `load` reads.
+        max_bytes: About how many bytes to hold at once. More is held for larger chunks that only
+            TensorStore can decode.
+        progress: Called now and then.
+        reader: The format to read it as, as for `load`; of a run only the step that it chooses is
+            checked.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        IncompleteCheckpointError: The save did not finish.
+        StorageError: A directory cannot be read, or other processes replace the checkpoint again
+            and again while it is read.
+        ValueError: `max_bytes` is not positive.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
+        >>> report = orbit_ckpt.verify("run/step_4")
+        >>> report.is_intact, report.leaves, report.damage
+        (True, 2, ())
+    """
+    check_int("max_bytes", max_bytes, least=1)
+    check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
+    root = resolve_path(path)
+    check_reader(reader)
+    with storage_errors(root, "checking", "Check that it is a directory that may be read."):
+        listed, unfinished = ({root: reader}, 0) if reader else read_unchanged([root], _look_at)
+        sizes = {path: file_sizes(path, foreign)[0] for path, foreign in listed.items()}
+        total = _Progress(sum(map(sum, sizes.values())), progress)
+        findings = Findings(root, ByteLimiter(max_bytes), total.advance)
+        findings.skip(root, "saves that did not finish", unfinished)
+        checkpoints: list[Path] = []
+        for checkpoint, foreign in listed.items():
+            found = _verify_unchanged(checkpoint, findings, foreign, may_vanish=checkpoint != root)
+            if found is not None:
+                checkpoints.append(checkpoint)
+                findings.merge(found)
+        deleted = len(listed) - len(checkpoints)
+        findings.skip(root, "checkpoints that were deleted while others were checked", deleted)
+    return VerifyReport(
+        root,
+        tuple(checkpoints),
+        sum(len(sizes[checkpoint]) for checkpoint in checkpoints),
+        findings.leaves,
+        findings.chunks,
+        findings.nbytes,
+        tuple(findings.damage),
+        tuple(findings.unchecked),
+        tuple(findings.unverifiable),
+    )
+
+
+def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
+    """Check a checkpoint that need not be finished, such as a copy in progress.
+
+    Args:
+        directory: Its directory.
+        foreign: Its format if another program's, None for our own and Orbax's.
+    """
+    progress = _Progress(sum(file_sizes(directory, foreign)[0]), None)
+    verifier = Verifier(Findings(directory, ByteLimiter(_MAX_BYTES), progress.advance))
+    run_sync(verifier.check(foreign))
+    return verifier.findings
+
+
+class _Progress:
+    """Adds up bytes for a user's callback."""
+
+    def __init__(self, total: int, report: Progress | None) -> None:
+        self._done, self._total, self._report = 0, total, report
+
+    def advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._report is not None:
+            self._report(min(self._done, self._total), self._total)
+
+
+def _verify_unchanged(
+    checkpoint: Path, overall: Findings, foreign: Format | None, *, may_vanish: bool
+) -> Findings | None:
+    """Check a checkpoint that other processes may replace; again if one does.
+
+    Args:
+        checkpoint: The checkpoint.
+        overall: Provides the byte budget and the progress.
+        foreign: Its format if another program's.
+        may_vanish: Whether it may be deleted meanwhile.
+
+    Returns:
+        What was found; None if it was deleted.
+
+    Raises:
+        CheckpointError: It cannot be read, or is replaced again and again.
+    """
+
+    async def check(path: Path) -> Findings:
+        verifier = Verifier(Findings(path, overall.limiter, overall.progress))
+        await verifier.check(foreign)
+        return verifier.findings
+
+    try:
+        return read_unchanged([checkpoint], check)
+    except CheckpointError as error:
+        if identity(checkpoint) is not None:
+            raise
+        if may_vanish:
+            return None
+        raise CheckpointNotFoundError(
+            f"{checkpoint} was deleted while it was checked. Give a checkpoint that is kept."
+        ) from error
+
+
+async def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
+    """Return the checkpoints at a path with the formats of other programs; and what is unfinished.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        IncompleteCheckpointError: It is a save that did not finish.
+    """
+    run = locate_run(root)
+    if any(step.reader is not None for step in run.steps):
+        return {step.path: step.reader for step in run.steps}, len(run.unfinished)
+    foreign = None
+    if isinstance(root, StorePath):
+        try:
+            return _checkpoints(root)
+        except CheckpointNotFoundError:
+            foreign = foreign_format(root)
+            if foreign is None:
+                raise
+    else:
+        with contextlib.suppress(UnsafePathError):  # which is reported as damage
+            foreign = foreign_format(root)
+    if foreign is not None:
+        return {root: foreign}, 0
+    check_complete(root)
+    return _checkpoints(root)
+
+
+def _checkpoints(root: Path) -> tuple[Mapping[Path, None], int]:
+    """Return the checkpoints at a path: itself, or those in it; and how many are unfinished.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+    """
+    if isinstance(root, StorePath):
+        return _checkpoints_in_store(root)
+    if _is_checkpoint(root):
+        return {root: None}, 0
+    found: list[Path] = []
+    unfinished = 0
+    for child in sorted(root.iterdir(), key=_order):
+        if not child.is_dir():
+            continue
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if is_temporary_name(child.name) or is_in_progress(child):
+                unfinished += 1
+            elif _is_checkpoint(child):
+                found.append(child)
+    if not found:
+        advice = "Give the directory that was saved to, or the one with the steps of a run."
+        raise CheckpointNotFoundError(explain_no_checkpoint(root, advice))
+    return dict.fromkeys(found), unfinished
+
+
+def _checkpoints_in_store(root: StorePath) -> tuple[Mapping[Path, None], int]:
+    if is_committed(root):
+        return {root: None}, 0
+    names = [root / name for name in root.directories()]
+    there = map_paths(is_committed, names, root=root)
+    found: list[Path] = [path for path, is_there in zip(names, there, strict=True) if is_there]
+    if not found:
+        check_complete(root)  # which says what is wrong
+    others = [path for path, is_there in zip(names, there, strict=True) if not is_there]
+    unfinished = sum(map_paths(is_in_progress, others, root=root))
+    return dict.fromkeys(sorted(found, key=_order)), unfinished
+
+
+def _order(path: Path) -> tuple[int, str]:
+    digits = path.name[len(path.name.rstrip("0123456789")) :]
+    return int(digits or 0), path.name
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return looks_like_checkpoint(path) or holds_tree(path)

@@ -1,0 +1,224 @@
+"""What a verification has found, as values that can be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from orbit_ckpt._src.errors import CheckpointError, CorruptionError, StorageError, VersionError
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.storage.store_path import StorePath
+
+_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that is not as it was written.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        what: What is wrong.
+        file: The file that is damaged or missing, None if it is not known which.
+        leaf: Name of the leaf that cannot be restored, None if it is not one leaf.
+        chunk: Storage key of the damaged chunk, None if it is not one chunk.
+    """
+
+    checkpoint: Path
+    what: str
+    file: str | None = None
+    leaf: str | None = None
+    chunk: str | None = None
+
+    def __str__(self) -> str:
+        place = [] if self.leaf is None else [f"leaf {self.leaf}"]
+        place += [] if self.chunk is None else [f"chunk {self.chunk}"]
+        place += [self.file] if self.file is not None else []
+        return f"{', '.join(place) or self.checkpoint}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Data without a checksum, or that could not be compared with it.
+
+    Attributes:
+        directory: Where.
+        what: What, and why.
+        count: How many.
+    """
+
+    directory: Path
+    what: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.count} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unverifiable:
+    """A checkpoint, or a part of one, of a version that is not supported.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        what: The file, the version, and what to do.
+    """
+
+    checkpoint: Path
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Findings(Struct):
+    """What has been found so far in one checkpoint.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        limiter: The byte budget.
+        progress: Called with the bytes checked since its last call.
+        damage: What is damaged.
+        unchecked: What could not be checked.
+        unverifiable: What is of a version that is not supported.
+        leaves: How many leaves exist.
+        chunks: How many chunks were checked.
+        nbytes: How many bytes were checked.
+    """
+
+    checkpoint: Path
+    limiter: ByteLimiter
+    progress: Callable[[int], object]
+    damage: list[Damage] = field(default_factory=list[Damage])
+    unchecked: list[Unchecked] = field(default_factory=list[Unchecked])
+    unverifiable: list[Unverifiable] = field(default_factory=list[Unverifiable])
+    leaves: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    _places: dict[tuple[str | None, str | None], int] = field(
+        default_factory=dict[tuple[str | None, str | None], int]
+    )
+    """Positions in `damage` by file and chunk."""
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes that have been checked."""
+        self.nbytes += nbytes
+        self.progress(nbytes)
+
+    def record(self, error: CheckpointError, *, leaf: str | None = None) -> None:
+        """Record an error; of one file only the first, unless a later one names its chunk.
+
+        Raises:
+            StorageError: A store does not answer, which is no damage.
+        """
+        if isinstance(error, StorageError) and isinstance(self.checkpoint, StorePath):
+            raise error
+        if isinstance(error, VersionError):
+            self._add_unverifiable(Unverifiable(self.checkpoint, str(error)))
+            return
+        if isinstance(error, CorruptionError):
+            what = error.what or str(error)
+            self.add(what, error.file, leaf or error.path, error.chunk)
+        else:
+            self.add(str(error), None, leaf)
+
+    def add(
+        self, what: str, file: str | None = None, leaf: str | None = None, chunk: str | None = None
+    ) -> None:
+        """Record damage, unless the same place is known to be damaged."""
+        found = Damage(self.checkpoint, what, file, leaf, chunk)
+        if file is None or not self._replaces_known(found, file):
+            self._places.setdefault((file, chunk), len(self.damage))
+            self.damage.append(found)
+
+    def _replaces_known(self, found: Damage, file: str) -> bool:
+        """Whether the place of damage is known; the record that names a leaf is kept."""
+        of_file = self._places.get((file, None))
+        if of_file is not None and self.damage[of_file].leaf is None:
+            if found.chunk is not None and file.endswith(f"/{found.chunk}"):
+                self._places[file, found.chunk] = self._places.pop((file, None))
+                self.damage[of_file] = found
+            return True
+        known = self._places.get((file, found.chunk))
+        if known is not None and self.damage[known].leaf is None:
+            self.damage[known] = found
+        return known is not None
+
+    def is_known(self, file: str) -> bool:
+        """Whether damage of a file is recorded that is not limited to one chunk."""
+        return (file, None) in self._places
+
+    def _add_unverifiable(self, found: Unverifiable) -> None:
+        if found not in self.unverifiable:
+            self.unverifiable.append(found)
+
+    def merge(self, other: Findings) -> None:
+        """Add what was found in another checkpoint."""
+        self.damage += other.damage
+        self.unchecked += other.unchecked
+        for found in other.unverifiable:
+            self._add_unverifiable(found)
+        self.leaves += other.leaves
+        self.chunks += other.chunks
+        self.nbytes += other.nbytes
+
+    def skip(self, directory: Path, what: str, count: int) -> None:
+        """Record what cannot be checked, if it exists."""
+        if count:
+            self.unchecked.append(Unchecked(directory, what, count))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` has found; true if all is intact. Printed, it is a listing.
+
+    Attributes:
+        path: The path given.
+        checkpoints: The checkpoints at that path: itself, or the steps of a run.
+        files: How many files they have.
+        leaves: How many leaves.
+        chunks: How many chunks of arrays.
+        bytes_checked: How many bytes were compared with a checksum or decoded.
+        damage: Everything that is damaged.
+        unchecked: What has no checksums; it was decoded or parsed.
+        unverifiable: What is of a version that is not supported; it may be damaged.
+    """
+
+    path: Path
+    checkpoints: Sequence[Path]
+    files: int
+    leaves: int
+    chunks: int
+    bytes_checked: int
+    damage: Sequence[Damage]
+    unchecked: Sequence[Unchecked]
+    unverifiable: Sequence[Unverifiable] = ()
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether all versions are supported and no damage was found."""
+        return not (self.damage or self.unverifiable)
+
+    def __bool__(self) -> bool:
+        return self.is_intact
+
+    def __str__(self) -> str:
+        several = f" in {len(self.checkpoints)} checkpoints" if len(self.checkpoints) > 1 else ""
+        counts = (
+            f"{self.path}: {self.files} files{several}, leaves: {self.leaves}, "
+            f"chunks: {self.chunks}, bytes checked: {self.bytes_checked}"
+        )
+        sections = (
+            ("damaged", self.damage),
+            ("cannot be verified", self.unverifiable),
+            ("not checked", self.unchecked),
+        )
+        lines = [counts, *(["intact"] if self.is_intact else [])]
+        for title, found in sections:
+            lines += [f"{title}: {len(found)}"] if found else []
+            lines += [f"  {one}" for one in found[:_SHOWN]]
+            lines += [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        return "\n".join(lines)
