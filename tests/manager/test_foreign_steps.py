@@ -13,6 +13,7 @@ from flax import serialization
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args
+from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StepAlreadyExistsError
 
 SAMPLES = Path(__file__).parent.parent / "formats" / "samples"
@@ -165,6 +166,21 @@ def test_of_a_step_in_two_forms_the_own_one_is_used(
         assert manager.all_steps() == [4, 5]
         assert manager.restore(5) == {"own": 1}
     assert "checkpoint_05 is used" in caplog.text
+
+
+@pytest.mark.parametrize("write", [t5x, eformer, levanter])
+def test_a_copied_step_of_another_program_is_still_never_deleted(
+    run: Path, write: Callable[[Path], None]
+) -> None:
+    write(run)
+    copies = run.parent / "copies"
+    for step in (4, 5):
+        copy_checkpoint(run / f"checkpoint_{step}", copies / f"checkpoint_{step}")
+    with open_run(copies, max_to_keep=1) as manager:
+        manager.save(6, {"w": 1})
+        manager.save(7, {"w": 1})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [4, 5, 7]
 
 
 def _keys(tree: Any) -> Any:

@@ -13,17 +13,16 @@ from orbit_ckpt._src.cli.output import (
     human_number,
     print_json,
     print_table,
-    stored_bytes,
 )
 from orbit_ckpt._src.cli.runs import (
     UNKNOWN_TIME,
     Keeping,
+    ListedStep,
     list_run,
     unfinished_saves,
 )
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.detect import foreign_format
-from orbit_ckpt._src.manager.index import StepEntry
 from orbit_ckpt._src.storage.path import resolve_path
 
 
@@ -59,7 +58,11 @@ def ls(
 
 
 def _list_run(
-    root: Path, entries: Sequence[StepEntry], keeping: Keeping, unfinished: list[str], as_json: bool
+    root: Path,
+    entries: Sequence[ListedStep],
+    keeping: Keeping,
+    unfinished: list[str],
+    as_json: bool,
 ) -> None:
     infos = [entry.info for entry in entries]
     kept = keeping.rules(infos) if keeping.is_given else None
@@ -98,13 +101,13 @@ def print_unfinished(names: Sequence[str]) -> None:
         echo(f"unfinished: {name}", style="yellow")
 
 
-def step_fields(entry: StepEntry) -> dict[str, object]:
+def step_fields(entry: ListedStep) -> dict[str, object]:
     """Return what is known of a step as fields of JSON."""
     info = entry.info
     return {
         "step": info.step,
         "path": entry.path,
-        "bytes": stored_bytes(entry.path),
+        "bytes": entry.stored_bytes(),
         "time": None if info.time is UNKNOWN_TIME else info.time.isoformat(timespec="seconds"),
         "metrics": info.metrics,
         "pinned": info.pinned,

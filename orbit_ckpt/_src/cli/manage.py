@@ -16,6 +16,7 @@ from orbit_ckpt._src.cli.output import (
 from orbit_ckpt._src.cli.runs import (
     AnyStepName,
     Keeping,
+    ListedStep,
     holds_own_files,
     list_run,
 )
@@ -23,7 +24,6 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.detect import foreign_format
 from orbit_ckpt._src.formats.locate import locate_run
 from orbit_ckpt._src.manager.deletion import StepDeleter
-from orbit_ckpt._src.manager.index import StepEntry
 from orbit_ckpt._src.storage.atomic import is_in_progress
 from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
 from orbit_ckpt._src.storage.layout import PINNED, STEP_METADATA, is_temporary_name, partial_of
@@ -138,9 +138,10 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     entries = list_run(root, foreign_format(root))
     if entries is None:
         raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
-    paths = _paths_by_step(root, entries)
+    _check_one_run(root, entries)
+    paths = {entry.info.step: entry.path for entry in entries}
     kept = keeping.rules([entry.info for entry in entries])
-    sizes = {step: stored_bytes(paths[step]) for step in kept}
+    sizes = {entry.info.step: entry.stored_bytes() for entry in entries}
     going = [step for step, rules in kept.items() if not rules]
     freed = _total(sizes[step] for step in going)
     if going and not dry_run:
@@ -174,22 +175,21 @@ def _size(nbytes: int | None, form: str = ", {}") -> str:
     return "" if nbytes is None else form.format(human_bytes(nbytes))
 
 
-def _paths_by_step(root: Path, entries: Sequence[StepEntry]) -> dict[int, Path]:
-    """Return where the steps of a run are.
+def _check_one_run(root: Path, entries: Sequence[ListedStep]) -> None:
+    """Check that all steps in a directory are of one run.
 
     Raises:
         ValueError: It may be that not all are of one run, so that the newest of one is not kept.
     """
-    paths = {entry.info.step: entry.path for entry in entries}
+    steps = {entry.info.step for entry in entries}
     prefixes = {e.path.name.rpartition(str(e.info.step))[0].rstrip("0") for e in entries}
-    if len(paths) < len(entries) or len(prefixes) > 1:
+    if len(steps) < len(entries) or len(prefixes) > 1:
         names = [entry.path.name for entry in entries]
         some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(
             f"{root} may hold several runs, for its steps are not named alike: {some}. Move those "
             "of the others away, or delete steps with `rm`."
         )
-    return paths
 
 
 def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,14 +111,15 @@ def human_number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _local_bytes(directory: str) -> int:
+def entries_bytes(entries: Iterable[os.DirEntry[str]]) -> int:
+    """Return the size of all files among the entries of a directory, and below them."""
     total = 0
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                total += _local_bytes(entry.path)
-            else:
-                total += entry.stat(follow_symlinks=False).st_size
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            with os.scandir(entry.path) as below:
+                total += entries_bytes(below)
+        else:
+            total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
@@ -129,8 +130,10 @@ def stored_bytes(path: Path) -> int | None:
     """
     if isinstance(path, StorePath):
         return None
-    name = os.fspath(path)
-    return _local_bytes(name) if os.path.isdir(name) else os.stat(name).st_size
+    if not path.is_dir():
+        return path.stat().st_size
+    with os.scandir(path) as entries:
+        return entries_bytes(entries)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -10,11 +10,12 @@ from typing import cast
 
 from msgspec import Struct
 
+from orbit_ckpt._src.cli.output import entries_bytes, stored_bytes
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.base import ForeignStep, Format
 from orbit_ckpt._src.formats.locate import RunStep, is_unfinished, locate_run, number_in
 from orbit_ckpt._src.formats.orbax_layout import check_complete, find_items, holds_tree
-from orbit_ckpt._src.manager.index import StepEntry, StepIndex
+from orbit_ckpt._src.manager.index import StepIndex, make_entry
 from orbit_ckpt._src.manager.preservation import (
     AnyPreservationPolicy,
     BestN,
@@ -28,6 +29,7 @@ from orbit_ckpt._src.manager.preservation import (
 )
 from orbit_ckpt._src.manager.retention import RetentionRules
 from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.manager.steps import record_step
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
@@ -176,7 +178,25 @@ def _is_run_in_store(path: StorePath) -> bool:
     return False
 
 
-def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
+class ListedStep(Struct, frozen=True):
+    """A finished step of a run.
+
+    Attributes:
+        info: What policies know of it.
+        path: Where it is.
+        entries: What its directory holds; nothing for a file, and in a store.
+    """
+
+    info: StepInfo
+    path: Path
+    entries: Sequence[os.DirEntry[str]] = ()
+
+    def stored_bytes(self) -> int | None:
+        """Return the size of its files; None in a store, which does not tell."""
+        return entries_bytes(self.entries) if self.entries else stored_bytes(self.path)
+
+
+def list_run(root: Path, foreign: Format | None) -> list[ListedStep] | None:
     """Return the finished steps of a run, ascending; None if it is one checkpoint.
 
     Args:
@@ -188,31 +208,43 @@ def list_run(root: Path, foreign: Format | None) -> list[StepEntry] | None:
         IncompleteCheckpointError: It is a save that did not finish.
     """
     run = locate_run(root)
-    steps = [(one, one.foreign) for one in run.steps]
-    others = [_foreign_entry(one, found) for one, found in steps if found is not None]
-    if len(others) == len(steps) and (others or foreign is not None):
+    others = [_foreign_step(one, one.foreign) for one in run.steps if one.foreign is not None]
+    if len(others) == len(run.steps) and (others or foreign is not None):
         return others or None
     if run.newest is None and not is_run(root):
         return None
-    known = {entry.path for entry in others}
-    index = StepIndex(root, AnyStepName()).entries().values()
-    own = [entry for entry in index if entry.path not in known]
-    return sorted([*others, *own], key=lambda entry: entry.info.step)
+    if isinstance(root, StorePath):
+        index = StepIndex(root, AnyStepName()).entries().values()
+        own = [ListedStep(entry.info, entry.path) for entry in index]
+    else:
+        own = [step for one in run.steps if (step := _own_step(one)) is not None]
+    return sorted([*others, *own], key=lambda step: step.info.step)
+
+
+def _own_step(found: RunStep) -> ListedStep | None:
+    """Return a local step of ours or Orbax's; None without a number, and if it was deleted."""
+    if found.reader is not None or found.step is None:
+        return None
+    try:
+        entry = make_entry(record_step(cast(int, found.step), found))
+    except FileNotFoundError:
+        return None
+    return ListedStep(entry.info, entry.path, found.entries)
 
 
 UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
 """Stands for when another program wrote a step into a store, which does not tell."""
 
 
-def _foreign_entry(one: RunStep, found: ForeignStep) -> StepEntry:
+def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:
     time = UNKNOWN_TIME if found.time is None else datetime.fromtimestamp(found.time, tz=UTC)
     number = -1 if one.step is None else one.step
     step = cast(int, number)  # or a fraction, which is listed, compared and kept likewise
     info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
-    return StepEntry(info, one.path)
+    return ListedStep(info, one.path, one.entries)
 
 
-def unfinished_saves(root: Path, finished: Iterable[StepEntry]) -> list[str]:
+def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:
     """Return the names of what saves and conversions in progress or dead ones are writing.
 
     Args:

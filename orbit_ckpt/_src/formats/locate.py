@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
@@ -44,7 +45,7 @@ BUILT_IN = {
 _WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
 _MARKED = ("eFormer", "Levanter")
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
-_FOREIGN_FILES = (RUN_METADATA, AGGREGATE)
+_FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
 _FLAX_PREFIX = "checkpoint_"
 """What every step of another program is, or has; these are told without the formats."""
 
@@ -62,12 +63,21 @@ class RunStep(Struct, frozen=True):
         step: Its number; None if it has none. Flax takes fractions too.
         reader: The format it is read as; None for our own and Orbax's.
         foreign: What another program recorded of it.
+        entries: What its directory holds; nothing for a file, and in a store.
+        is_bare: Whether only arrays show that it is a tree, as in Orbax's first releases.
     """
 
     path: Path
     step: float | None
     reader: Format | None = None
     foreign: ForeignStep | None = None
+    entries: Sequence[os.DirEntry[str]] = ()
+    is_bare: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """Names of what its directory holds."""
+        return {entry.name for entry in self.entries}
 
 
 class Run(Struct, frozen=True):
@@ -107,6 +117,8 @@ class Run(Struct, frozen=True):
 def locate_run(root: Path) -> Run:
     """Return the checkpoints in a directory, by any program; none if it is one checkpoint itself.
 
+    Scans every directory in it once.
+
     Raises:
         OSError: The directory cannot be read.
     """
@@ -117,16 +129,49 @@ def locate_run(root: Path) -> Run:
     steps: list[RunStep] = []
     unfinished: list[str] = []
     with os.scandir(root) as scanned:
-        entries = sorted(scanned, key=lambda entry: entry.name)
-    for entry in entries:
-        is_dir = is_directory(entry)
-        if is_unfinished(entry.name) or (is_dir and _is_begun(entry.path)):
-            unfinished.append(entry.name)
-        elif (step := _step_at(root / entry.name, entry, is_dir=is_dir)) is not None:
+        children = sorted(scanned, key=lambda entry: entry.name)
+    for child in children:
+        entries = None if is_unfinished(child.name) else _scan(child)
+        if entries is None or _is_begun(entries):
+            unfinished.append(child.name)
+        elif (step := locate_step(root / child.name, entries)) is not None:
             steps.append(step)
     if len(steps) == 1 and steps[0].path.is_file():
         steps = []  # the directory of a single file is that checkpoint
     return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
+
+
+def locate_step(path: Path, entries: Sequence[os.DirEntry[str]]) -> RunStep | None:
+    """Return the checkpoint at a local path, None if there is none that is complete.
+
+    Args:
+        path: A file or directory.
+        entries: What the directory holds.
+    """
+    names = {entry.name for entry in entries}
+    if IN_PROGRESS in names:
+        return None
+    if STEP_METADATA not in names and (not entries or not _FOREIGN_FILES.isdisjoint(names)):
+        found = foreign_step(path)
+        if found is not None:
+            return structs.replace(found, entries=entries)
+    if STEP_METADATA in names or looks_like_checkpoint(path, entries):
+        return RunStep(path, number_in(path.name), entries=entries)
+    if entries and _is_old_tree(path):
+        return RunStep(path, number_in(path.name), entries=entries, is_bare=True)
+    return None
+
+
+def scan_step(path: Path) -> RunStep | None:
+    """Scan a local path; return the complete checkpoint there, None if there is none.
+
+    Raises:
+        OSError: It cannot be read, or does not exist.
+    """
+    entries: Sequence[os.DirEntry[str]] = ()
+    with contextlib.suppress(NotADirectoryError), os.scandir(path) as scanned:
+        entries = tuple(scanned)
+    return locate_step(path, entries)
 
 
 def foreign_step(path: Path) -> RunStep | None:
@@ -216,18 +261,20 @@ def _is_checkpoint(root: Path) -> bool:
     return own or holds_tree(root) or foreign_step(root) is not None
 
 
-def _is_begun(directory: str) -> bool:
+def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
+    """Return what a directory holds; nothing for a file, and for what was deleted meanwhile."""
+    if not is_directory(child):
+        return ()
+    try:
+        with os.scandir(child.path) as entries:
+            return tuple(entries)
+    except FileNotFoundError:
+        return ()
+
+
+def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
     """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
-    return os.path.exists(os.path.join(directory, IN_PROGRESS))
-
-
-def _step_at(path: Path, entry: os.DirEntry[str], *, is_dir: bool) -> RunStep | None:
-    if is_dir and os.path.isfile(os.path.join(entry.path, STEP_METADATA)):
-        return RunStep(path, number_in(entry.name))
-    found = foreign_step(path)
-    if found is None and is_dir and (looks_like_checkpoint(path) or _is_old_tree(path)):
-        return RunStep(path, number_in(path.name))
-    return found
+    return any(entry.name == IN_PROGRESS for entry in entries)
 
 
 def _is_old_tree(directory: Path) -> bool:

@@ -132,7 +132,7 @@ class StepIndex:
         with self._lock:  # nothing is added or removed meanwhile
             known = {step: entry.info.metrics for step, entry in self._entries.items()}
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
-            found = map_paths(lambda r: self._entry(r, known.get(r.step)), records, root=self._root)
+            found = map_paths(lambda r: make_entry(r, known.get(r.step)), records, root=self._root)
             self._entries = {entry.info.step: entry for entry in found}
             self._has_changed()
 
@@ -147,7 +147,7 @@ class StepIndex:
         with self._lock:
             record = read_step(step, path, needs_marker=self._needs_marker)
             if record is not None:
-                self._entries[step] = self._entry(record, metrics)
+                self._entries[step] = make_entry(record, metrics)
                 self._refused.pop(step, None)
                 self._has_changed()
 
@@ -264,24 +264,31 @@ class StepIndex:
             for info in infos
         ]
 
-    def _entry(self, record: StepRecord, metrics: Mapping[str, object] | None) -> StepEntry:
-        if metrics is None and METRICS_ITEM in record.items:
-            try:
-                metrics = read_metrics(record.path)
-            except CheckpointError as error:
-                if isinstance(error, StorageError) and isinstance(record.path, StorePath):
-                    raise  # it has metrics, perhaps the best
-                _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
-        info = StepInfo(
-            record.step,
-            record.commit_time,
-            metrics,
-            pinned=record.pinned,
-            temporary=record.temporary,
-            items=record.items,
-            foreign=record.foreign,
-        )
-        return StepEntry(info, record.path)
+
+def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) -> StepEntry:
+    """Return the entry of a step.
+
+    Args:
+        record: What its directory says.
+        metrics: Its metrics, None to read those that it was saved with.
+    """
+    if metrics is None and METRICS_ITEM in record.items:
+        try:
+            metrics = read_metrics(record.path)
+        except CheckpointError as error:
+            if isinstance(error, StorageError) and isinstance(record.path, StorePath):
+                raise  # it has metrics, perhaps the best
+            _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
+    info = StepInfo(
+        record.step,
+        record.commit_time,
+        metrics,
+        pinned=record.pinned,
+        temporary=record.temporary,
+        items=record.items,
+        foreign=record.foreign,
+    )
+    return StepEntry(info, record.path)
 
 
 def read_metrics(path: Path) -> Mapping[str, object] | None:

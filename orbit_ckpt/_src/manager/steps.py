@@ -18,20 +18,17 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import FormatError, StorageError
-from orbit_ckpt._src.formats.locate import foreign_step
+from orbit_ckpt._src.formats.locate import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.step_details import read_step_details
 from orbit_ckpt._src.runtime.checks import check_int, check_type, show
-from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
 from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
-    IN_PROGRESS,
     MANIFEST,
     OCDBT_MANIFEST,
     PINNED,
-    RUN_METADATA,
     STEP_DETAILS,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
@@ -43,7 +40,6 @@ from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.text import visible
 
-_FOREIGN_FILES = frozenset({AGGREGATE, RUN_METADATA})
 _OWN_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, MANIFEST, COMMIT_MARKER})
 _DIGITS = re.compile("[0-9]+")
 _ADVICE = "Check that it is a directory that may be read."
@@ -286,42 +282,33 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
     if isinstance(path, StorePath):
         return _read_stored(step, path)
     try:
-        with os.scandir(path) as scanned:
-            entries = list(scanned)
-        names = {entry.name for entry in entries}
-        if _FOREIGN_FILES & names and not _OWN_FILES & names:
-            foreign = _read_foreign(step, path)
-            if foreign is not None:
-                return foreign
-        unmarked = needs_marker and COMMIT_MARKER not in names
-        if IN_PROGRESS in names or unmarked or not looks_like_checkpoint(path, entries):
-            return None
-        items = frozenset(
-            e.name for e in entries if is_directory(e) and not is_temporary_name(e.name)
-        )
-        return _record(step, path, names, items)
-    except NotADirectoryError:
-        return _read_foreign(step, path)
+        found = scan_step(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP):
             return None  # deleted meanwhile, or a link to itself
         raise
-
-
-def _read_foreign(step: int, path: Path) -> StepRecord | None:
-    """Return the record of another program's step, None if there is no sound one."""
-    found = foreign_step(path)
-    if found is None or found.foreign is None:
+    if found is None or (
+        needs_marker and found.reader is None and COMMIT_MARKER not in found.names
+    ):
         return None
-    time = _EPOCH + timedelta(seconds=found.foreign.time or 0)
-    return StepRecord(
-        step,
-        path,
-        time,
-        pinned=found.foreign.is_pinned,
-        temporary=found.foreign.is_temporary,
-        foreign=True,
-    )
+    return record_step(step, found)
+
+
+def record_step(step: int, found: RunStep) -> StepRecord:
+    """Return the record of a local step, from the scan of its directory."""
+    foreign = found.foreign
+    if foreign is not None:
+        return StepRecord(
+            step,
+            found.path,
+            _EPOCH + timedelta(seconds=foreign.time or 0),
+            pinned=foreign.is_pinned,
+            temporary=foreign.is_temporary,
+            foreign=True,
+        )
+    directories = (e.name for e in found.entries if is_directory(e))
+    items = frozenset(name for name in directories if not is_temporary_name(name))
+    return _record(step, found.path, found.names, items, is_bare=found.is_bare)
 
 
 def _read_stored(step: int, path: StorePath) -> StepRecord | None:
@@ -332,8 +319,10 @@ def _read_stored(step: int, path: StorePath) -> StepRecord | None:
     return _record(step, path, names, items)
 
 
-def _record(step: int, path: Path, names: Set[str], items: frozenset[str]) -> StepRecord:
-    is_foreign = AGGREGATE in names and not _OWN_FILES & names  # or of an early Orbax
+def _record(
+    step: int, path: Path, names: Set[str], items: frozenset[str], *, is_bare: bool = False
+) -> StepRecord:
+    is_foreign = is_bare or (AGGREGATE in names and not _OWN_FILES & names)  # or of an early Orbax
     return StepRecord(
         step,
         path,
