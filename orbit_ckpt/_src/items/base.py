@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-from orbit_ckpt._src.items.foreign import (
+from orbit_ckpt._src.items.orbax_args import (
     foreign_args,
     foreign_handler_class,
     is_foreign_args,

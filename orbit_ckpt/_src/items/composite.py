@@ -27,8 +27,8 @@ from orbit_ckpt._src.items.base import (
     typestr_of,
     wrong_args,
 )
-from orbit_ckpt._src.items.foreign import foreign_path
-from orbit_ckpt._src.items.infer import handler_class_in
+from orbit_ckpt._src.items.detect import handler_class_in
+from orbit_ckpt._src.items.orbax_args import foreign_path
 from orbit_ckpt._src.items.phases import (
     restore_item,
     save_in_background,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from orbit_ckpt._src.items.base import CheckpointHandler, PassedArgs, StagingHandler
-from orbit_ckpt._src.items.foreign import foreign_path
+from orbit_ckpt._src.items.orbax_args import foreign_path
 from orbit_ckpt._src.overrides import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
