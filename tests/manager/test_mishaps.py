@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.items.base import CheckpointArgs, known_handlers, register_with_handler
+from orbit_ckpt._src.items.base import ARGUMENTS, CheckpointArgs, register_with_handler
 from orbit_ckpt._src.manager import deletion, index
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage import atomic
@@ -643,7 +643,7 @@ def test_a_subclass_of_a_handler_does_not_take_its_place() -> None:
         pass
 
     assert MineArgs.__name__ == "MineArgs"
-    assert known_handlers()[ocp.JsonHandler.typestr()] is ocp.JsonHandler
+    assert ARGUMENTS.handler_named(ocp.JsonHandler.typestr()) is ocp.JsonHandler
 
 
 def test_a_damaged_step_without_a_document_of_its_own_is_replaced(run: Any, tmp_path: Path) -> None:

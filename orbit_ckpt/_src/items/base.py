@@ -88,7 +88,79 @@ def item_name(directory: Path) -> str:
     return directory.name.partition(TEMPORARY_SUFFIX)[0]
 
 
-_SAVE, _RESTORE, _HANDLER = "_orbit_save_args", "_orbit_restore_args", "_orbit_handler"
+_ArgsByHandler = dict[type, tuple[type[CheckpointArgs], ...]]
+
+
+class ArgumentsRegistry:
+    """The argument classes of item handlers, and the handlers by such a class and by typestr.
+
+    Registrations are inherited: a handler has the argument classes of its nearest registered base,
+    and a class of arguments belongs to the handler of its nearest registered base.
+    """
+
+    def __init__(self) -> None:
+        self._classes: tuple[_ArgsByHandler, _ArgsByHandler] = ({}, {})  # for save, for restore
+        self._handlers: dict[type, type[CheckpointHandler]] = {}
+        self._typestrs: dict[str, type[CheckpointHandler]] = {}
+
+    def add(
+        self,
+        handler_cls: type,
+        args_cls: type[CheckpointArgs],
+        *,
+        for_save: bool,
+        for_restore: bool,
+    ) -> None:
+        """Register a class of arguments for a handler class.
+
+        A class that is defined again, in a notebook, replaces its predecessor.
+        """
+        for classes, is_wanted in zip(self._classes, (for_save, for_restore), strict=True):
+            if is_wanted:
+                classes[handler_cls] = _with_class(classes.get(handler_cls, ()), args_cls)
+        self._handlers[args_cls] = handler_cls
+        typestr = typestr_of(handler_cls)
+        if _name_of(self._typestrs.setdefault(typestr, handler_cls)) == _name_of(handler_cls):
+            self._typestrs[typestr] = handler_cls
+
+    def depth_of(self, handler_cls: type, position: int) -> int | None:
+        """Return at which class of the resolution order classes for save (0) or restore (1) are."""
+        known = self._classes[position]
+        return next((i for i, c in enumerate(handler_cls.__mro__) if c in known), None)
+
+    def own(self, handler_cls: type, position: int) -> tuple[type[CheckpointArgs], ...]:
+        """Return the classes of a handler for save (0) or restore (1), the preferred one first."""
+        depth = self.depth_of(handler_cls, position)
+        return () if depth is None else self._classes[position][handler_cls.__mro__[depth]]
+
+    def all(self, handler_cls: type, position: int) -> list[type]:
+        """Return the classes of a handler and of all its bases for save (0) or restore (1)."""
+        known = self._classes[position]
+        return [args_cls for base in handler_cls.__mro__ for args_cls in known.get(base, ())]
+
+    def handler_of(self, args_cls: type) -> type[CheckpointHandler] | None:
+        """Return the handler class that a class of arguments belongs to."""
+        bases = (base for base in args_cls.__mro__ if base in self._handlers)
+        return next((self._handlers[base] for base in bases), None)
+
+    def handler_named(self, typestr: str) -> type[CheckpointHandler] | None:
+        """Return the handler class that is recorded by a typestr."""
+        return self._typestrs.get(typestr)
+
+
+def _with_class(
+    classes: tuple[type[CheckpointArgs], ...], added: type[CheckpointArgs]
+) -> tuple[type[CheckpointArgs], ...]:
+    kept = tuple(added if _name_of(c) == _name_of(added) else c for c in classes)
+    return kept if added in kept else (*classes, added)
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+ARGUMENTS = ArgumentsRegistry()
+"""What `register_with_handler` registers in, and item handlers are looked up in."""
 
 
 def register_with_handler(
@@ -115,38 +187,10 @@ def register_with_handler(
                 f"{args_cls!r} is not derived from CheckpointArgs, so it cannot hold the arguments "
                 f"of {handler_cls.__qualname__}; derive it from args.CheckpointArgs."
             )
-        for attribute, is_wanted in ((_SAVE, for_save), (_RESTORE, for_restore)):
-            if is_wanted:
-                own = cast(tuple[type, ...], vars(handler_cls).get(attribute, ()))
-                setattr(handler_cls, attribute, _with_class(own, args_cls))
-        setattr(args_cls, _HANDLER, handler_cls)
-        _remember(handler_cls)
+        ARGUMENTS.add(handler_cls, args_cls, for_save=for_save, for_restore=for_restore)
         return args_cls
 
     return register
-
-
-def _with_class(classes: tuple[type, ...], added: type) -> tuple[type, ...]:
-    """Add a class; one that is defined again, in a notebook, takes the place of its predecessor."""
-    name = (added.__module__, added.__qualname__)
-    kept = [added if (c.__module__, c.__qualname__) == name else c for c in classes]
-    return tuple(kept) if added in kept else (*classes, added)
-
-
-def _remember(kind: type) -> None:
-    """Find a handler class by its typestr from now on, unless that of another one is the same."""
-    known = _known_handlers.setdefault(typestr_of(kind), kind)
-    if (known.__module__, known.__qualname__) == (kind.__module__, kind.__qualname__):
-        _known_handlers[typestr_of(kind)] = kind  # defined again, in a notebook
-
-
-_known_handlers: dict[str, type] = {}
-"""Handler classes by typestr: those that have been imported, wherever they are from."""
-
-
-def known_handlers() -> Mapping[str, type[CheckpointHandler]]:
-    """Return the item handlers that have been imported, by typestr."""
-    return cast(Mapping[str, type[CheckpointHandler]], _known_handlers)
 
 
 def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
@@ -154,8 +198,7 @@ def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[Check
 
     They are registered here, or with Orbax if that has been imported. Of several it is the first.
     """
-    save = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _SAVE, ()))
-    restore = cast("tuple[type[CheckpointArgs], ...]", getattr(handler_cls, _RESTORE, ()))
+    save, restore = ARGUMENTS.own(handler_cls, 0), ARGUMENTS.own(handler_cls, 1)
     return (save[0], restore[0]) if save and restore else foreign_args(handler_cls)
 
 
@@ -168,12 +211,12 @@ def own_args(handler_cls: type, position: int) -> type[CheckpointArgs] | None:
     classes = registered_args(handler_cls)
     if classes is None:
         return None
-    attribute = (_SAVE, _RESTORE)[position]
     methods = ("restore",) if position else ("save", "async_save")
-    inherits = hasattr(handler_cls, attribute) and any(
-        is_overridden(handler_cls, method, since=attribute) for method in methods
-    )
-    return None if inherits and not _begins_with_args(handler_cls, methods) else classes[position]
+    depth = ARGUMENTS.depth_of(handler_cls, position)
+    is_inherited = depth is not None and any(depth_of(handler_cls, m) < depth for m in methods)
+    if is_inherited and not _begins_with_args(handler_cls, methods):
+        return None
+    return classes[position]
 
 
 def _begins_with_args(handler_cls: type, methods: Sequence[str]) -> bool:
@@ -189,10 +232,10 @@ def takes_args(handler_cls: type, args: object, position: int) -> bool:
     They are if their class is registered for the handler or one of its bases, is derived from such
     a class, or is one that such a class extends.
     """
-    kind, attribute = type(args), (_SAVE, _RESTORE)[position]
+    kind = type(args)
     if kind in (CheckpointArgs, PassedArgs):
         return kind is PassedArgs
-    known = [c for base in handler_cls.__mro__ for c in vars(base).get(attribute, ())]
+    known = ARGUMENTS.all(handler_cls, position)
     foreign = foreign_args(handler_cls)
     known += [] if foreign is None else [foreign[position]]
     return not known or any(isinstance(args, c) or issubclass(c, kind) for c in known)
@@ -213,7 +256,7 @@ def args_name(args: object) -> str:
     """Return what users call arguments, or a class of them: `args.StandardSave`, for example."""
     kind = args if isinstance(args, type) else type(args)
     is_ours = kind.__module__.startswith("orbit_ckpt.")
-    return f"args.{kind.__name__.removesuffix('Args')}" if is_ours else _full_name(kind)
+    return f"args.{kind.__name__.removesuffix('Args')}" if is_ours else _name_of(kind)
 
 
 def check_args(name: str, args: object) -> None:
@@ -248,10 +291,6 @@ def wrong_args(handler_cls: type, args: object, position: int) -> str:
     )
 
 
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def check_handler(name: str, handler: object) -> None:
     """Check that a handler of an item is one.
 
@@ -280,13 +319,14 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
     Raises:
         ValueError: It belongs to none.
     """
-    found = getattr(args, _HANDLER, None) or foreign_handler_class(args)
+    kind = args if isinstance(args, type) else type(args)
+    found = ARGUMENTS.handler_of(kind) or foreign_handler_class(args)
     if found is None:
         if not isinstance(args, type):
             check_args("args", args)
-        name = args.__qualname__ if isinstance(args, type) else type(args).__qualname__
         raise ValueError(
-            f"{name} belongs to no item handler; decorate it with register_with_handler."
+            f"{kind.__qualname__} belongs to no item handler; decorate it with "
+            "register_with_handler."
         )
     return cast(type[CheckpointHandler], found)
 
@@ -300,5 +340,5 @@ def typestr_of(handler: object) -> str:
     kind = handler if isinstance(handler, type) else type(handler)
     typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
-        return f"{kind.__module__}.{kind.__qualname__}"
+        return _name_of(kind)
     return typestr()

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from orbit_ckpt._src.items.base import (
+    ARGUMENTS,
     ORBAX_PREFIX,
     CheckpointHandler,
     handler_class_of,
-    known_handlers,
     registered_args,
     takes_args,
 )
@@ -134,9 +134,9 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     """
     if typestr in _LATER:
         importlib.import_module(f"orbit_ckpt._src.items.{_LATER[typestr]}")
-    known = known_handlers()
-    if typestr in known:
-        return known[typestr]
+    known = ARGUMENTS.handler_named(typestr)
+    if known is not None:
+        return known
     for _, kind in load_plugins(ITEMS, prepare_item_handler, name=typestr):
         return kind
     module, _, name = typestr.rpartition(".")
