@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
-    CheckpointArgs,
-    register_with_handler,
-)
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from typing_extensions import override
+
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
 from orbit_ckpt._src.unused import warn_set
 
 
-class ArrayHandler:
+@dataclass
+class ArraySaveArgs(CheckpointArgs):
+    """What array to save, and how.
+
+    Attributes:
+        item: The array or scalar.
+        save_args: Its options.
+    """
+
+    item: object
+    save_args: SaveArgs | None = None
+
+
+@dataclass
+class ArrayRestoreArgs(CheckpointArgs):
+    """How to restore an array.
+
+    Attributes:
+        item: Does nothing here.
+        restore_args: Type, dtype and sharding wanted.
+    """
+
+    item: object = None
+    restore_args: RestoreArgs | None = None
+
+    def __post_init__(self) -> None:
+        why = "an array comes back as it was saved, or as restore_args say"
+        warn_set("ArrayRestore", {"item": (self.item, None, why)})
+
+
+class ArrayHandler(
+    ItemHandler[ArraySaveArgs], save_args=ArraySaveArgs, restore_args=ArrayRestoreArgs
+):
     """Saves and restores one array or scalar, as a tree with a single leaf."""
 
     def __init__(self, checkpoint_name: str | None = None) -> None:
@@ -38,35 +67,16 @@ class ArrayHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}array_checkpoint_handler.ArrayCheckpointHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: SaveArgs | None = None,
-        args: ArraySaveArgs | None = None,
-    ) -> None:
-        """Write an array into an existing directory."""
-        save_in_phases(self, directory, args or ArraySaveArgs(item, save_args))
-
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: SaveArgs | None = None,
-        args: ArraySaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take an array from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args or ArraySaveArgs(item, save_args))
-
+    @override
     async def stage(self, directory: Path, args: ArraySaveArgs, *, copy: bool) -> Commit:
-        """Take the array from the caller; see `StagingHandler`."""
         save_args = None if args.save_args is None else {self._name: args.save_args}
         tree = PyTreeSaveArgs({self._name: args.item}, save_args)
         return await self._trees.stage(directory, tree, copy=copy)
 
+    @override
     def restore(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         item: object = None,
         restore_args: RestoreArgs | None = None,
         args: ArrayRestoreArgs | None = None,
@@ -85,45 +95,7 @@ class ArrayHandler:
         found = self._trees.restore(directory, args=PyTreeRestoreArgs(restore_args=leaf_args))
         return found if is_bare else cast(dict[str, object], found)[self._name]
 
-    def metadata(self, directory: str | os.PathLike[str]) -> object:
+    def metadata(self, directory: PathLike) -> object:
         """Return what is known of the array without reading it."""
         tree = self._trees.metadata(directory).tree
         return cast(dict[str, object], tree)[self._name] if isinstance(tree, dict) else tree
-
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
-
-
-@register_with_handler(ArrayHandler, for_save=True)
-@dataclass
-class ArraySaveArgs(CheckpointArgs):
-    """What array to save, and how.
-
-    Attributes:
-        item: The array or scalar.
-        save_args: Its options.
-    """
-
-    item: object
-    save_args: SaveArgs | None = None
-
-
-@register_with_handler(ArrayHandler, for_restore=True)
-@dataclass
-class ArrayRestoreArgs(CheckpointArgs):
-    """How to restore an array.
-
-    Attributes:
-        item: Does nothing here.
-        restore_args: Type, dtype and sharding wanted.
-    """
-
-    item: object = None
-    restore_args: RestoreArgs | None = None
-
-    def __post_init__(self) -> None:
-        why = "an array comes back as it was saved, or as restore_args say"
-        warn_set("ArrayRestore", {"item": (self.item, None, why)})

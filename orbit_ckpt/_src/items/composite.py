@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
+
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ItemNotFoundError
 from orbit_ckpt._src.formats.orbax_layout import find_items
@@ -21,7 +21,6 @@ from orbit_ckpt._src.items.base import (
     handler_class_of,
     item_name,
     own_args,
-    register_with_handler,
     registered_args,
     takes_args,
     typestr_of,
@@ -29,12 +28,7 @@ from orbit_ckpt._src.items.base import (
 )
 from orbit_ckpt._src.items.detect import handler_class_in
 from orbit_ckpt._src.items.orbax_args import foreign_path
-from orbit_ckpt._src.items.phases import (
-    restore_item,
-    save_in_background,
-    save_in_phases,
-    stage_item,
-)
+from orbit_ckpt._src.items.phases import ItemHandler, restore_item, stage_item
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt._src.metadata.files import describe_step, read_step
 from orbit_ckpt._src.metadata.values import StepMetadata
@@ -46,7 +40,7 @@ from orbit_ckpt._src.runtime.warn import warn_caller
 from orbit_ckpt._src.storage.atomic import write_marker
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked
-from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.unused import warn_set
 
@@ -94,7 +88,7 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
         return f"Composite({', '.join(f'{k}={v!r}' for k, v in self.__items.items())})"
 
 
-class CompositeHandler:
+class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args=Composite):
     """Saves and restores several items, each through a handler of its own.
 
     The handler of an item is the one given for its name, else that of its arguments, else the one
@@ -159,18 +153,9 @@ class CompositeHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}composite_checkpoint_handler.CompositeCheckpointHandler"
 
-    def save(self, directory: str | os.PathLike[str], args: Composite) -> None:
-        """Write items into an existing directory."""
-        save_in_phases(self, directory, args)
-
-    async def async_save(
-        self, directory: str | os.PathLike[str], args: Composite
-    ) -> list[Future[None]]:
-        """Take all items from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args)
-
+    @override
     async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
-        """Take all items from the caller; see `StagingHandler`.
+        """Take all items from the caller.
 
         Raises:
             ValueError: It is not known how to save an item.
@@ -213,9 +198,8 @@ class CompositeHandler:
 
         return Commit(write_all, finalize, progress, recorded)
 
-    def restore(
-        self, directory: str | os.PathLike[str], args: Composite | None = None
-    ) -> Composite:
+    @override
+    def restore(self, directory: PathLike, args: Composite | None = None) -> Composite:
         """Read items.
 
         Args:
@@ -260,7 +244,7 @@ class CompositeHandler:
             warn_caller(f"{path}: {error}")
         return Composite(**found)
 
-    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+    def metadata(self, directory: PathLike) -> StepMetadata:
         """Return what is known of a checkpoint and of every item in it.
 
         The metadata of an item that cannot be read are None; a warning in the log says why.
@@ -270,9 +254,7 @@ class CompositeHandler:
         items = {name: self._item_metadata(path, name, recorded) for name in find_items(path)}
         return describe_step(CheckedDirectory(path), Composite(**items))
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
+    @override
     def close(self) -> None:
         """Close the handlers of all items."""
         for handler in (*self._given.values(), *self._made.values()):
@@ -337,9 +319,6 @@ class CompositeHandler:
             f"{sorted(self._names)}"
             + (f"; did you mean {' or '.join(near)}?" if near else ". Add it to item_names.")
         )
-
-
-register_with_handler(CompositeHandler, for_save=True, for_restore=True)(Composite)
 
 
 def _check_saved_by_all(directory: Path, names: Sequence[str]) -> None:

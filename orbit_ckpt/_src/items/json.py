@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
-    register_with_handler,
 )
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.json_item import JSON_FILE, find_json_file, read_json_item
 from orbit_ckpt._src.metadata.user_json import encode_user_json
@@ -24,11 +23,36 @@ from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.integrity import open_checked, write_manifest
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.unused import warn_set
 
 
-class JsonHandler:
+@dataclass
+class JsonSaveArgs(CheckpointArgs):
+    """What to save as JSON.
+
+    Attributes:
+        item: The value.
+    """
+
+    item: object
+
+
+@dataclass
+class JsonRestoreArgs(CheckpointArgs):
+    """How to restore JSON.
+
+    Attributes:
+        item: Does nothing here.
+    """
+
+    item: object = None
+
+    def __post_init__(self) -> None:
+        warn_set("JsonRestore", {"item": (self.item, None, "a value comes back as it was saved")})
+
+
+class JsonHandler(ItemHandler[JsonSaveArgs], save_args=JsonSaveArgs, restore_args=JsonRestoreArgs):
     """Saves and restores what JSON can hold."""
 
     def __init__(
@@ -50,30 +74,9 @@ class JsonHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}json_checkpoint_handler.JsonCheckpointHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        args: JsonSaveArgs | None = None,
-    ) -> None:
-        """Write a value into an existing directory.
-
-        Raises:
-            TypeError: It is not JSON.
-        """
-        save_in_phases(self, directory, args or JsonSaveArgs(item))
-
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        args: JsonSaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take a value from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args or JsonSaveArgs(item))
-
-    async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
-        """Take the value from the caller; see `StagingHandler`.
+    @override
+    async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:
+        """Take the value from the caller.
 
         Raises:
             TypeError: It is not JSON.
@@ -92,11 +95,12 @@ class JsonHandler:
 
         return Commit(write, lambda: write_manifest(directory))
 
+    @override
     def restore(
         self,
-        directory: str | os.PathLike[str],
-        item: object = None,  # noqa: ARG002 - Orbax's signature
-        args: JsonRestoreArgs | None = None,  # noqa: ARG002 - Orbax's signature
+        directory: PathLike,
+        item: object = None,
+        args: JsonRestoreArgs | None = None,
     ) -> Any:  # any JSON value
         """Read a value.
 
@@ -109,36 +113,3 @@ class JsonHandler:
     def file_in(self, directory: Path) -> str:
         """Return the name of the file in an item's directory; Orbax's v1 API has its own."""
         return find_json_file(directory, self._filename)
-
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
-
-
-@register_with_handler(JsonHandler, for_save=True)
-@dataclass
-class JsonSaveArgs(CheckpointArgs):
-    """What to save as JSON.
-
-    Attributes:
-        item: The value.
-    """
-
-    item: object
-
-
-@register_with_handler(JsonHandler, for_restore=True)
-@dataclass
-class JsonRestoreArgs(CheckpointArgs):
-    """How to restore JSON.
-
-    Attributes:
-        item: Does nothing here.
-    """
-
-    item: object = None
-
-    def __post_init__(self) -> None:
-        warn_set("JsonRestore", {"item": (self.item, None, "a value comes back as it was saved")})

@@ -1,25 +1,34 @@
 """Save and restore one item through its handler, whatever the handler's class overrides.
 
-The handlers of this package save in two phases, `stage` and the commit that it returns. Their
-`save` and `async_save` are made of the two, and are what subclasses override and what other
-handlers wrap. Overrides are always called: `stage` is used directly only if no subclass of its
-class overrides them. What an override saves through `super()`, or through a handler that it wraps,
-becomes part of the save around it: the primary process finishes it when all processes have written.
+The handlers of this package save in two phases, `stage` and the commit that it returns. Their base,
+`ItemHandler`, makes `save` and `async_save` of the two; these are what subclasses override and what
+other handlers wrap. Overrides are always called: `stage` is used directly only if no subclass of
+its class overrides them. What an override saves through `super()`, or through a handler that it
+wraps, becomes part of the save around it: the primary process finishes it when all processes have
+written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from orbit_ckpt._src.items.base import CheckpointHandler, PassedArgs, StagingHandler
+from typing_extensions import override
+
+from orbit_ckpt._src.items.base import (
+    CheckpointArgs,
+    CheckpointHandler,
+    PassedArgs,
+    StagingHandler,
+    register_with_handler,
+)
 from orbit_ckpt._src.items.orbax_args import foreign_path
 from orbit_ckpt._src.overrides import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
@@ -28,8 +37,10 @@ from orbit_ckpt._src.storage.atomic import sync_files
 from orbit_ckpt._src.storage.identity import stamp_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
+
+SaveT = TypeVar("SaveT", bound=CheckpointArgs)
 
 
 class _Result(Protocol):
@@ -221,42 +232,139 @@ class _Part:
         self._outcome.set_result(None)
 
 
-def save_in_phases(
-    handler: StagingHandler, directory: str | os.PathLike[str], args: object
-) -> None:
-    """Do what `save` of a handler of this package does.
+def _parts_around(path: Path) -> _Parts | None:
+    """Return the save that a directory belongs to, None if it is saved by itself."""
+    parts = _current.get()
+    return parts if parts is not None and parts.holds(path) else None
 
-    As in Orbax it goes through `async_save` if a subclass overrides that. Called by an override of
-    `save`, it leaves the end, which only one process does, to the save around it.
+
+class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
+    """Base of the item handlers of this package, which write `stage` and `restore`.
+
+    A subclass names its classes of arguments, which are registered with it.
+
+    Example:
+        >>> class TextHandler(ItemHandler[TextSave], save_args=TextSave, restore_args=TextRestore):
+        ...     async def stage(self, directory, args, *, copy): ...
+        ...     def restore(self, directory, item=None, args=None): ...
     """
-    path = resolve_path(directory)
-    parts = _parts_around(path)
-    is_asked = parts is not None and parts.is_asking(handler)
-    if is_overridden(handler, "async_save", since="stage") and not is_asked:
-        _save_through_override(handler, path, args, parts)
-        return
 
-    async def both_phases() -> Commit:
-        commit = await handler.stage(path, args, copy=False)
-        await commit.run()
-        return commit
+    _save_args: ClassVar[type[CheckpointArgs]]
 
-    commit = run_sync(both_phases())
-    if parts is None:
-        commit.finalize()
-    else:
-        parts.add(path, commit, has_run=True)
+    @override
+    def __init_subclass__(
+        cls,
+        *,
+        save_args: type[SaveT] | None = None,
+        restore_args: type[CheckpointArgs] | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        if save_args is not None:
+            cls._save_args = register_with_handler(cls, for_save=True)(save_args)
+        if restore_args is not None:
+            register_with_handler(cls, for_restore=True)(restore_args)
+
+    @override
+    def save(
+        self,
+        directory: PathLike,
+        item: Any = None,
+        save_args: Any = None,
+        args: SaveT | None = None,
+    ) -> None:
+        """Write an item into an existing empty directory; not atomic by itself.
+
+        As in Orbax it goes through `async_save` if a subclass overrides that. Called by an override
+        of `save`, it leaves the end, which only one process does, to the save around it.
+
+        Args:
+            directory: Where to write.
+            item: The item, if `args` is not given.
+            save_args: Its options, if it has any and `args` is not given.
+            args: What to save.
+
+        Raises:
+            TypeError: The item is none that the handler saves.
+            StorageError: The storage refused a write.
+        """
+        path = resolve_path(directory)
+        args = self._arguments(item, save_args) if args is None else args
+        parts = _parts_around(path)
+        is_asked = parts is not None and parts.is_asking(self)
+        if is_overridden(self, "async_save", since="stage") and not is_asked:
+            _save_through_override(self, path, args, parts)
+            return
+
+        async def both_phases() -> Commit:
+            commit = await self.stage(path, args, copy=False)
+            await commit.run()
+            return commit
+
+        commit = run_sync(both_phases())
+        if parts is None:
+            commit.finalize()
+        else:
+            parts.add(path, commit, has_run=True)
+
+    async def async_save(
+        self,
+        directory: PathLike,
+        item: Any = None,
+        save_args: Any = None,
+        args: SaveT | None = None,
+    ) -> list[Future[None]]:
+        """Take an item from the caller; for the arguments see `save`.
+
+        Returns:
+            Futures of what remains to be done. Called by an override of `async_save`, it is a part
+            of the save around it; else it has begun, and finishes the directory.
+        """
+        path = resolve_path(directory)
+        args = self._arguments(item, save_args) if args is None else args
+        parts = _parts_around(path)
+        commit = await self.stage(path, args, copy=True if parts is None else parts.copy)
+        if parts is not None:
+            return [cast("Future[None]", parts.add(path, commit))]
+
+        async def finish() -> None:
+            await commit.run()
+            await asyncio.to_thread(commit.finalize)
+
+        return [run_in_background(finish())]
+
+    def _arguments(self, item: Any, save_args: Any) -> SaveT:
+        """Return arguments made of fields; they may be among them, as `args` is in Orbax."""
+        for given in (item, save_args):
+            if isinstance(given, self._save_args):
+                return cast(SaveT, given)
+        options = {} if save_args is None else {"save_args": save_args}
+        return cast(Any, self._save_args)(item, **options)
+
+    @override
+    @abstractmethod
+    async def stage(self, directory: Path, args: SaveT, *, copy: bool) -> Commit: ...
+
+    @override
+    @abstractmethod
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    @override
+    def finalize(self, directory: PathLike) -> None:
+        """Do nothing: `save` has finished its directory."""
+
+    @override
+    def close(self) -> None:
+        """Give up resources; there are none."""
 
 
 def _save_through_override(
-    handler: StagingHandler, path: Path, args: object, around: _Parts | None
+    handler: ItemHandler[Any], path: Path, args: object, around: _Parts | None
 ) -> None:
     parts = around or _Parts(path, copy=False)
-    save: Any = getattr(handler, "async_save")  # noqa: B009 - not part of the protocol
 
     async def save_and_wait() -> None:
         with parts.collected(handler, "async_save"):
-            futures = await save(foreign_path(handler, path), args=args) or ()
+            futures = await handler.async_save(foreign_path(handler, path), args=args) or ()
         await parts.run()
         for future in futures:
             await asyncio.to_thread(future.result)
@@ -264,35 +372,7 @@ def _save_through_override(
     run_sync(save_and_wait())
     if around is None:
         parts.finalize()
-        cast(CheckpointHandler, handler).finalize(path)
-
-
-async def save_in_background(
-    handler: StagingHandler, directory: str | os.PathLike[str], args: object
-) -> list[Future[None]]:
-    """Do what `async_save` of a handler of this package does.
-
-    Returns:
-        What remains to be done. Called by an override of `async_save`, it is a part of the save
-        around it; else it has begun, and finishes the directory.
-    """
-    path = resolve_path(directory)
-    parts = _parts_around(path)
-    commit = await handler.stage(path, args, copy=True if parts is None else parts.copy)
-    if parts is not None:
-        return [cast("Future[None]", parts.add(path, commit))]
-
-    async def finish() -> None:
-        await commit.run()
-        await asyncio.to_thread(commit.finalize)
-
-    return [run_in_background(finish())]
-
-
-def _parts_around(path: Path) -> _Parts | None:
-    """Return the save that a directory belongs to, None if it is saved by itself."""
-    parts = _current.get()
-    return parts if parts is not None and parts.holds(path) else None
+        handler.finalize(path)
 
 
 def restore_item(

@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, MissingPackageError
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
-    register_with_handler,
 )
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.integrity import open_checked, write_manifest
-from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-class ProtoHandler:
+@dataclass
+class ProtoSaveArgs(CheckpointArgs):
+    """What protocol buffer to save.
+
+    Attributes:
+        item: The message.
+    """
+
+    item: Message
+
+
+@dataclass
+class ProtoRestoreArgs(CheckpointArgs):
+    """What protocol buffer to restore.
+
+    Attributes:
+        item: Class of the message.
+    """
+
+    item: type[Message]
+
+
+class ProtoHandler(
+    ItemHandler[ProtoSaveArgs], save_args=ProtoSaveArgs, restore_args=ProtoRestoreArgs
+):
     """Saves and restores a protocol buffer; needs the package `protobuf`."""
 
     def __init__(
@@ -50,31 +73,9 @@ class ProtoHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: Message | None = None,
-        args: ProtoSaveArgs | None = None,
-    ) -> None:
-        """Write a message into an existing directory.
-
-        Raises:
-            TypeError: It is no message.
-            ValueError: It has fields that its class does not know.
-        """
-        save_in_phases(self, directory, args or ProtoSaveArgs(cast(Any, item)))
-
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: Message | None = None,
-        args: ProtoSaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take a message from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args or ProtoSaveArgs(cast(Any, item)))
-
-    async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - the text is a copy
-        """Take the message from the caller; see `StagingHandler`.
+    @override
+    async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:
+        """Take the message from the caller.
 
         Raises:
             TypeError: It is no message.
@@ -88,9 +89,10 @@ class ProtoHandler:
 
         return Commit(write, lambda: write_manifest(directory))
 
+    @override
     def restore(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         item: type[Message] | None = None,
         args: ProtoRestoreArgs | None = None,
     ) -> Any:  # a message of the class asked for
@@ -115,36 +117,6 @@ class ProtoHandler:
                 f"({describe_directory(path)})."
             )
         return _decode(data, kind, str(path / self._filename))
-
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
-
-
-@register_with_handler(ProtoHandler, for_save=True)
-@dataclass
-class ProtoSaveArgs(CheckpointArgs):
-    """What protocol buffer to save.
-
-    Attributes:
-        item: The message.
-    """
-
-    item: Message
-
-
-@register_with_handler(ProtoHandler, for_restore=True)
-@dataclass
-class ProtoRestoreArgs(CheckpointArgs):
-    """What protocol buffer to restore.
-
-    Attributes:
-        item: Class of the message.
-    """
-
-    item: type[Message]
 
 
 def _encode(name: str, message: Message) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver
@@ -24,7 +24,7 @@ from orbit_ckpt._src.items.base import (
     register_with_handler,
 )
 from orbit_ckpt._src.items.memory import MemoryOptions
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.items.wrong_values import check_objects
@@ -73,7 +73,7 @@ class PyTreeMetadataOptions:
         check_flag_fields(self, "support_rich_types")
 
 
-class PyTreeHandler:
+class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
     """Saves and restores a pytree."""
 
     def __init__(  # noqa: PLR0913 - Orbax's signature
@@ -165,39 +165,11 @@ class PyTreeHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}pytree_checkpoint_handler.PyTreeCheckpointHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: object = None,
-        args: PyTreeSaveArgs | None = None,
-    ) -> None:
-        """Write a tree into an existing empty directory; not atomic by itself.
+    @override
+    def _arguments(self, item: object, save_args: object) -> PyTreeSaveArgs:
+        return PyTreeSaveArgs(_not_args(item), save_args)
 
-        Args:
-            directory: Where to write.
-            item: The tree, if `args` is not given.
-            save_args: Tree of `SaveArgs` like the tree, if `args` is not given.
-            args: What to save.
-
-        Raises:
-            UnsupportedLeafError: Some leaves cannot be written; nothing was.
-            NameCollisionError: Leaves would share a storage name; nothing was written.
-            StorageError: The storage refused a write.
-        """
-        save_in_phases(self, directory, args or PyTreeSaveArgs(_not_args(item), save_args))
-
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: object = None,
-        args: PyTreeSaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take a tree from the caller; return futures of what remains to be done, see `save`."""
-        args = args or PyTreeSaveArgs(_not_args(item), save_args)
-        return await save_in_background(self, directory, args)
-
+    @override
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
         options = replace(
@@ -215,9 +187,7 @@ class PyTreeHandler:
         )
         return await stage_tree(plan, directory, options, copy=copy)
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
+    @override
     def restore(
         self,
         directory: str | os.PathLike[str],
@@ -360,9 +330,6 @@ class PyTreeHandler:
         for loss in filter(None, losses):
             warn_caller(loss)
         return result
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
 
 
 @register_with_handler(PyTreeHandler, for_save=True)

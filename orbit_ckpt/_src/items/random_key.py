@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.errors import FormatError
@@ -20,15 +19,14 @@ from orbit_ckpt._src.items.base import (
     CheckpointArgs,
     CheckpointHandler,
     item_name,
-    register_with_handler,
 )
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key, wrap_keys
 
@@ -51,7 +49,7 @@ class _KeyFiles:
         return Commit(commit.run, commit.finalize, lambda: commit.progress)
 
     def restore(
-        self, directory: str | os.PathLike[str], key: CheckpointArgs, field: str
+        self, directory: PathLike, key: CheckpointArgs, field: str
     ) -> tuple[Any, Mapping[str, object]]:
         both = Composite(**{self._key: key, self._about: JsonRestoreArgs()})
         found = self._items.restore(directory, args=both)
@@ -64,7 +62,35 @@ class _KeyFiles:
         return found[self._key], about
 
 
-class JaxRandomKeyHandler:
+@dataclass
+class JaxRandomKeySaveArgs(CheckpointArgs):
+    """What key to save, and how.
+
+    Attributes:
+        item: A key or an array of keys, typed or not.
+        save_args: Options of its data.
+    """
+
+    item: jax.Array
+    save_args: SaveArgs | None = None
+
+
+@dataclass
+class JaxRandomKeyRestoreArgs(CheckpointArgs):
+    """How to restore a key.
+
+    Attributes:
+        restore_args: Sharding of its data.
+    """
+
+    restore_args: RestoreArgs | None = None
+
+
+class JaxRandomKeyHandler(
+    ItemHandler[JaxRandomKeySaveArgs],
+    save_args=JaxRandomKeySaveArgs,
+    restore_args=JaxRandomKeyRestoreArgs,
+):
     """Saves and restores a key of JAX, typed or not; the implementation is recorded."""
 
     def __init__(self, key_name: str | None = None) -> None:
@@ -80,18 +106,9 @@ class JaxRandomKeyHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
 
-    def save(self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs) -> None:
-        """Write a key into an existing directory."""
-        save_in_phases(self, directory, args)
-
-    async def async_save(
-        self, directory: str | os.PathLike[str], args: JaxRandomKeySaveArgs
-    ) -> list[Future[None]]:
-        """Take a key from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args)
-
+    @override
     async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
-        """Take the key from the caller; see `StagingHandler`.
+        """Take the key from the caller.
 
         Raises:
             TypeError: It is no array of JAX.
@@ -113,8 +130,9 @@ class JaxRandomKeyHandler:
             directory, ArraySaveArgs(key, args.save_args), about, copy=copy
         )
 
+    @override
     def restore(
-        self, directory: str | os.PathLike[str], args: JaxRandomKeyRestoreArgs | None = None
+        self, directory: PathLike, args: JaxRandomKeyRestoreArgs | None = None
     ) -> jax.Array:
         """Read a key.
 
@@ -133,40 +151,28 @@ class JaxRandomKeyHandler:
         default = cast(str, jax.config.jax_default_prng_impl)
         return wrap_keys(key, impl if isinstance(impl, str) else default)
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
 
-    def close(self) -> None:
-        """Give up resources; there are none."""
-
-
-@register_with_handler(JaxRandomKeyHandler, for_save=True)
 @dataclass
-class JaxRandomKeySaveArgs(CheckpointArgs):
-    """What key to save, and how.
+class NumpyRandomKeySaveArgs(CheckpointArgs):
+    """What state to save.
 
     Attributes:
-        item: A key or an array of keys, typed or not.
-        save_args: Options of its data.
+        item: What `np.random.get_state` returned.
     """
 
-    item: jax.Array
-    save_args: SaveArgs | None = None
+    item: tuple[str, np.ndarray, int, int, float] | dict[str, Any]
 
 
-@register_with_handler(JaxRandomKeyHandler, for_restore=True)
 @dataclass
-class JaxRandomKeyRestoreArgs(CheckpointArgs):
-    """How to restore a key.
-
-    Attributes:
-        restore_args: Sharding of its data.
-    """
-
-    restore_args: RestoreArgs | None = None
+class NumpyRandomKeyRestoreArgs(CheckpointArgs):
+    """How to restore a state; there is nothing to choose."""
 
 
-class NumpyRandomKeyHandler:
+class NumpyRandomKeyHandler(
+    ItemHandler[NumpyRandomKeySaveArgs],
+    save_args=NumpyRandomKeySaveArgs,
+    restore_args=NumpyRandomKeyRestoreArgs,
+):
     """Saves and restores what `np.random.get_state` returns, as a tuple or a dict."""
 
     def __init__(self, key_name: str | None = None) -> None:
@@ -182,18 +188,9 @@ class NumpyRandomKeyHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
 
-    def save(self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs) -> None:
-        """Write a state into an existing directory."""
-        save_in_phases(self, directory, args)
-
-    async def async_save(
-        self, directory: str | os.PathLike[str], args: NumpyRandomKeySaveArgs
-    ) -> list[Future[None]]:
-        """Take a state from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args)
-
+    @override
     async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
-        """Take the state from the caller; see `StagingHandler`.
+        """Take the state from the caller.
 
         Raises:
             TypeError: It is no tuple and no dict.
@@ -208,10 +205,11 @@ class NumpyRandomKeyHandler:
         tree = PyTreeSaveArgs(cast(object, state))
         return await self._files.stage(directory, tree, about, copy=copy)
 
+    @override
     def restore(
         self,
-        directory: str | os.PathLike[str],
-        args: NumpyRandomKeyRestoreArgs | None = None,  # noqa: ARG002 - it has no fields
+        directory: PathLike,
+        args: NumpyRandomKeyRestoreArgs | None = None,
     ) -> tuple[Any, ...] | dict[str, Any]:
         """Read a state, which `np.random.set_state` takes.
 
@@ -221,27 +219,3 @@ class NumpyRandomKeyHandler:
         """
         state, about = self._files.restore(directory, PyTreeRestoreArgs(), "legacy")
         return tuple(state) if about["legacy"] else state
-
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
-
-
-@register_with_handler(NumpyRandomKeyHandler, for_save=True)
-@dataclass
-class NumpyRandomKeySaveArgs(CheckpointArgs):
-    """What state to save.
-
-    Attributes:
-        item: What `np.random.get_state` returned.
-    """
-
-    item: tuple[str, np.ndarray, int, int, float] | dict[str, Any]
-
-
-@register_with_handler(NumpyRandomKeyHandler, for_restore=True)
-@dataclass
-class NumpyRandomKeyRestoreArgs(CheckpointArgs):
-    """How to restore a state; there is nothing to choose."""

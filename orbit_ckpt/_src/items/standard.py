@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
@@ -17,7 +17,7 @@ from orbit_ckpt._src.items.base import (
     register_with_handler,
 )
 from orbit_ckpt._src.items.memory import MemoryOptions
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import (
     PyTreeHandler,
     PyTreeMetadataOptions,
@@ -32,7 +32,7 @@ from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY,
 from orbit_ckpt._src.unused import warn_set
 
 
-class StandardHandler:
+class StandardHandler(ItemHandler["StandardSaveArgs"]):
     """Saves a pytree; restores it into the types, shapes, dtypes and shardings of a target."""
 
     def __init__(  # noqa: PLR0913 - Orbax's signature
@@ -66,35 +66,15 @@ class StandardHandler:
         """Return the name under which checkpoints record this handler; Orbax's own."""
         return f"{ORBAX_PREFIX}standard_checkpoint_handler.StandardCheckpointHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: object = None,
-        args: StandardSaveArgs | None = None,
-    ) -> None:
-        """Write a tree; see `PyTreeHandler.save`."""
-        save_in_phases(self, directory, args or StandardSaveArgs(item, save_args))
+    @override
+    def _arguments(self, item: object, save_args: object) -> StandardSaveArgs:
+        return StandardSaveArgs(item, save_args)
 
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        save_args: object = None,
-        args: StandardSaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take a tree from the caller; see `PyTreeHandler.async_save`."""
-        args = args or StandardSaveArgs(item, save_args)
-        return await save_in_background(self, directory, args)
-
+    @override
     async def stage(self, directory: Path, args: StandardSaveArgs, *, copy: bool) -> Commit:
-        """Take the tree from the caller; see `PyTreeHandler.stage`."""
         return await self._trees.stage(directory, args.as_pytree_args(), copy=copy)
 
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Finish a directory that has been written; see `PyTreeHandler.finalize`."""
-        self._trees.finalize(directory)
-
+    @override
     def restore(
         self,
         directory: str | os.PathLike[str],
@@ -131,9 +111,6 @@ class StandardHandler:
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
         """Return what is known of a tree without reading it; see `PyTreeHandler.metadata`."""
         return self._trees.metadata(directory)
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
 
 
 @register_with_handler(StandardHandler, for_save=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
@@ -26,8 +25,8 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     UnsupportedLeafError,
 )
-from orbit_ckpt._src.items.base import CheckpointArgs, item_name, register_with_handler
-from orbit_ckpt._src.items.phases import save_in_background, save_in_phases
+from orbit_ckpt._src.items.base import CheckpointArgs, item_name
+from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.states import StateKind, StateRecord
@@ -45,7 +44,7 @@ from orbit_ckpt._src.storage.layout import (
     process_of_state,
     state_stem,
 )
-from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 
 Resplit = Callable[[Sequence[Any], int, int], object]
 """Makes the state of one process from those of all that saved: `(states, process, count)`."""
@@ -61,7 +60,35 @@ _FILE_KINDS = {
 }
 
 
-class StatefulHandler:
+@dataclass
+class StatefulSaveArgs(CheckpointArgs):
+    """What object's state to save.
+
+    Attributes:
+        item: The object.
+    """
+
+    item: object
+
+
+@dataclass
+class StatefulRestoreArgs(CheckpointArgs):
+    """What object's state to restore.
+
+    Attributes:
+        item: The object to put the state into, which is then the result. None for the state itself.
+        resplit: Called if another number of processes saved, as `resplit(states, process_index,
+            process_count)`: the states of all in the order of the processes, and which process
+            this is of how many. Returns the state for this process.
+    """
+
+    item: object = None
+    resplit: Resplit | None = None
+
+
+class StatefulHandler(
+    ItemHandler[StatefulSaveArgs], save_args=StatefulSaveArgs, restore_args=StatefulRestoreArgs
+):
     """Saves and restores the state of an object, one state per process.
 
     The object has `state_dict()` and `load_state_dict(state)`, or `get_state()` and
@@ -98,26 +125,9 @@ class StatefulHandler:
         """Return the name under which checkpoints record this handler; Orbax has none like it."""
         return "orbit_ckpt.items.stateful.StatefulHandler"
 
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        args: StatefulSaveArgs | None = None,
-    ) -> None:
-        """Write the state of an object into an existing directory; see `stage` for errors."""
-        save_in_phases(self, directory, args or StatefulSaveArgs(item))
-
-    async def async_save(
-        self,
-        directory: str | os.PathLike[str],
-        item: object = None,
-        args: StatefulSaveArgs | None = None,
-    ) -> list[Future[None]]:
-        """Take the state of an object from the caller; see `PyTreeHandler.async_save`."""
-        return await save_in_background(self, directory, args or StatefulSaveArgs(item))
-
-    async def stage(self, directory: Path, args: StatefulSaveArgs, *, copy: bool) -> Commit:  # noqa: ARG002 - see below
-        """Take the state from the object, which may go on; see `StagingHandler`.
+    @override
+    async def stage(self, directory: Path, args: StatefulSaveArgs, *, copy: bool) -> Commit:
+        """Take the state from the object, which may go on.
 
         Raises:
             TypeError: The object has no state to give, or not one that can be written.
@@ -148,9 +158,10 @@ class StatefulHandler:
 
         return Commit(write, lambda: write_manifest(directory), lambda: commit.progress)
 
+    @override
     def restore(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         item: object = None,
         args: StatefulRestoreArgs | None = None,
     ) -> Any:  # the object, or its state
@@ -181,12 +192,6 @@ class StatefulHandler:
         with _errors_of(name, methods.set):
             methods.set(state)
         return args.item
-
-    def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Do nothing: `save` has finished its directory."""
-
-    def close(self) -> None:
-        """Give up resources; there are none."""
 
     def _process(self) -> tuple[int, int]:
         return self._given or (jax.process_index(), jax.process_count())
@@ -249,34 +254,6 @@ class StatefulHandler:
             )
         is_json = kind is StateKind.JSON
         return decode_json(data, object, str(checked.path / name)) if is_json else data
-
-
-@register_with_handler(StatefulHandler, for_save=True)
-@dataclass
-class StatefulSaveArgs(CheckpointArgs):
-    """What object's state to save.
-
-    Attributes:
-        item: The object.
-    """
-
-    item: object
-
-
-@register_with_handler(StatefulHandler, for_restore=True)
-@dataclass
-class StatefulRestoreArgs(CheckpointArgs):
-    """What object's state to restore.
-
-    Attributes:
-        item: The object to put the state into, which is then the result. None for the state itself.
-        resplit: Called if another number of processes saved, as `resplit(states, process_index,
-            process_count)`: the states of all in the order of the processes, and which process
-            this is of how many. Returns the state for this process.
-    """
-
-    item: object = None
-    resplit: Resplit | None = None
 
 
 class _Methods(NamedTuple):

@@ -16,6 +16,9 @@ from orbit_ckpt._src.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
 
+PathLike = str | os.PathLike[str]
+"""What users give as a path."""
+
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
 _SEARCHED = 2000
 """How many names are compared with one that does not exist."""
