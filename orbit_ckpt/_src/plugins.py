@@ -11,10 +11,6 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-TYPE_HANDLERS = "orbit_ckpt.type_handlers"
-ITEMS = "orbit_ckpt.items"
-FORMATS = "orbit_ckpt.formats"
-
 
 class Plugin(NamedTuple, Generic[T]):
     """A plug-in that is installed.
@@ -36,41 +32,47 @@ class Plugin(NamedTuple, Generic[T]):
         package = f", package {entry.dist.name}" if entry.dist is not None else ""
         return f"Plug-in {entry.name!r} of group {entry.group}{package}"
 
-
-def find_plugins(
-    group: str, prepare: Callable[[object], T], *, name: str | None = None
-) -> Iterator[Plugin[T]]:
-    """Yield the plug-ins of a group, imported and checked; those that cannot be used say why.
-
-    Args:
-        group: Entry point group.
-        prepare: Turns what an entry point refers to into what is wanted; raises if it is not that.
-        name: Name of the entry points, None for all.
-    """
-    installed = importlib.metadata.entry_points(group=group)
-    for entry in installed if name is None else installed.select(name=name):
-        try:
-            found = Plugin(entry, prepare(entry.load()), None)
-        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-            found = Plugin[T](entry, None, error)
-        yield found
+    def warn(self, error: Exception) -> None:
+        """Log that it has failed, and is passed over."""
+        _logger.warning("%s cannot be used: %s: %s", self.title, type(error).__name__, error)
 
 
-def load_plugins(
-    group: str, prepare: Callable[[object], T], *, name: str | None = None
-) -> Iterator[tuple[str, T]]:
-    """Yield the plug-ins of a group that can be used, each with what messages call it.
+class PluginRegistry(Generic[T]):
+    """The plug-ins of one entry point group."""
 
-    For the others a warning is logged that names the plug-in and its package: a broken package must
-    not keep others from being used. For the arguments see `find_plugins`.
-    """
-    for plugin in find_plugins(group, prepare, name=name):
-        if plugin.error is not None:
-            warn_of(plugin.title, plugin.error)
-        else:
-            yield plugin.title, cast(T, plugin.loaded)
+    def __init__(self, group: str, prepare: Callable[[object], T]) -> None:
+        """Make a registry; nothing is looked up or imported yet.
 
+        Args:
+            group: The group.
+            prepare: Turns the object of an entry point into what the group provides; raises if it
+                is not that.
+        """
+        self.group = group
+        self._prepare = prepare
 
-def warn_of(title: str, error: Exception) -> None:
-    """Log that a plug-in has failed, and is passed over."""
-    _logger.warning("%s cannot be used: %s: %s", title, type(error).__name__, error)
+    def all(self, name: str | None = None) -> Iterator[Plugin[T]]:
+        """Yield the plug-ins, imported and checked; those that cannot be used say why.
+
+        Args:
+            name: Name of the entry points, None for all.
+        """
+        installed = importlib.metadata.entry_points(group=self.group)
+        for entry in installed if name is None else installed.select(name=name):
+            try:
+                found = Plugin(entry, self._prepare(entry.load()), None)
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+                found = Plugin[T](entry, None, error)
+            yield found
+
+    def usable(self, name: str | None = None) -> Iterator[tuple[Plugin[T], T]]:
+        """Yield the plug-ins that can be used, with what they provide.
+
+        The others are logged as warnings that name the plug-in and its package: a broken package
+        must not keep others from being used.
+        """
+        for plugin in self.all(name):
+            if plugin.error is None:
+                yield plugin, cast(T, plugin.loaded)
+            else:
+                plugin.warn(plugin.error)

@@ -242,6 +242,7 @@ def test_plugin_is_not_imported_as_long_as_built_in_types_are_used(
         ("class BrushHandler:\n def __init__(self): 1 / 0", "zero"),
         ("class BrushHandler: types = (int,)", "methods of a TypeHandler"),
         (PLUGIN.replace("(Brush, int)", "()"), "which classes it handles"),
+        (PLUGIN.replace("(Brush, int)", "('Brush',)"), "which classes it handles"),
     ],
     ids=[
         "import error",
@@ -250,6 +251,7 @@ def test_plugin_is_not_imported_as_long_as_built_in_types_are_used(
         "constructor fails",
         "no handler",
         "no types",
+        "types that are no classes",
     ],
 )
 def test_broken_plugin_is_a_warning_that_names_it_and_the_others_work(

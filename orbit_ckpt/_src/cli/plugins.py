@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import cast
 
 import typer
 
 from orbit_ckpt._src.cli.output import echo, print_json, print_table
 from orbit_ckpt._src.formats.locate import BUILT_IN
-from orbit_ckpt._src.plugins import FORMATS, ITEMS, TYPE_HANDLERS, find_plugins
+from orbit_ckpt._src.plugins import Plugin, PluginRegistry
 
-_GROUPS: Mapping[str, str] = {
-    TYPE_HANDLERS: "orbit_ckpt._src.type_handlers.registry:prepare_type_handler",
-    ITEMS: "orbit_ckpt._src.items.registry:prepare_item_handler",
-    FORMATS: "orbit_ckpt._src.formats.detect:prepare_format",
+_GROUPS = {
+    "orbit_ckpt.type_handlers": "type_handlers.registry",
+    "orbit_ckpt.items": "items.registry",
+    "orbit_ckpt.formats": "formats.detect",
 }
-"""What checks the plug-ins of each group; imported if there is one."""
+"""The modules that have the registries of plug-ins; one is imported if its group has any."""
 
 
 def plugins(as_json: bool) -> None:
@@ -26,18 +27,17 @@ def plugins(as_json: bool) -> None:
         {"name": name, "extra": None} for name in BUILT_IN.values()
     ]
     found: list[dict[str, object]] = []
-    for group, where in _GROUPS.items():
-        for plugin in find_plugins(group, _later(where)):
-            entry, package, error = plugin.entry, plugin.entry.dist, plugin.error
-            found.append(
-                {
-                    "group": group,
-                    "name": entry.name,
-                    "package": f"{package.name} {package.version}" if package else None,
-                    "object": entry.value,
-                    "error": None if error is None else f"{type(error).__name__}: {error}",
-                }
-            )
+    for plugin in _installed():
+        entry, package, error = plugin.entry, plugin.entry.dist, plugin.error
+        found.append(
+            {
+                "group": entry.group,
+                "name": entry.name,
+                "package": f"{package.name} {package.version}" if package else None,
+                "object": entry.value,
+                "error": None if error is None else f"{type(error).__name__}: {error}",
+            }
+        )
     failed = any(plugin["error"] is not None for plugin in found)
     if as_json:
         print_json("plugins", formats=built_in, plugins=found)
@@ -50,15 +50,11 @@ def plugins(as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _later(where: str) -> Callable[[object], object]:
-    """Return a function that is imported when it is called."""
-    module, _, name = where.partition(":")
-
-    def prepare(plugin: object) -> object:
-        found = getattr(importlib.import_module(module), name)
-        return cast(Callable[[object], object], found)(plugin)
-
-    return prepare
+def _installed() -> Iterator[Plugin[object]]:
+    for group, module in _GROUPS.items():
+        if entry_points(group=group):
+            registry = import_module(f"orbit_ckpt._src.{module}").PLUGINS
+            yield from cast("PluginRegistry[object]", registry).all()
 
 
 def _print_plugins(found: Sequence[dict[str, object]]) -> None:

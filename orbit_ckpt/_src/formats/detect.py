@@ -15,7 +15,7 @@ from orbit_ckpt._src.formats.orbax_layout import (
     holds_steps,
     is_tree,
 )
-from orbit_ckpt._src.plugins import FORMATS, load_plugins, warn_of
+from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.storage.layout import STEP_METADATA
 from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
@@ -136,12 +136,14 @@ def find_format(path: Path) -> Format | str:
         lacks.append(_lack(known, problem))
     if recognize(path) is not None:  # what the formats lack would only hide what it is
         lacks = []
-    for title, plugin in () if in_store else load_plugins(FORMATS, prepare_format):
+    for found, plugin in () if in_store else PLUGINS.usable():
         try:
             problem = plugin.sniff(path)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-            warn_of(title, error)
-            lacks.append(f"\n  {plugin.name}: {title} failed: {type(error).__name__}: {error}")
+            found.warn(error)
+            lacks.append(
+                f"\n  {plugin.name}: {found.title} failed: {type(error).__name__}: {error}"
+            )
             continue
         if problem is None:
             return plugin
@@ -158,7 +160,7 @@ def _lack(known: Format, problem: str) -> str:
     return f"\n  {known.name}{extra}: {problem}"
 
 
-def prepare_format(plugin: object) -> Format:
+def _prepare_plugin(plugin: object) -> Format:
     """Return the format that a plug-in provides.
 
     Raises:
@@ -168,3 +170,7 @@ def prepare_format(plugin: object) -> Format:
     if not isinstance(found, Format):
         raise TypeError(f"{found!r} does not have the methods of a Format")
     return found
+
+
+PLUGINS = PluginRegistry("orbit_ckpt.formats", _prepare_plugin)
+"""Formats of installed packages."""

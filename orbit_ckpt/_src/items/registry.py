@@ -16,7 +16,7 @@ from orbit_ckpt._src.items.base import (
     registered_args,
     takes_args,
 )
-from orbit_ckpt._src.plugins import ITEMS, load_plugins
+from orbit_ckpt._src.plugins import PluginRegistry
 
 Key = tuple[str | None, type]
 
@@ -137,7 +137,7 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     known = ARGUMENTS.handler_named(typestr)
     if known is not None:
         return known
-    for _, kind in load_plugins(ITEMS, prepare_item_handler, name=typestr):
+    for _, kind in PLUGINS.usable(typestr):
         return kind
     module, _, name = typestr.rpartition(".")
     imported = getattr(sys.modules.get(module), name, None)
@@ -149,7 +149,7 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     )
 
 
-def prepare_item_handler(plugin: object) -> type[CheckpointHandler]:
+def _prepare_plugin(plugin: object) -> type[CheckpointHandler]:
     """Return the class of item handlers that a plug-in provides.
 
     Raises:
@@ -158,6 +158,10 @@ def prepare_item_handler(plugin: object) -> type[CheckpointHandler]:
     if isinstance(plugin, type) and hasattr(plugin, "save") and hasattr(plugin, "restore"):
         return cast(type[CheckpointHandler], plugin)
     raise TypeError(f"{plugin!r} is no class with the methods of an item handler")
+
+
+PLUGINS = PluginRegistry("orbit_ckpt.items", _prepare_plugin)
+"""Classes of item handlers of installed packages; the entry points have their typestrs as names."""
 
 
 def _class_of(args: object) -> type:

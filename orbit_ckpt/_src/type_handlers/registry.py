@@ -14,7 +14,7 @@ from typing import cast
 import jax
 import numpy as np
 
-from orbit_ckpt._src.plugins import TYPE_HANDLERS, load_plugins
+from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.type_handlers.array import ArrayHandler
 from orbit_ckpt._src.type_handlers.base import TypeHandler
@@ -122,7 +122,7 @@ class TypeHandlerRegistry:
     def _plugin_layer(self) -> _Layer:
         if self._plugins is None:
             self._plugins = layer = _Layer()
-            for _, (types, handler) in load_plugins(TYPE_HANDLERS, prepare_type_handler):
+            for _, (types, handler) in PLUGINS.usable():
                 for ty in types:
                     layer.add(ty, handler, None, override=True)
         return self._plugins
@@ -153,7 +153,7 @@ def _check_handler(ty: object, handler: object, func: object) -> None:
     check_callable("func", func, "Give one that says of a class whether the handler takes it.")
 
 
-def prepare_type_handler(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
+def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
     """Return the types that a plug-in handles, as its attribute `types` says, and the handler.
 
     Raises:
@@ -163,10 +163,14 @@ def prepare_type_handler(plugin: object) -> tuple[tuple[type, ...], TypeHandler]
     if not isinstance(handler, TypeHandler):
         raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")
     types = cast(tuple[type, ...], getattr(handler, "types", ()))
-    if not types:
+    if not types or not all(isinstance(ty, type) for ty in types):  # pyright: ignore[reportUnnecessaryIsInstance] - anybody's
         raise TypeError(f"{handler!r} does not say in `types` which classes it handles")
     handler.typestr()
     return types, handler
+
+
+PLUGINS = PluginRegistry("orbit_ckpt.type_handlers", _prepare_plugin)
+"""Type handlers of installed packages, with the types that they handle."""
 
 
 class _Layer:
