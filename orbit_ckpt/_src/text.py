@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def visible(text: str) -> str:
     r"""Return text with escapes in place of what is not printable, lines apart.
@@ -16,3 +18,20 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def shorten_list(names: Sequence[object], limit: int = 20, *, separator: str = ", ") -> str:
+    """Return names in one line: of a long list the first ones, and how many more there are.
+
+    Example:
+        >>> shorten_list(["a", "b", "c", "d"], 2)
+        'a, b and 2 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{separator.join(map(str, names[:limit]))}{more}"
+
+
+def shorten_lines(lines: Sequence[str], limit: int, *, what: str = "more") -> list[str]:
+    """Return the first lines, and one that says how many more there are."""
+    more = [f"... and {len(lines) - limit} {what}"] if len(lines) > limit else []
+    return [*lines[:limit], *more]

@@ -31,6 +31,7 @@ from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.partial import remove_path
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.text import shorten_list
 
 _ADVICE = "Check the permissions there."
 
@@ -185,10 +186,9 @@ def _check_one_run(root: Path, entries: Sequence[ListedStep]) -> None:
     prefixes = {e.path.name.rpartition(str(e.info.step))[0].rstrip("0") for e in entries}
     if len(steps) < len(entries) or len(prefixes) > 1:
         names = [entry.path.name for entry in entries]
-        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(
-            f"{root} may hold several runs, for its steps are not named alike: {some}. Move those "
-            "of the others away, or delete steps with `rm`."
+            f"{root} may hold several runs, for its steps are not named alike: "
+            f"{shorten_list(names, 8)}. Move those of the others away, or delete steps with `rm`."
         )
 
 

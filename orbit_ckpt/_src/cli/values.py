@@ -24,6 +24,7 @@ from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
@@ -57,8 +58,7 @@ def stats(
         cells = [[leaf.name, leaf.description, *_cells(found[leaf.keys])] for leaf in leaves]
         print_table(header, cells, right=set(header[2:]))
         if bad:
-            more = ", ..." if len(bad) > 8 else ""
-            echo(f"not finite: {', '.join(bad[:8])}{more}", style="red")
+            echo(f"not finite: {shorten_list(bad, 8)}", style="red")
     if fail_on_nan and bad:
         raise typer.Exit(1)
 

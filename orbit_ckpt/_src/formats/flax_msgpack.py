@@ -12,6 +12,7 @@ from orbit_ckpt._src.formats.msgpack_scan import scan_file
 from orbit_ckpt._src.formats.msgpack_tree import stored_tree, whole_tree
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.store_path import StorePath, file_names, read_extent
+from orbit_ckpt._src.text import shorten_list
 
 SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
@@ -71,8 +72,8 @@ def _file_at(path: Path) -> Path:
         file = inner_file(path, names[-1])
         if len(names) > 1:
             raise CheckpointNotFoundError(
-                f"{path} holds several checkpoints of Flax ({', '.join(names[:8])}"
-                f"{', ...' if len(names) > 8 else ''}); give one of them, for example {file}."
+                f"{path} holds several checkpoints of Flax ({shorten_list(names, 8)}); "
+                f"give one of them, for example {file}."
             )
     return file
 

@@ -26,6 +26,7 @@ from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import is_directory
+from orbit_ckpt._src.text import shorten_list
 
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
@@ -159,9 +160,8 @@ def _no_tree_message(path: Path, checkpoints: list[str]) -> str:
     if checkpoints:
         ordered = sorted(checkpoints, key=lambda name: (_step_of(name) or 0, name))
         return (
-            f"{path} holds several checkpoints ({', '.join(ordered[:8])}"
-            f"{', ...' if len(ordered) > 8 else ''}); give one of them, for example "
-            f"{path / ordered[-1]}."
+            f"{path} holds several checkpoints ({shorten_list(ordered, 8)}); give one of them, "
+            f"for example {path / ordered[-1]}."
         )
     return explain_no_checkpoint(
         path,

@@ -20,12 +20,12 @@ from orbit_ckpt._src.errors import CheckpointExistsError, UnsupportedLeafError
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.atomic import make_directories, sync_directory
 from orbit_ckpt._src.storage.partial import partial_path
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.patterns import join_name
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
 _BLOCK_BYTES = 1 << 25
-_SHOWN = 20
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
@@ -115,11 +115,10 @@ def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
         refused: Their names and why, a word or two.
     """
     shown = [f"{format_path(names)} ({why})" for names, why in refused.items()]
-    skip = [join_name(names) for names in refused]
-    more = "" if len(skip) <= _SHOWN else f" and {len(skip) - _SHOWN} more"
+    skip = [repr(join_name(names)) for names in refused]
     return UnsupportedLeafError(
-        f"{what} cannot hold {len(refused)} leaves: {', '.join(shown[:_SHOWN])}{more}. Skip "
-        f"{', '.join(map(repr, skip[:_SHOWN]))}{more}, or change them by rules.",
+        f"{what} cannot hold {len(refused)} leaves: {shorten_list(shown)}. Skip "
+        f"{shorten_list(skip)}, or change them by rules.",
         paths=list(map(format_path, refused)),
     )
 

@@ -14,6 +14,7 @@ from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import RUN_METADATA
+from orbit_ckpt._src.text import shorten_list
 
 _MAX_BYTES = 1 << 20
 _logger = logging.getLogger(__name__)
@@ -100,8 +101,8 @@ def several_message(path: Path) -> str:
     names = sorted(at.name for _, _, at in found if at != path)
     if not any(has_arrays(path / name) for name in names):
         return ""
-    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return f"; it holds several checkpoints ({shown}): give one, {max(found)[2]} is the latest"
+    several = f"; it holds several checkpoints ({shorten_list(names, 8)})"
+    return f"{several}: give one, {max(found)[2]} is the latest"
 
 
 def _marked(path: Path, problems: list[FormatError]) -> list[tuple[float, int, Path]]:

@@ -35,6 +35,7 @@ from orbit_ckpt._src.storage.store_path import (
     map_paths,
     read_extent,
 )
+from orbit_ckpt._src.text import shorten_list
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -114,7 +115,7 @@ def _main_file(directory: Path) -> Path:
     names = _candidates(directory)
     if len(names) != 1:
         raise CheckpointNotFoundError(
-            f"{directory} has {len(names)} models ({', '.join(names[:8])}) and no {INDEX} that "
+            f"{directory} has {len(names)} models ({shorten_list(names, 8)}) and no {INDEX} that "
             f"says how they go together; give one of them, for example {directory / names[0]}."
         )
     return directory / names[0]

@@ -29,6 +29,7 @@ from orbit_ckpt._src.formats.safetensors_header import (
     PACKED_BITS,
 )
 from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
 
@@ -89,8 +90,8 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
     if same:
         leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
         raise NameCollisionError(
-            f"{len(leaves)} leaves ({', '.join(leaves[:20])}) would be called "
-            f"{', '.join(sorted(same)[:20])}. Rename them by a rule.",
+            f"{len(leaves)} leaves ({shorten_list(leaves)}) would be called "
+            f"{shorten_list(sorted(same))}. Rename them by a rule.",
             paths=leaves,
         )
     return arrays

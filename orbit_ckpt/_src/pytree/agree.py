@@ -12,6 +12,7 @@ from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata.files import arrays_file
 from orbit_ckpt._src.metadata.schema import ArrayRecord, decode_arrays
 from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.text import shorten_lines
 
 _TOLD = 10
 _THREADS = max(2, min(16, os.cpu_count() or 2))
@@ -44,11 +45,10 @@ def check_agreement(directory: Path, count: int) -> None:
     problems = list(_differences(records, groups))
     if not problems:
         return
-    more = f"\n  and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
     raise StorageError(
         f"{directory}: the processes do not save the same tree, or not in the same shardings:\n"
-        + "\n".join(problems[:_TOLD])
-        + f"{more}\nGive all of them the same arrays."
+        + "\n".join(shorten_lines(problems, _TOLD))
+        + "\nGive all of them the same arrays."
     )
 
 

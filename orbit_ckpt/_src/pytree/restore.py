@@ -38,6 +38,7 @@ from orbit_ckpt._src.pytree.view import (
     view_through_function,
     view_through_legacy,
 )
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import join_name
 from orbit_ckpt._src.tree.diff import TreeDifference
@@ -121,13 +122,11 @@ def _log_kept(source: StoredTree, alignment: Alignment) -> None:
     """Log which leaves of the target a partial restore keeps because the checkpoint lacks them."""
     kept = [join_name(names) for names in alignment.filled]
     if kept:
-        more = f" and {len(kept) - _LOGGED} more" if len(kept) > _LOGGED else ""
         _logger.warning(
-            "%s lacks %d leaves of the target, which keep their values: %s%s",
+            "%s lacks %d leaves of the target, which keep their values: %s",
             source.path,
             len(kept),
-            ", ".join(kept[:_LOGGED]),
-            more,
+            shorten_list(kept, _LOGGED),
         )
 
 

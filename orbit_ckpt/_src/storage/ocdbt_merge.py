@@ -20,8 +20,7 @@ from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
-
-_TOLD = 10
+from orbit_ckpt._src.text import shorten_list
 
 
 def merge_databases(
@@ -139,8 +138,7 @@ def _keys_of(name: str, layout: ZarrArray) -> Iterator[str]:
 
 def _disagree(directory: Path, what: str, keys: Iterable[str]) -> StorageError:
     names = sorted(keys)
-    more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
     return StorageError(
-        f"{directory}: {', '.join(names[:_TOLD])}{more}: {what}. The processes do not save the "
+        f"{directory}: {shorten_list(names, 10)}: {what}. The processes do not save the "
         "same tree, or not in the same shardings; give all of them the same arrays."
     )

@@ -15,6 +15,7 @@ from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
+from orbit_ckpt._src.text import shorten_list
 
 PathLike = str | os.PathLike[str]
 """What users give as a path."""
@@ -186,8 +187,7 @@ def describe_directory(path: Path) -> str:
             return "it is an object"
         return f"it is a file of {path.stat().st_size} bytes"
     names = sorted(p.name for p in path.iterdir())
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"it is a directory with {', '.join(names[:8])}{more}"
+    return f"it is a directory with {shorten_list(names, 8)}"
 
 
 def explain_no_checkpoint(path: Path, advice: str) -> str:

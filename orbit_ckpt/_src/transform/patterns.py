@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.keypath import NamePath
 
@@ -30,7 +31,6 @@ T = TypeVar("T")
 PatternMap = Mapping[str, T] | Mapping[re.Pattern[str], T] | Mapping[Pattern, T]
 """Something for leaves that patterns match; of several patterns the first one counts."""
 
-_SHOWN = 8
 
 _REFERENCE = re.compile(r"\\(?:(\d+)|g<(\w+)>)(/?)")
 _WILDCARDS = {
@@ -134,8 +134,9 @@ def explain_unmatched(pattern: Pattern, names: Sequence[str]) -> str:
         near = [f"{name}/**" for name in nearest_names(plain, list(parents))]
     if near:
         return f"The nearest names are {', '.join(near)}."
-    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"There are {some}. '*' stands for one key, '**' for any number of keys."
+    return (
+        f"There are {shorten_list(names, 8)}. '*' stands for one key, '**' for any number of keys."
+    )
 
 
 def _has_below(name: str, names: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.engine import Leaves, PatternRule, Rule
 from orbit_ckpt._src.transform.nodes import FromTarget, Node
 from orbit_ckpt._src.transform.patterns import (
@@ -21,8 +22,6 @@ from orbit_ckpt._src.transform.patterns import (
     expand,
     pattern_text,
 )
-
-_SHOWN = 20
 
 Assignments = Mapping[Pattern, str | None] | Sequence[tuple[Pattern, str | None]]
 """Patterns for names of the target, each with a template for the name in the checkpoint."""
@@ -173,10 +172,9 @@ class AssignmentMap(Rule, frozen=True):
                 continue
             source = expand(template, match)
             if source not in leaves.nodes:
-                known = ", ".join(list(leaves.nodes)[:_SHOWN])
                 raise leaves.error(
                     f"Parameter '{source}' does not exist in restore checkpoint. Must be one of: "
-                    f"{known}"
+                    f"{shorten_list(list(leaves.nodes))}"
                 )
             made[name] = leaves.get(source)
             assigned.add(source)

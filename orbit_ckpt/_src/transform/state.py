@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.runtime.checks import check_callable
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.engine import Leaves, Rule
 from orbit_ckpt._src.transform.legacy import Undeclared
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
@@ -135,7 +136,7 @@ def transform_state(tree: object, functions: Sequence[StateFunction]) -> object:
         state, infos = fn(state, infos)
         names, described = set(_leaves_of(state, fn)), set(_leaves_of(infos, fn))
         if names != described:
-            differing = ", ".join(sorted(map(join_name, names ^ described))[:20])
+            differing = shorten_list(sorted(map(join_name, names ^ described)))
             raise TransformError(
                 f"{_name_of(fn)} returned a state and infos of different structure: {differing} "
                 "are in one of them only. Change both alike."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orbit_ckpt._src.errors import TreeMismatchError
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 
@@ -75,7 +76,7 @@ def _build(leaves: Mapping[NamePath, object], target: object) -> object:
     ]
     if missing:
         raise TreeMismatchError(
-            f"The target has leaves that the trees lack: {', '.join(missing[:20])}. Leave them "
+            f"The target has leaves that the trees lack: {shorten_list(missing)}. Leave them "
             "out of the target.",
             paths=missing,
         )

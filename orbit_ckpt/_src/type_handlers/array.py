@@ -20,6 +20,7 @@ from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.runtime.checks import check_int
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.type_handlers.array_target import plan_targets
 from orbit_ckpt._src.type_handlers.base import (
     Future,
@@ -252,22 +253,17 @@ def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> N
             local.append(info.label)
     if lazy:
         raise UnsupportedLeafError(
-            f"{_listed(lazy)}: these arrays are lazy, and several processes do not divide what is "
-            "read from another checkpoint among them. Load them with shardings of all processes "
-            "before they are saved, with load(path, like=...) and no lazy=True, or let one process "
-            "save alone.",
+            f"{shorten_list(lazy)}: these arrays are lazy, and several processes do not divide "
+            "what is read from another checkpoint among them. Load them with shardings of all "
+            "processes before they are saved, with load(path, like=...) and no lazy=True, or let "
+            "one process save alone.",
             paths=lazy,
         )
     if local:
         raise UnsupportedLeafError(
-            f"{_listed(local)}: these arrays are on devices of one process only; the "
+            f"{shorten_list(local)}: these arrays are on devices of one process only; the "
             "others may have other values. Put them on a mesh of all processes, with "
             "jax.device_put(x, NamedSharding(mesh, PartitionSpec())) for example, or save them as "
             "numpy arrays, which are those of the first process.",
             paths=local,
         )
-
-
-def _listed(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
-    return f"{', '.join(labels[:20])}{more}"

@@ -11,8 +11,7 @@ from msgspec import Struct, field
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, StorageError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.storage.store_path import StorePath
-
-_SHOWN = 50
+from orbit_ckpt._src.text import shorten_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +218,5 @@ class VerifyReport:
         lines = [counts, *(["intact"] if self.is_intact else [])]
         for title, found in sections:
             lines += [f"{title}: {len(found)}"] if found else []
-            lines += [f"  {one}" for one in found[:_SHOWN]]
-            lines += [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+            lines += [f"  {line}" for line in shorten_lines(list(map(str, found)), 50)]
         return "\n".join(lines)

@@ -27,13 +27,13 @@ from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import RESERVED, STRINGS, TREE_METADATA, is_process_directory
 from orbit_ckpt._src.storage.ocdbt_encode import Value
 from orbit_ckpt._src.storage.store_path import is_damage
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.keypath import format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, TextStorage, capability
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 from orbit_ckpt._src.verify.report import Findings, Unverifiable
 
-_SHOWN = 5
 _BLOCK_BYTES = 1 << 20
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 64
@@ -122,7 +122,7 @@ def _arrays_of_others(
     has_files = _has_files_besides(checked, stored)
     if rest and not names and not has_files:
         kinds = ", ".join(sorted({record.typestr for record in rest}))
-        leaves = ", ".join(format_path(record.path) for record in rest[:_SHOWN])
+        leaves = shorten_list([format_path(record.path) for record in rest], 5)
         findings.unverifiable.append(
             Unverifiable(
                 findings.checkpoint,
