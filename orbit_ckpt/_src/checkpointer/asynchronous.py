@@ -6,7 +6,6 @@ another thread. The checkpoint appears when everything is durable.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -25,7 +24,7 @@ from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -78,7 +77,7 @@ class AsyncCheckpointer(Checkpointer):
 
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         *args: object,
         force: bool = False,
         custom_metadata: Mapping[str, object] | None = None,
@@ -126,7 +125,7 @@ class AsyncCheckpointer(Checkpointer):
         return self._last.is_running()
 
     def restore(
-        self, directory: str | os.PathLike[str], *args: object, **kwargs: object
+        self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
         """Restore a checkpoint once the save before has ended; see `Checkpointer.restore`."""
         self._last.finish(inherited=False)
@@ -174,7 +173,7 @@ class StandardCheckpointer(AsyncCheckpointer):
 
     def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         state: object,
         *,
         save_args: object = None,
@@ -189,7 +188,7 @@ class StandardCheckpointer(AsyncCheckpointer):
         super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
 
     def restore(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
-        self, directory: str | os.PathLike[str], target: object = None, *, strict: bool = True
+        self, directory: PathLike, target: object = None, *, strict: bool = True
     ) -> Any:  # a tree of any type
         """Restore a tree like a target; see `StandardHandler.restore`."""
         if isinstance(target, CheckpointArgs):

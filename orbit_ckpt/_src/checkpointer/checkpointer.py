@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import TracebackType
@@ -38,12 +37,12 @@ from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.metadata.files import describe_step
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.unused import warn_set
 
 
 class _DescribesItems(Protocol):
-    def metadata(self, directory: str | os.PathLike[str]) -> object: ...
+    def metadata(self, directory: PathLike) -> object: ...
 
 
 class Checkpointer:
@@ -90,7 +89,7 @@ class Checkpointer:
 
     def save(
         self,
-        directory: str | os.PathLike[str],
+        directory: PathLike,
         *args: object,
         force: bool = False,
         custom_metadata: Mapping[str, object] | None = None,
@@ -122,7 +121,7 @@ class Checkpointer:
         save_now(self._handler, request, self._options)
 
     def restore(
-        self, directory: str | os.PathLike[str], *args: object, **kwargs: object
+        self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
         """Restore a checkpoint.
 
@@ -141,7 +140,7 @@ class Checkpointer:
             check_complete(path, needs_marker=self._options.atomicity.needs_marker)
             return restore_item(self._handler, path, self._make_args(1, args, kwargs))
 
-    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+    def metadata(self, directory: PathLike) -> StepMetadata:
         """Return what is known of a checkpoint without reading its arrays.
 
         Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
@@ -11,7 +10,7 @@ from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.pytree.compare import compare_checkpoints
 from orbit_ckpt._src.pytree.difference import CheckpointDiff
 from orbit_ckpt._src.runtime.checks import check_int
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
 __all__ = ["CheckpointDiff", "diff"]
@@ -20,8 +19,8 @@ _MAX_BYTES = 1 << 28
 
 
 def diff(
-    a: str | os.PathLike[str],
-    b: str | os.PathLike[str],
+    a: PathLike,
+    b: PathLike,
     *,
     values: bool = False,
     max_bytes: int = _MAX_BYTES,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from orbit_ckpt._src.formats.outgoing import WriteRequest
 from orbit_ckpt._src.items.memory import MemoryOptions
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt._src.runtime.checks import check_callable, check_int, check_mapping, show
-from orbit_ckpt._src.storage.path import check_outside, resolve_path, storage_errors
+from orbit_ckpt._src.storage.path import PathLike, check_outside, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
@@ -46,8 +45,8 @@ Progress = Callable[[int, int], object]
 
 
 def convert(  # noqa: PLR0913 - all optional, each about one thing
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str],
+    src: PathLike,
+    dst: PathLike,
     *,
     to: str = ORBIT,
     only: Patterns = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -31,15 +30,13 @@ from orbit_ckpt._src.pytree.arguments import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt._src.pytree.target import Casting
 from orbit_ckpt._src.runtime.checks import check_callable, show
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern
 from orbit_ckpt._src.transform.state import StateFunction, transform_state
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.pytree.explain import RestorePlan
-
-PathLike = str | os.PathLike[str]
 
 _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.cli.values import measure_all
 from orbit_ckpt._src.errors import CheckpointNotFoundError, StorageError
 from orbit_ckpt._src.formats.detect import foreign_format
-from orbit_ckpt._src.storage.path import resolve_local, resolve_path, storage_errors
+from orbit_ckpt._src.storage.path import PathLike, resolve_local, resolve_path, storage_errors
 from orbit_ckpt._src.version import __version__
 
 COLUMNS = (
@@ -48,8 +47,8 @@ def report(path: str, output: Path, stats: bool, memory: int, as_json: bool) -> 
 
 
 def write_report(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    path: PathLike,
+    output: PathLike,
     *,
     statistics: bool = True,
     memory_mb: int = 256,
@@ -90,7 +89,7 @@ def render(data: dict[str, object]) -> bytes:
 
 
 def report_data(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     statistics: bool = True,
     memory_mb: int = 256,

@@ -6,7 +6,6 @@ are, TensorStore's specifications in the place of the others, which are zarr arr
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,14 +27,13 @@ from orbit_ckpt._src.runtime.checks import check_int, show
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.path import (
+    PathLike,
     describe_directory,
     resolve_local,
     resolve_path,
     storage_errors,
 )
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths, read_extent
-
-PathLike = str | os.PathLike[str]
 
 VERSION = 3
 """The latest version of the format."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Protocol
 
 from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step, latest_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_number
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 TIMED_OUT = -1
 """What `wait_for_new_checkpoint` yields in place of a step."""
@@ -35,7 +34,7 @@ class Clock(Protocol):
 
 @contextlib.contextmanager
 def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
-    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_dir: PathLike,
     *,
     until_step: int | None = None,
     seconds_to_sleep: float = 1,
@@ -44,7 +43,7 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
     step_prefix: str | None = None,
     step_format_fixed_length: int | None = None,
     step_name_format: StepNames | None = None,
-    snapshot_dir: str | os.PathLike[str] | None = None,
+    snapshot_dir: PathLike | None = None,
     set_immutable: bool | None = None,
     ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
     _clock: Clock = time,
@@ -87,7 +86,7 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
 
 
 def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
-    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_dir: PathLike,
     *,
     min_interval_secs: float = 0,
     seconds_to_sleep: float = 1,
@@ -96,7 +95,7 @@ def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
     step_prefix: str | None = None,
     step_format_fixed_length: int | None = None,
     step_name_format: StepNames | None = None,
-    snapshot_dir: str | os.PathLike[str] | None = None,
+    snapshot_dir: PathLike | None = None,
     set_immutable: bool | None = None,
     ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
     _clock: Clock = time,
@@ -180,9 +179,7 @@ class _Waiting:
         return None if record is None or record.step < least else record.step
 
 
-def _check_no_snapshots(
-    snapshot_dir: str | os.PathLike[str] | None, set_immutable: bool | None
-) -> None:
+def _check_no_snapshots(snapshot_dir: PathLike | None, set_immutable: bool | None) -> None:
     if snapshot_dir is not None or set_immutable:
         raise ValueError(
             f"snapshot_dir={snapshot_dir!r}, set_immutable={set_immutable!r}: snapshots are not "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,9 +45,7 @@ from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.manager.steps import as_step
 from orbit_ckpt._src.manager.writer import StepRequest, StepWriter
 from orbit_ckpt._src.runtime.checks import check_mapping, check_methods
-from orbit_ckpt._src.storage.path import resolve_path
-
-PathLike = str | os.PathLike[str]
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 _logger = logging.getLogger(__name__)
 

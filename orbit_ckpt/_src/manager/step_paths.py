@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from orbit_ckpt._src.manager.steps import (
 from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.storage.layout import is_temporary_name
 from orbit_ckpt._src.storage.object_commit import is_committed
-from orbit_ckpt._src.storage.path import describe_directory, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
-
-PathLike = str | os.PathLike[str]
 
 _NAME = re.compile(r"(?:.*_)?([0-9]+)", re.DOTALL)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orbit_ckpt._src.manager.event_file import EventFile
 from orbit_ckpt._src.runtime.forking import ForkSafeLock
-from orbit_ckpt._src.storage.path import resolve_local, storage_errors
+from orbit_ckpt._src.storage.path import PathLike, resolve_local, storage_errors
 
 
 class TensorBoardMetrics:
@@ -19,7 +19,7 @@ class TensorBoardMetrics:
     is the tag `train/eval/loss` of files in `logdir` itself.
     """
 
-    def __init__(self, logdir: str | os.PathLike[str], metric: str) -> None:
+    def __init__(self, logdir: PathLike, metric: str) -> None:
         if not metric or metric.endswith("/"):
             raise ValueError(f"The metric {metric!r} has no tag; give run and tag: 'train/loss'.")
         self._logdir = resolve_local(logdir)
