@@ -31,11 +31,11 @@ if TYPE_CHECKING:
         type_handlers,
         utils,
     )
+    from orbit_ckpt._src.checkpointer.api import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
     from orbit_ckpt._src.checkpointer.compare import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.convert import convert
-    from orbit_ckpt._src.checkpointer.functions import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
         AtomicityOptions,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
     from orbit_ckpt._src.items.json import JsonHandler
     from orbit_ckpt._src.items.json import JsonHandler as JsonCheckpointHandler
-    from orbit_ckpt._src.items.memory import MemoryOptions
     from orbit_ckpt._src.items.proto import ProtoHandler
     from orbit_ckpt._src.items.proto import ProtoHandler as ProtoCheckpointHandler
     from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.manager.steps import StepNameFormat
     from orbit_ckpt._src.manager.tensorboard import TensorBoardMetrics
     from orbit_ckpt._src.metadata_module import MetadataModule
+    from orbit_ckpt._src.pytree.engine import MemoryOptions
     from orbit_ckpt._src.pytree.explain import LeafPlan, RestorePlan
     from orbit_ckpt._src.storage.atomic import AtomicityMode
     from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
@@ -172,7 +172,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
         "checkpointer.compare": "CheckpointDiff, diff",
         "checkpointer.convert": "convert",
-        "checkpointer.functions": "load, plan, save, save_async",
+        "checkpointer.api": "load, plan, save, save_async",
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions"
         ),
@@ -184,7 +184,6 @@ __getattr__, __dir__ = lazy_names(
         "items.base": "CheckpointHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
         "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",
-        "items.memory": "MemoryOptions",
         "items.proto": "ProtoHandler as ProtoCheckpointHandler, ProtoHandler",
         "items.pytree": (
             "PyTreeHandler as PyTreeCheckpointHandler, PyTreeHandler, PyTreeMetadataOptions"
@@ -200,6 +199,7 @@ __getattr__, __dir__ = lazy_names(
         "manager.options": "CheckpointManagerOptions",
         "manager.steps": "StepNameFormat",
         "manager.tensorboard": "TensorBoardMetrics",
+        "pytree.engine": "MemoryOptions",
         "pytree.explain": "LeafPlan, RestorePlan",
         "storage.atomic": "AtomicityMode",
         "transform.legacy": "apply_transformations, RestoreTransform, Transform",

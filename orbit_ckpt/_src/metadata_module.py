@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.checkpointer.functions import PathLike
+    from orbit_ckpt._src.checkpointer.api import PathLike
     from orbit_ckpt._src.formats.base import Format
     from orbit_ckpt._src.metadata.values import TreeMetadata
 
@@ -30,6 +30,6 @@ class MetadataModule(ModuleType):
             CheckpointNotFoundError: There is no checkpoint; the message lists what exists.
             IncompleteCheckpointError: The save did not finish.
         """
-        from orbit_ckpt._src.checkpointer.functions import metadata  # noqa: PLC0415 - imports JAX
+        from orbit_ckpt._src.checkpointer.api import metadata  # noqa: PLC0415 - imports JAX
 
         return metadata(path, reader=reader)

@@ -20,8 +20,8 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
-from orbit_ckpt._src.checkpointer.asynchronous import SaveRequest, begin_save
 from orbit_ckpt._src.checkpointer.options import SessionOptions
+from orbit_ckpt._src.checkpointer.saving import HandledItem, SaveRequest, begin_save
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from tests.support import assert_same_tree
@@ -350,8 +350,9 @@ def test_a_registry_chooses_handlers_by_item_and_arguments(tmp_path: Path) -> No
 def test_progress_counts_the_arrays_of_all_items(tmp_path: Path) -> None:
     path = tmp_path / "x"
     items = ocp.args.Composite(**every_item(ocp.args))
-    request = SaveRequest(path, {"args": items})
-    handle = begin_save(ocp.CompositeCheckpointHandler(), request, SessionOptions())
+    item = HandledItem(ocp.CompositeCheckpointHandler(), {"args": items})
+    request = SaveRequest(path, item)
+    handle = begin_save(request, SessionOptions())
     handle.result()
     assert handle.progress.leaves == handle.progress.total_leaves > 5
     assert handle.progress.nbytes == handle.progress.total_nbytes > 0

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, TreeMismatchError
 from orbit_ckpt.transform import Cast, Rename, Stack
@@ -267,8 +268,8 @@ def test_keys_are_keys_also_in_part(tmp_path: Path) -> None:
 def test_any_event_loop_and_any_thread_may_read(tmp_path: Path) -> None:
     value = {str(i): np.full((100, 100), i) for i in range(20)}
     ocp.save(tmp_path / "x", value)
-    limited = ocp.PyTreeHandler(memory_options=ocp.MemoryOptions(read_concurrent_bytes=1))
-    lazy = cast(dict[str, Any], limited.run_request(tmp_path / "x", RestoreRequest(lazy=True)))
+    limited = TreeIO(memory=ocp.MemoryOptions(read_concurrent_bytes=1))
+    lazy = cast(dict[str, Any], limited.restore(tmp_path / "x", RestoreRequest(lazy=True)))
     # the limit of a load belongs to its event loop
     assert lazy["0"].leaf.info.load_batch.reader.limiter.max_bytes is None
 

@@ -19,7 +19,7 @@ from orbit_ckpt._src.checkpointer.options import (
     check_options,
 )
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
-from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
+from orbit_ckpt._src.checkpointer.saving import HandledItem, SaveRequest, save_now
 from orbit_ckpt._src.formats.orbax_layout import check_complete
 from orbit_ckpt._src.items.base import (
     CheckpointHandler,
@@ -114,11 +114,11 @@ class Checkpointer:
         """
         request = SaveRequest(
             resolve_path(directory),
-            self._make_args(0, args, kwargs),
+            HandledItem(self._handler, self._make_args(0, args, kwargs)),
             overwrite=as_flag("force", force),
             custom_metadata=custom_metadata,
         )
-        save_now(self._handler, request, self._options)
+        save_now(request, self._options)
 
     def restore(
         self, directory: PathLike, *args: object, **kwargs: object

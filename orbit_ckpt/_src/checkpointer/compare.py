@@ -6,11 +6,10 @@ from functools import partial
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.pytree.compare import compare_checkpoints
 from orbit_ckpt._src.pytree.difference import CheckpointDiff
 from orbit_ckpt._src.runtime.checks import check_int
-from orbit_ckpt._src.storage.path import PathLike, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, read_consistently, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
 __all__ = ["CheckpointDiff", "diff"]
@@ -61,4 +60,4 @@ def diff(
         max_bytes=max_bytes,
         readers=reader if isinstance(reader, tuple) else (reader, reader),
     )
-    return read_unchanged([resolve_path(a), resolve_path(b)], compare)
+    return read_consistently([resolve_path(a), resolve_path(b)], compare)

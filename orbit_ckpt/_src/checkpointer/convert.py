@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
-from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt._src.checkpointer.functions import load, metadata
+from orbit_ckpt._src.checkpointer.api import load, metadata
+from orbit_ckpt._src.checkpointer.options import SessionOptions
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.outgoing import WriteRequest
-from orbit_ckpt._src.items.memory import MemoryOptions
-from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO, TreeToSave
 from orbit_ckpt._src.runtime.checks import check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.path import PathLike, check_outside, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -174,12 +174,8 @@ def _save(request: WriteRequest, other: object) -> None:
     """
     if request.max_shard_bytes is not None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
-    handler = PyTreeHandler(
-        memory_options=MemoryOptions(write_concurrent_bytes=request.max_bytes),
-        pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
-    )
+    trees = TreeIO(memory=MemoryOptions(write_concurrent_bytes=request.max_bytes))
     kept = dict(request.metadata) or None
-    args = PyTreeSaveArgs(request.tree, custom_metadata=kept if other is None else other)
-    Checkpointer(handler).save(
-        request.path, args=args, force=request.overwrite, custom_metadata=kept
-    )
+    item = TreeToSave(trees, request.tree, custom_metadata=kept if other is None else other)
+    save = SaveRequest(request.path, item, overwrite=request.overwrite, custom_metadata=kept)
+    save_now(save, SessionOptions())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import jax
 from msgspec import Struct
@@ -145,12 +145,53 @@ class SaveHandle:
         return f"SaveHandle({str(self._path)!r}, {state})"
 
 
+class ItemToSave(Protocol):
+    """What one save writes, and how: through an item handler, or a tree through the engine."""
+
+    @property
+    def typestr(self) -> str:
+        """What the checkpoint records of it."""
+        ...
+
+    @property
+    def values(self) -> object:
+        """A tree of what is saved, or arguments that hold it."""
+        ...
+
+    async def stage(self, directory: Path, *, copy: bool) -> Commit:
+        """Copy what the caller may change and return the commit; see `stage_item`."""
+        ...
+
+
+class HandledItem(Struct, frozen=True):
+    """An item that a handler saves.
+
+    Attributes:
+        handler: The handler.
+        args: Arguments of its `save`.
+    """
+
+    handler: CheckpointHandler
+    args: Mapping[str, object]
+
+    @property
+    def typestr(self) -> str:
+        return typestr_of(self.handler)
+
+    @property
+    def values(self) -> object:
+        return self.args
+
+    async def stage(self, directory: Path, *, copy: bool) -> Commit:
+        return await stage_item(self.handler, directory, self.args, copy=copy)
+
+
 class SaveRequest(Struct, frozen=True):
     """One save to do.
 
     Attributes:
         path: Where.
-        args: Arguments of the handler's `save`.
+        item: What to save.
         overwrite: Whether to replace an existing checkpoint.
         custom_metadata: A JSON object to keep with the checkpoint.
         step: Which step it is, for messages.
@@ -159,7 +200,7 @@ class SaveRequest(Struct, frozen=True):
     """
 
     path: Path
-    args: Mapping[str, object]
+    item: ItemToSave
     overwrite: bool = False
     custom_metadata: Mapping[str, object] | None = None
     step: int | None = None
@@ -181,7 +222,7 @@ class SaveRequest(Struct, frozen=True):
         )
 
 
-def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionOptions) -> None:
+def save_now(request: SaveRequest, options: SessionOptions) -> None:
     """Save; when this returns the checkpoint is durable.
 
     Raises:
@@ -193,19 +234,17 @@ def save_now(handler: CheckpointHandler, request: SaveRequest, options: SessionO
 
     async def both_phases() -> Commit:
         session.set_phase("staging")
-        commit = await stage_item(handler, session.directory, request.args, copy=False)
+        commit = await request.item.stage(session.directory, copy=False)
         await session.write(commit)
         return commit
 
     with storage_errors(request.path, "saving", _ADVICE), session, acting_as(session.process):
         commit = run_sync(both_phases())
-        session.commit(commit.recorded_as or typestr_of(handler), commit.finalize)
+        session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
     _report(request.path, began, request.when_done)
 
 
-def begin_save(
-    handler: CheckpointHandler, request: SaveRequest, options: SessionOptions
-) -> SaveHandle:
+def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
     """Begin a save; return once nothing of it depends on the caller's data.
 
     While the interpreter ends, the save ends before this returns; see `run_in_background`.
@@ -217,20 +256,21 @@ def begin_save(
     began = time.monotonic()
     # what goes on in the background must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
+    typestr = request.item.typestr
     session = _open(request, options)
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE), acting_as(session.process):
             stack.enter_context(session)
             session.set_phase("staging")
-            commit = run_sync(stage_item(handler, session.directory, request.args, copy=True))
+            commit = run_sync(request.item.stage(session.directory, copy=True))
         opened = stack.pop_all()
 
     async def finish() -> None:
         try:
             with storage_errors(path, "saving", _ADVICE), opened:
                 await session.write(commit)
-                typestr = commit.recorded_as or typestr_of(handler)
-                await asyncio.to_thread(session.commit, typestr, commit.finalize)
+                recorded = commit.recorded_as or typestr
+                await asyncio.to_thread(session.commit, recorded, commit.finalize)
         except BaseException as error:  # raised again: perhaps nobody asks for it
             if is_exiting():  # nobody can, and it is printed where the thread ends
                 error.add_note(f"Saving {path} in the background failed")
@@ -280,7 +320,7 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
         return
     how = "in marker mode" if in_place else "in a store"
     place = request.path.resolve()
-    for lazy in _lazy_arrays_in(request.args):
+    for lazy in _lazy_arrays_in(request.item.values):
         source = lazy.leaf.directory.path.resolve()
         if place == source or place in source.parents:
             raise CheckpointExistsError(
@@ -291,7 +331,7 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
 
 
 def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
-    """Yield the lazy arrays in arguments of items and their trees."""
+    """Yield the lazy arrays in what is saved: arguments of items and their trees."""
     if isinstance(value, Mapping):
         for child in cast(Mapping[object, object], value).values():
             yield from _lazy_arrays_in(child)

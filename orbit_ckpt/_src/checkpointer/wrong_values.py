@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.transform.engine import Rule
@@ -32,15 +31,6 @@ def check_tree(name: str, value: object, *, instead: str) -> None:
     else:
         return
     raise TypeError(f"{name} must be a pytree, found {found}. Give {instead}.")
-
-
-def check_flags(flags: Mapping[str, object]) -> dict[str, bool]:
-    """Return arguments that are true or false.
-
-    Raises:
-        TypeError: One is something else.
-    """
-    return {name: as_flag(name, value) for name, value in flags.items()}
 
 
 def check_patterns(patterns: Mapping[str, object]) -> None:

@@ -11,16 +11,16 @@ import typer
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
+from orbit_ckpt._src.checkpointer.api import metadata
 from orbit_ckpt._src.checkpointer.compare import diff as compare
-from orbit_ckpt._src.checkpointer.functions import metadata
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.rule_files import read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
-from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.difference import LeafChange
+from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.explain import RestorePlan
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.storage.path import resolve_path
@@ -125,18 +125,15 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
             raise typer.BadParameter(f"{name} is {value!r}; give {' or '.join(allowed)}.")
     request = RestoreRequest(
         target=None if like is None else _target(like),
-        has_target=like is not None,
         typed=True,
-        rich_types=True,
-        rules=read_rules(rules) if rules is not None else (),
+        transforms=read_rules(rules) if rules is not None else (),
         only=only or None,
         skip=skip or None,
         missing=cast(Literal["error", "skip"], missing),
         unexpected=cast(Literal["error", "ignore"], unexpected),
     )
-    handler = PyTreeHandler(pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True))
     try:
-        found = handler.explain_request(resolve_path(path), request, on_host=True)
+        found = TreeIO().explain(resolve_path(path), request, on_host=True)
     except (TreeMismatchError, TransformError) as error:
         if as_json:
             print_json("plan", path=resolve_path(path), possible=False, error=str(error))

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from orbit_ckpt._src.arrays.dtypes import HostArray, storable
 from orbit_ckpt._src.arrays.slices import chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
-from orbit_ckpt._src.checkpointer.functions import load, metadata
+from orbit_ckpt._src.checkpointer.api import load, metadata
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.storage.region_stream import RegionStream

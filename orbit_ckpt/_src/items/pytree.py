@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import Literal
 
-from msgspec.structs import replace
 from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
-from orbit_ckpt._src.arrays.sharding import ShardingResolver
-from orbit_ckpt._src.formats.base import Format, StoredTree
-from orbit_ckpt._src.formats.orbax import open_tree
-from orbit_ckpt._src.formats.registry import open_checkpoint
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
-    CheckpointArgs,
-    register_with_handler,
-)
-from orbit_ckpt._src.items.memory import MemoryOptions
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
 from orbit_ckpt._src.items.phases import ItemHandler
-from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.items.unused import warn_of_unused
-from orbit_ckpt._src.items.wrong_values import check_objects
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.plan import plan_save
+from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.restore import (
-    TreePlan,
-    plan_tree,
-    read_metadata,
-    rebuild,
-    restore_tree,
-)
-from orbit_ckpt._src.pytree.save import TreeSaveOptions, stage_tree
 from orbit_ckpt._src.pytree.view import LegacyFunction
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_int,
+    check_methods,
     check_type,
+    show,
 )
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.runtime.process import Process, this_process
-from orbit_ckpt._src.runtime.warn import warn_caller
+from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
-
-if TYPE_CHECKING:
-    from orbit_ckpt._src.pytree.explain import RestorePlan
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,6 +45,40 @@ class PyTreeMetadataOptions:
 
     def __post_init__(self) -> None:
         check_flag_fields(self, "support_rich_types")
+
+
+def check_objects(memory: object, registry: object, recorded: object) -> None:
+    """Check the arguments of a handler of trees that are objects.
+
+    Raises:
+        TypeError: One is something else, such as its class.
+    """
+    limits = "Give MemoryOptions(read_concurrent_bytes=2**30), for example."
+    check_type("memory_options", memory, MemoryOptions, "a MemoryOptions", limits)
+    types = "Give that of type_handlers.create_type_handler_registry(...), or leave it out."
+    check_methods("type_handler_registry", registry or object, ["get", "has"], types)
+    if isinstance(recorded, type) or not hasattr(recorded, "support_rich_types"):
+        raise TypeError(
+            f"pytree_metadata_options must be a PyTreeMetadataOptions, found {show(recorded)}. "
+            "Give PyTreeMetadataOptions(support_rich_types=True), or leave it out."
+        )
+
+
+def memory_within(
+    memory: MemoryOptions | None,
+    save_gb: float | None,
+    restore_gb: float | None,
+    save_device_host_gb: float | Literal["auto"] | None = None,
+) -> MemoryOptions:
+    """Return the memory limits of a handler, which are given in bytes or in GB.
+
+    Raises:
+        ValueError: They are given in both, or one is not positive.
+    """
+    in_gb = (save_gb, restore_gb, save_device_host_gb)
+    if memory is not None and any(limit is not None for limit in in_gb):
+        raise ValueError("Give memory limits in GB or as memory_options, not both.")
+    return memory or MemoryOptions.from_gb(*in_gb)
 
 
 class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
@@ -140,30 +148,26 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
             enable_pinned_host_transfer=enable_pinned_host_transfer,
             is_prioritized_key_fn=is_prioritized_key_fn,
         )
-        check_objects(memory_options, type_handler_registry, pytree_metadata_options)
         name = "Give the name of a file."
         check_type("aggregate_filename", aggregate_filename, str, "a str", name)
         check_type("process", process, Process, "a Process", "Leave it out for JAX's.")
+        check_objects(memory_options, type_handler_registry, pytree_metadata_options)
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
-        if memory_options is not None and any(limit is not None for limit in in_gb):
-            raise ValueError("Give memory limits in GB or as memory_options, not both.")
-        self._memory = memory_options or MemoryOptions.from_gb(*in_gb)
-        self._registry = type_handler_registry
-        self._process = process
-        self._aggregate = aggregate_filename
-        self._rich_types = pytree_metadata_options.support_rich_types
-        self._options = TreeSaveOptions(
+        self._trees = TreeIO(
+            type_handler_registry,
+            memory_within(memory_options, *in_gb),
+            pytree_metadata_options.support_rich_types,
             use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
             use_zarr3=as_flag("use_zarr3", use_zarr3),
             use_compression=as_flag("use_compression", use_compression),
-            max_bytes=self._memory.write_concurrent_bytes,
-            rich_types=self._rich_types,
+            aggregate=aggregate_filename,
+            process=process,
         )
 
     @classmethod
     def typestr(cls) -> str:
         """Return the name under which checkpoints record this handler; Orbax's own."""
-        return f"{ORBAX_PREFIX}pytree_checkpoint_handler.PyTreeCheckpointHandler"
+        return TREE_TYPESTR
 
     @override
     def _arguments(self, item: object, save_args: object) -> PyTreeSaveArgs:
@@ -171,21 +175,15 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
 
     @override
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
-        """Take the tree from the caller and return what remains to be done; see `stage_tree`."""
-        options = replace(
-            args.apply(self._options),
-            max_transfer_bytes=self._memory.max_transfer_bytes,
-            process=self._process or this_process(),
-        )
-        plan = plan_save(
+        """Copy what the caller may change and return the commit; see `TreeIO.stage`."""
+        return await self._trees.stage(
+            directory,
             args.item,
-            self._registry,
+            copy=copy,
             save_args=args.save_args,
-            use_ocdbt=options.use_ocdbt,
-            use_zarr3=options.use_zarr3,
-            rich_types=options.rich_types,
+            data_file_bytes=args.ocdbt_target_data_file_size,
+            custom_metadata=args.custom_metadata,
         )
-        return await stage_tree(plan, directory, options, copy=copy)
 
     @override
     def restore(
@@ -216,120 +214,20 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         """
         transform = (transforms, transforms_default_to_original, legacy_transform_fn)
         args = args or PyTreeRestoreArgs(_not_args(item), restore_args, *transform)
-        request = RestoreRequest(
+        options = RestoreRequest(
             target=args.item,
-            has_target=args.item is not None,
             restore_args=args.restore_args,
             missing="keep" if args.partial_restore else "error",
             unexpected="ignore" if args.partial_restore else "error",
-            rich_types=self._rich_types,
             legacy=args.legacy(),
         )
-        return self.run_request(directory, request)
-
-    def run_request(
-        self,
-        directory: str | os.PathLike[str],
-        request: RestoreRequest,
-        *,
-        resolver: ShardingResolver | None = None,
-    ) -> object:
-        """Read a tree as a request says; see `restore_tree`."""
-        as_whole = request.is_plain and (resolver is None or resolver.fallback is None)
-        return self._run(directory, request, resolver, restore_tree, as_whole=as_whole)
-
-    def explain_request(
-        self,
-        directory: str | os.PathLike[str],
-        request: RestoreRequest,
-        *,
-        resolver: ShardingResolver | None = None,
-        on_host: bool = False,
-    ) -> RestorePlan:
-        """Return what `run_request` would do; see `explain`."""
-        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
-
-        return self._run(directory, request, resolver, partial(explain, on_host=on_host))
-
-    def run_and_explain(
-        self,
-        directory: str | os.PathLike[str],
-        request: RestoreRequest,
-        *,
-        resolver: ShardingResolver | None = None,
-    ) -> tuple[object, RestorePlan]:
-        """Read a tree as a request says, and return what was done too."""
-        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
-
-        async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
-            explained = await explain(plan)
-            return await restore_tree(plan), explained
-
-        return self._run(directory, request, resolver, both)
-
-    def _run(
-        self,
-        directory: str | os.PathLike[str],
-        request: RestoreRequest,
-        resolver: ShardingResolver | None,
-        run: Callable[[TreePlan], Coroutine[object, object, T]],
-        *,
-        as_whole: bool = False,
-    ) -> T:
-        losses: set[str | None] = set()
-
-        async def read(path: Path) -> T:
-            source = self._aggregated(path, request.reader) or open_checkpoint(
-                path,
-                allow_unstructured=request.has_target,
-                reader=request.reader,
-                as_whole=as_whole,
-            )
-            losses.add(None if request.has_target else source.loss)
-            with source.unchanged():
-                if source.read_whole is not None:
-                    return cast(T, await asyncio.to_thread(source.read_whole))
-                batch = source.load_batch(
-                    max_bytes=self._memory.read_concurrent_bytes, resolver=resolver
-                )
-                return await run(await plan_tree(source, batch, self._registry, request))
-
-        result = read_unchanged([resolve_path(directory)], read)
-        for loss in filter(None, losses):
-            warn_caller(loss)
-        return result
-
-    def _aggregated(self, path: Path, reader: Format | None) -> StoredTree | None:
-        """Return a tree whose msgpack file has the name that this handler was told."""
-        name = None if reader is not None else self._aggregate
-        return open_tree(path, aggregate=name) if name and (path / name).is_file() else None
+        return self._trees.restore(resolve_path(directory), options)
 
     def metadata(
         self, directory: str | os.PathLike[str], *, reader: Format | None = None
     ) -> TreeMetadata:
-        """Return what is known of a tree without reading it; touches no device.
-
-        Args:
-            directory: Where it is.
-            reader: The format to read as, None to find out.
-
-        Raises:
-            CheckpointNotFoundError: There is no tree.
-            CorruptionError: Stored data is missing or damaged.
-        """
-        losses: set[str | None] = set()
-
-        async def read(path: Path) -> TreeMetadata:
-            source = self._aggregated(path, reader) or open_checkpoint(path, reader=reader)
-            losses.add(source.loss)
-            found = await read_metadata(source, source.load_batch(), self._registry)
-            tree = rebuild(source, found, rich_types=self._rich_types)
-            return TreeMetadata(tree, source.document.custom_metadata)
-
-        result = read_unchanged([resolve_path(directory)], read)
-        for loss in filter(None, losses):
-            warn_caller(loss)
-        return result
+        """Return metadata of the leaves of a tree; see `TreeIO.metadata`."""
+        return self._trees.metadata(resolve_path(directory), reader=reader)
 
 
 @register_with_handler(PyTreeHandler, for_save=True)
@@ -355,14 +253,6 @@ class PyTreeSaveArgs(CheckpointArgs):
             raise ValueError("Cannot save TreeMetadata.")
         size = self.ocdbt_target_data_file_size
         check_int("ocdbt_target_data_file_size", size, least=0, optional=True)
-
-    def apply(self, options: TreeSaveOptions) -> TreeSaveOptions:
-        """Return a handler's options with those of one save."""
-        return replace(
-            options,
-            data_file_bytes=self.ocdbt_target_data_file_size,
-            custom_metadata=self.custom_metadata,
-        )
 
 
 @register_with_handler(PyTreeHandler, for_restore=True)

@@ -9,25 +9,25 @@ from pathlib import Path
 import jax
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import check_flag_fields
+from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     register_with_handler,
 )
-from orbit_ckpt._src.items.memory import MemoryOptions
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import (
-    PyTreeHandler,
     PyTreeMetadataOptions,
-    PyTreeSaveArgs,
+    check_objects,
+    memory_within,
 )
 from orbit_ckpt._src.items.unused import warn_of_unused
-from orbit_ckpt._src.items.wrong_values import check_objects
 from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 from orbit_ckpt._src.unused import warn_set
 
@@ -50,15 +50,12 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
         """Make a handler; for the arguments see `PyTreeHandler`."""
         warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         check_objects(memory_options, type_handler_registry, pytree_metadata_options)
-        self._rich_types = pytree_metadata_options.support_rich_types
-        self._trees = PyTreeHandler(
-            save_concurrent_gb=save_concurrent_gb,
-            restore_concurrent_gb=restore_concurrent_gb,
-            memory_options=memory_options,
-            use_ocdbt=use_ocdbt,
-            use_zarr3=use_zarr3,
-            type_handler_registry=type_handler_registry,
-            pytree_metadata_options=pytree_metadata_options,
+        self._trees = TreeIO(
+            type_handler_registry,
+            memory_within(memory_options, save_concurrent_gb, restore_concurrent_gb),
+            pytree_metadata_options.support_rich_types,
+            use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
+            use_zarr3=as_flag("use_zarr3", use_zarr3),
         )
 
     @classmethod
@@ -72,7 +69,13 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
 
     @override
     async def stage(self, directory: Path, args: StandardSaveArgs, *, copy: bool) -> Commit:
-        return await self._trees.stage(directory, args.as_pytree_args(), copy=copy)
+        return await self._trees.stage(
+            directory,
+            args.item,
+            copy=copy,
+            save_args=args.save_args,
+            custom_metadata=args.custom_metadata,
+        )
 
     @override
     def restore(
@@ -94,23 +97,16 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
             CorruptionError: Stored data is missing or damaged.
         """
         args = args or StandardRestoreArgs(item)
-        target = args.item
-        request = RestoreRequest(
-            target=target,
-            has_target=target is not None,
-            typed=True,
-            strict=args.strict,
-            rich_types=self._rich_types,
-        )
+        options = RestoreRequest(target=args.item, typed=True, strict=args.strict)
         fallback = args.fallback_sharding
         if fallback is not None:
             fallback = as_sharding(fallback, "fallback_sharding")
         resolver = ShardingResolver(fallback)
-        return self._trees.run_request(directory, request, resolver=resolver)
+        return self._trees.restore(resolve_path(directory), options, resolver=resolver)
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
-        """Return what is known of a tree without reading it; see `PyTreeHandler.metadata`."""
-        return self._trees.metadata(directory)
+        """Return metadata of the leaves of a tree; see `TreeIO.metadata`."""
+        return self._trees.metadata(resolve_path(directory))
 
 
 @register_with_handler(StandardHandler, for_save=True)
@@ -127,10 +123,6 @@ class StandardSaveArgs(CheckpointArgs):
     item: object
     save_args: object = None
     custom_metadata: object = None
-
-    def as_pytree_args(self) -> PyTreeSaveArgs:
-        """Return the same as arguments of `PyTreeHandler`."""
-        return PyTreeSaveArgs(self.item, self.save_args, custom_metadata=self.custom_metadata)
 
 
 @register_with_handler(StandardHandler, for_restore=True)

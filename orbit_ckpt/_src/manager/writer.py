@@ -23,6 +23,7 @@ from orbit_ckpt._src.checkpointer.options import (
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave, attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.saving import (
+    HandledItem,
     SaveHandle,
     SaveRequest,
     begin_save,
@@ -344,7 +345,7 @@ class StepWriter:
         self._store.await_deletion(path)
         save = SaveRequest(
             path,
-            {"args": request.items},
+            HandledItem(self._handler, {"args": request.items}),
             overwrite=step in self._store.own.refused,
             custom_metadata=request.custom_metadata,
             step=step,
@@ -352,9 +353,9 @@ class StepWriter:
             when_done=lambda: self._committed(step, path, metrics),
         )
         if self._saves_at_once(request.decision) and request.decision.seconds is None:
-            save_now(self._handler, save, self._session)
+            save_now(save, self._session)
             return None
-        return begin_save(self._handler, save, self._session)
+        return begin_save(save, self._session)
 
     def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         if self._coordinator.is_primary:

@@ -50,7 +50,7 @@ class Alignment(Struct, frozen=True):
 
 def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Alignment:
     """Return which leaves come from where, and what must not be missing or unexpected."""
-    fallback = flatten(request.fallback) if request.has_fallback else None
+    fallback = None if request.fallback is None else flatten(request.fallback)
     spare = _leaves(fallback)
     if () in spare and () not in view.names and (target is None or () not in target.names):
         raise TypeError(

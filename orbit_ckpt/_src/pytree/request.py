@@ -26,22 +26,19 @@ class RestoreRequest(Struct, frozen=True):
     Attributes:
         target: Tree whose structure the result has; PLACEHOLDER leaves are not read. None for the
             recorded structure.
-        has_target: Whether `target` is given; None is a tree too.
         restore_args: Tree of `RestoreArgs`, or of leaves that imply them, like the result.
         typed: Whether the target's leaves say type, shape, dtype and sharding; else only its
             structure counts.
         missing: What becomes of leaves of the target that the checkpoint lacks.
         unexpected: What becomes of leaves of the checkpoint that the target lacks.
         fallback: Tree with leaves for those that the checkpoint lacks.
-        has_fallback: Whether `fallback` is given.
         casting: Which casts to a typed target's dtypes are allowed.
         casts: Dtypes by patterns; leaves of another kind of number are not cast.
         shardings: Shardings of JAX arrays by patterns; the first that matches counts, and one must.
         map_leaf: Takes every restored leaf and its name; what it returns is the leaf.
         strict: Whether a typed target's shapes must be the stored ones.
-        rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
-        rules: What is done with leaves on their way.
-        legacy: The same in Orbax's forms, which need a target; not with `rules`.
+        transforms: Rules for what is done with leaves on their way.
+        legacy: The same in Orbax's forms, which need a target; not with `transforms`.
         only: Patterns for the leaves that are wanted, None for all.
         skip: Patterns for leaves that are not.
         lazy: Whether leaves that are arrays are left where they are, as `LazyArray`.
@@ -49,20 +46,17 @@ class RestoreRequest(Struct, frozen=True):
     """
 
     target: object = None
-    has_target: bool = False
     restore_args: object = None
     typed: bool = False
     missing: Missing = "error"
     unexpected: Unexpected = "error"
     fallback: object = None
-    has_fallback: bool = False
     casting: Casting = "same_kind"
     casts: PatternMap[object] = field(default_factory=dict[Pattern, object])
     shardings: PatternMap[jax.sharding.Sharding] | None = None
     map_leaf: Callable[[object, str], object] | None = None
     strict: bool = True
-    rich_types: bool = False
-    rules: Sequence[Rule] = ()
+    transforms: Sequence[Rule] = ()
     legacy: LegacyRules | LegacyFunction | None = None
     only: Patterns = None
     skip: Patterns = None
@@ -74,7 +68,8 @@ class RestoreRequest(Struct, frozen=True):
         """Whether the result is the stored tree as it was saved."""
         return (
             self.is_whole
-            and not (self.has_target or self.lazy or self.casts)
+            and not (self.lazy or self.casts)
+            and self.target is None
             and self.restore_args is None
             and self.shardings is None
             and self.map_leaf is None
@@ -84,4 +79,5 @@ class RestoreRequest(Struct, frozen=True):
     @property
     def is_whole(self) -> bool:
         """Whether the result has the stored tree's leaves, all of them under their names."""
-        return not self.rules and self.only is None and self.skip is None and not self.has_fallback
+        unset = (self.only, self.skip, self.fallback)
+        return not self.transforms and all(option is None for option in unset)

@@ -91,7 +91,7 @@ async def plan_tree(
         TransformError: Rules or patterns do not fit the checkpoint.
         UnsupportedLeafError: No handler is registered for some of the leaves.
     """
-    target = flatten(request.target) if request.has_target else None
+    target = None if request.target is None else flatten(request.target)
     stored = StoredLeaves(source, batch, registry)
     records = _records(source, target)
     if request.legacy is not None and target is not None:
@@ -99,9 +99,11 @@ async def plan_tree(
         # only the transforms say what is read
         return TreePlan(request, stored, view, target, Alignment(None, {}, {}, {}), args)
     view = View(records, records)
-    if request.rules:
-        known = list(records.values()) if any(rule.needs_shapes for rule in request.rules) else []
-        view = view_through(request.rules, records, await stored.metadata(known), target)
+    if request.transforms:
+        known = (
+            list(records.values()) if any(rule.needs_shapes for rule in request.transforms) else []
+        )
+        view = view_through(request.transforms, records, await stored.metadata(known), target)
     if request.only is not None or request.skip is not None:
         view = select(view, target, request.only, request.skip)
     alignment = align(view, target, request)
@@ -150,8 +152,12 @@ async def _with_patterns(plan: TreePlan) -> TreePlan:
     return structs.replace(plan, args=adjust(plan.args, casts, shardings), casts=casts)
 
 
-async def restore_tree(plan: TreePlan) -> object:
+async def restore_tree(plan: TreePlan, *, rich_types: bool) -> object:
     """Read a tree.
+
+    Args:
+        plan: What to read.
+        rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
 
     Raises:
         TreeMismatchError: A computed leaf does not fit the target.
@@ -172,7 +178,7 @@ async def restore_tree(plan: TreePlan) -> object:
     values |= {names: _filled(plan, names, v) for names, v in plan.alignment.filled.items()}
     target = plan.target
     if target is None and plan.request.is_whole:
-        return rebuild(plan.stored.source, values, rich_types=plan.request.rich_types)
+        return rebuild(plan.stored.source, values, rich_types=rich_types)
     if target is None:
         return _assemble(_paths(plan), values)
     return target.unflatten(

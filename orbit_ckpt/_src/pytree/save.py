@@ -39,7 +39,6 @@ class TreeSaveOptions(Struct, frozen=True):
         data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
         max_bytes: Most bytes held in memory for writing at once, None for the default.
         max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
-        rich_types: Whether tuples and namedtuples are recorded as such.
         custom_metadata: Any JSON value to keep with the tree.
         process: The process that saves. If it is not alone, each writes a database of its own, and
             the primary one merges them.
@@ -51,7 +50,6 @@ class TreeSaveOptions(Struct, frozen=True):
     data_file_bytes: int | None = None
     max_bytes: int | None = None
     max_transfer_bytes: int | None = None
-    rich_types: bool = False
     custom_metadata: object = None
     process: Process = Process()
 

@@ -16,7 +16,6 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import locate_run
 from orbit_ckpt._src.formats.orbax import check_complete, holds_tree
 from orbit_ckpt._src.formats.registry import check_reader, foreign_format
-from orbit_ckpt._src.items.unchanged import read_unchanged
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
@@ -28,6 +27,7 @@ from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import (
     explain_no_checkpoint,
     identity,
+    read_consistently,
     resolve_path,
     storage_errors,
 )
@@ -90,7 +90,7 @@ def verify(
     root = resolve_path(path)
     check_reader(reader)
     with storage_errors(root, "checking", "Check that it is a directory that may be read."):
-        listed, unfinished = ({root: reader}, 0) if reader else read_unchanged([root], _look_at)
+        listed, unfinished = ({root: reader}, 0) if reader else read_consistently([root], _look_at)
         sizes = {path: file_sizes(path, foreign)[0] for path, foreign in listed.items()}
         total = _Progress(sum(map(sum, sizes.values())), progress)
         findings = Findings(root, ByteLimiter(max_bytes), total.advance)
@@ -165,7 +165,7 @@ def _verify_unchanged(
         return verifier.findings
 
     try:
-        return read_unchanged([checkpoint], check)
+        return read_consistently([checkpoint], check)
     except CheckpointError as error:
         if identity(checkpoint) is not None:
             raise

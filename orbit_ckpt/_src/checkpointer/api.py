@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, get_args
 
 import jax
 from numpy.typing import DTypeLike
 
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.arrays.sharding import as_sharding
-from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.saving import SaveHandle, SaveRequest, begin_save, decline_save
+from orbit_ckpt._src.checkpointer.saving import (
+    SaveHandle,
+    SaveRequest,
+    begin_save,
+    decline_save,
+    save_now,
+)
 from orbit_ckpt._src.checkpointer.wrong_names import suggest, suggest_target
 from orbit_ckpt._src.checkpointer.wrong_values import (
-    check_flags,
     check_patterns,
     check_rules,
     check_state_functions,
     check_tree,
 )
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.items.memory import MemoryOptions
-from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.arguments import cast_on_save, casts_by_patterns
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO, TreeToSave
 from orbit_ckpt._src.pytree.request import Missing, RestoreRequest, Unexpected
 from orbit_ckpt._src.pytree.target import Casting
 from orbit_ckpt._src.runtime.checks import check_callable, show
@@ -38,7 +41,31 @@ from orbit_ckpt._src.transform.state import StateFunction, transform_state
 if TYPE_CHECKING:
     from orbit_ckpt._src.pytree.explain import RestorePlan
 
+_TREES = TreeIO()
 _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
+
+
+class PlanOptions(TypedDict, total=False):
+    """Options of `load` that a plan depends on; `load` describes them."""
+
+    only: Patterns
+    skip: Patterns
+    transforms: Sequence[Rule]
+    missing: Missing
+    unexpected: Unexpected
+    fallback: object
+    cast: Casting | PatternMap[object] | DTypeLike
+    strict: bool
+    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None
+    reader: Format | None
+    memory_limit: int | None
+
+
+class LoadOptions(PlanOptions, total=False):
+    """All options of `load` but for the target and the report."""
+
+    map_leaf: Callable[[Any, str], object] | None
+    lazy: bool
 
 
 @_suggest_names
@@ -80,13 +107,8 @@ def save(
         >>> orbit_ckpt.load("run/step_1")["step"]
         1
     """
-    args = _save_args(path, tree, custom_metadata, cast, transforms)
-    Checkpointer(_handler()).save(
-        path,
-        args=args,
-        force=as_flag("overwrite", overwrite),
-        custom_metadata=custom_metadata,
-    )
+    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms)
+    save_now(request, SessionOptions())
 
 
 @_suggest_names
@@ -122,22 +144,19 @@ def save_async(
         >>> handle = orbit_ckpt.save_async("run/step_2", {"w": np.ones((2, 3)), "step": 2})
         >>> handle.result()
     """
-    request = SaveRequest(
-        resolve_path(path),
-        {"args": _save_args(path, tree, custom_metadata, cast, transforms)},
-        overwrite=as_flag("overwrite", overwrite),
-        custom_metadata=custom_metadata,
-    )
-    return begin_save(_handler(), request, SessionOptions())
+    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms)
+    return begin_save(request, SessionOptions())
 
 
-def _save_args(
+def _save_request(
     path: PathLike,
     tree: object,
+    overwrite: bool,
     custom_metadata: Mapping[str, object] | None,
     cast: PatternMap[object] | DTypeLike | None,
     transforms: Sequence[StateFunction],
-) -> PyTreeSaveArgs:
+) -> SaveRequest:
+    place = resolve_path(path)
     try:
         check_tree("tree", tree, instead="the tree itself, as in save(path, {'w': array})")
         check_state_functions(transforms)
@@ -146,9 +165,14 @@ def _save_args(
         casts = None if cast is None else casts_by_patterns(cast)
         save_args = cast_on_save(tree, casts) if casts else None
     except Exception as error:  # raised again once the other processes know
-        decline_save(resolve_path(path), error, SessionOptions())
+        decline_save(place, error, SessionOptions())
         raise
-    return PyTreeSaveArgs(tree, save_args, custom_metadata=custom_metadata)
+    return SaveRequest(
+        place,
+        TreeToSave(_TREES, tree, save_args, custom_metadata),
+        overwrite=as_flag("overwrite", overwrite),
+        custom_metadata=custom_metadata,
+    )
 
 
 @suggest_target("like")
@@ -228,11 +252,11 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
     """
     place = resolve_path(path)
-    request = _request(
+    options = _restore_options(
         like,
         only=only,
         skip=skip,
-        rules=transforms,
+        transforms=transforms,
         missing=missing,
         unexpected=unexpected,
         fallback=fallback,
@@ -243,29 +267,14 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         lazy=lazy,
         reader=reader,
     )
-    handler = _handler(memory_limit)
-    run = handler.run_and_explain if as_flag("report", report) else handler.run_request
+    trees = _within(memory_limit)
+    restore = trees.restore_and_explain if as_flag("report", report) else trees.restore
     with reported_restore(path):
-        return run(place, request)
+        return restore(place, options)
 
 
 @suggest_target("like")
-def plan(  # noqa: PLR0913 - those of `load`
-    path: PathLike,
-    like: object = None,
-    *,
-    only: Patterns = None,
-    skip: Patterns = None,
-    transforms: Sequence[Rule] = (),
-    missing: Missing = "error",
-    unexpected: Unexpected = "error",
-    fallback: object = None,
-    cast: Casting | PatternMap[object] | DTypeLike = "same_kind",
-    strict: bool = True,
-    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None = None,
-    reader: Format | None = None,
-    memory_limit: int | None = None,
-) -> RestorePlan:
+def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 
     Printed, it is a table: for every leaf of the result where it comes from, what is done with it,
@@ -287,59 +296,44 @@ def plan(  # noqa: PLR0913 - those of `load`
         64 B to read; about 56 B of host memory
     """
     place = resolve_path(path)
-    request = _request(
-        like,
-        only=only,
-        skip=skip,
-        rules=transforms,
-        missing=missing,
-        unexpected=unexpected,
-        fallback=fallback,
-        cast=cast,
-        strict=strict,
-        sharding=sharding,
-        reader=reader,
-    )
-    return _handler(memory_limit).explain_request(place, request)
+    unknown = min(options.keys() - PlanOptions.__annotations__.keys(), default=None)
+    if unknown is not None:
+        raise TypeError(f"plan() got an unexpected keyword argument {unknown!r}")
+    memory_limit = options.pop("memory_limit", None)
+    return _within(memory_limit).explain(place, _restore_options(like, **options))
 
 
-def _request(
-    like: object,
-    *,
-    fallback: object,
-    cast: Casting | PatternMap[object] | DTypeLike,
-    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None,
-    **others: Any,
-) -> RestoreRequest:
-    """Return what the arguments of `load` ask for.
+def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreRequest:
+    """Return what the options of `load` ask for.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An option has a value that it cannot have.
     """
+    casts, sharding = options.pop("cast", "same_kind"), options.pop("sharding", None)
     check_tree("like", like, instead="a tree of arrays or jax.ShapeDtypeStruct like the result")
+    fallback = options.get("fallback")
     check_tree("fallback", fallback, instead="a tree with the leaves that may be missing")
-    check_patterns({name: others[name] for name in ("only", "skip")})
-    check_rules(others["rules"])
-    others |= check_flags({name: others[name] for name in ("strict", "lazy") if name in others})
-    check_callable("map_leaf", others.get("map_leaf"), "Give one that takes a leaf and its name.")
+    check_patterns({name: options.get(name) for name in ("only", "skip")})
+    check_rules(options.get("transforms", ()))
+    if "strict" in options:
+        options["strict"] = as_flag("strict", options["strict"])
+    if "lazy" in options:
+        options["lazy"] = as_flag("lazy", options["lazy"])
+    check_callable("map_leaf", options.get("map_leaf"), "Give one that takes a leaf and its name.")
     for name, values in _CHOICES.items():
-        value = others[name]
+        value: object = options.get(name, values[0])
         if value not in values:
             choices = ", ".join(map(repr, values))
             raise ValueError(f"{name} is {show(value)}; give one of {choices}.")
-    policy = _POLICIES.get(cast) if isinstance(cast, str) else None
+    policy = _POLICIES.get(casts) if isinstance(casts, str) else None
     return RestoreRequest(
         target=like.tree if isinstance(like, TreeMetadata) else like,
-        has_target=like is not None,
         typed=True,
-        rich_types=True,
-        fallback=fallback,
-        has_fallback=fallback is not None,
         casting=policy or "same_kind",
-        casts={} if policy else casts_by_patterns(cast),
+        casts={} if policy else casts_by_patterns(casts),
         shardings=None if sharding is None else _shardings_by_patterns(sharding),
-        **others,
+        **cast(Any, options),  # the others are fields by the same names
     )
 
 
@@ -382,28 +376,26 @@ def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
         IncompleteCheckpointError: The save did not finish.
     """
-    return _handler().metadata(path, reader=reader)
+    return _TREES.metadata(resolve_path(path), reader=reader)
 
 
-def _handler(memory_limit: int | None = None) -> PyTreeHandler:
-    """Return what saves and loads trees.
+def _within(memory_limit: int | None) -> TreeIO:
+    """Return the engine, limited to so many bytes of host memory for reading.
 
     Raises:
         TypeError: The limit is no whole number of bytes.
         ValueError: The limit is not positive.
     """
-    if memory_limit is not None:
-        if not isinstance(memory_limit, int) or isinstance(memory_limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
-            raise TypeError(
-                f"memory_limit: expected a whole number of bytes, found {memory_limit!r}. Give "
-                "256 * 2**20 for 256 MiB, for example."
-            )
-        if memory_limit <= 0:
-            raise ValueError(
-                f"memory_limit must be positive, found {memory_limit}; it is a number of bytes, "
-                "256 * 2**20 for 256 MiB for example."
-            )
-    return PyTreeHandler(
-        memory_options=MemoryOptions(read_concurrent_bytes=memory_limit),
-        pytree_metadata_options=PyTreeMetadataOptions(support_rich_types=True),
-    )
+    if memory_limit is None:
+        return _TREES
+    if not isinstance(memory_limit, int) or isinstance(memory_limit, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(
+            f"memory_limit: expected a whole number of bytes, found {memory_limit!r}. Give "
+            "256 * 2**20 for 256 MiB, for example."
+        )
+    if memory_limit <= 0:
+        raise ValueError(
+            f"memory_limit must be positive, found {memory_limit}; it is a number of bytes, "
+            "256 * 2**20 for 256 MiB for example."
+        )
+    return TreeIO(memory=MemoryOptions(read_concurrent_bytes=memory_limit))

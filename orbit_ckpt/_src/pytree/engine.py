@@ -1,0 +1,322 @@
+"""Save, restore and describe pytrees.
+
+`TreeIO` is the one way to a tree in storage: item handlers, the functions of the API and the
+command line call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from orbit_ckpt._src.arrays.memory import available_bytes
+from orbit_ckpt._src.arrays.sharding import ShardingResolver
+from orbit_ckpt._src.formats.base import Format, StoredTree
+from orbit_ckpt._src.formats.orbax import open_tree
+from orbit_ckpt._src.formats.registry import open_checkpoint
+from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.pytree.plan import plan_save
+from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.restore import (
+    TreePlan,
+    plan_tree,
+    read_metadata,
+    rebuild,
+    restore_tree,
+)
+from orbit_ckpt._src.pytree.save import TreeSaveOptions, stage_tree
+from orbit_ckpt._src.runtime.checks import check_int, check_number
+from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.process import Process, this_process
+from orbit_ckpt._src.runtime.warn import warn_caller
+from orbit_ckpt._src.storage.path import read_consistently
+from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.pytree.explain import RestorePlan
+
+T = TypeVar("T")
+
+_GB = 10**9
+
+TREE_TYPESTR = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+"""What checkpoints record for an item that is a tree, so that Orbax restores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """Budgets in bytes, each for one process; None is the default.
+
+    An array larger than a budget is written in parts, chunk by chunk; what cannot be divided is
+    admitted alone.
+
+    Attributes:
+        write_concurrent_bytes: Most bytes in host memory for writing at once; 2 GiB by default.
+        read_concurrent_bytes: Most bytes being read at once. By default 64 MiB per core (128 MiB at
+            least, 2 GiB at most) for what is decoded, cast or moved to devices, and no limit on
+            what is read straight into the result.
+        transfer_concurrent_bytes: Most bytes being copied from devices at once; no limit by
+            default. `"auto"` is half of the host memory that is free when the save begins.
+    """
+
+    write_concurrent_bytes: int | None = None
+    read_concurrent_bytes: int | None = None
+    transfer_concurrent_bytes: int | Literal["auto"] | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            limit: object = getattr(self, field.name)
+            is_auto = limit == "auto" and field.name == "transfer_concurrent_bytes"
+            if limit is not None and not is_auto:
+                check_int(field.name, limit, least=1)
+
+    @property
+    def max_transfer_bytes(self) -> int | None:
+        """`transfer_concurrent_bytes` as a number at this moment."""
+        limit = self.transfer_concurrent_bytes
+        if isinstance(limit, int) or limit is None:
+            return limit
+        available = available_bytes()
+        return None if available is None else max(1, available // 2)
+
+    @classmethod
+    def from_gb(
+        cls,
+        save: float | None = None,
+        restore: float | None = None,
+        save_device_host: float | Literal["auto"] | None = None,
+    ) -> MemoryOptions:
+        """Return the budgets that Orbax's arguments `..._concurrent_gb` set, in units of 10**9.
+
+        Raises:
+            ValueError: One is not positive.
+            TypeError: One is no number.
+        """
+        transfer = "auto"
+        if save_device_host != "auto":
+            transfer = _bytes_of("save_device_host_concurrent_gb", save_device_host)
+        save_bytes = _bytes_of("save_concurrent_gb", save)
+        return cls(save_bytes, _bytes_of("restore_concurrent_gb", restore), transfer)
+
+
+def _bytes_of(name: str, gigabytes: object) -> int | None:
+    if gigabytes is None:
+        return None
+    check_number(name, gigabytes, can_be_zero=False)
+    return max(1, int(cast(float, gigabytes) * _GB))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeIO:
+    """Saves, restores and describes pytrees.
+
+    Attributes:
+        registry: Where type handlers are looked up.
+        memory: How much host memory a save or a restore may use beyond the tree.
+        rich_types: Whether tuples and namedtuples are recorded as such, and come back without a
+            target.
+        use_ocdbt: Whether arrays go into one database, else into a directory each.
+        use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
+        use_compression: Whether arrays are compressed with zstd; small ones never are.
+        aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
+        process: Which process saves, and among how many; None for JAX's.
+    """
+
+    registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY
+    memory: MemoryOptions = MemoryOptions()
+    rich_types: bool = True
+    use_ocdbt: bool = True
+    use_zarr3: bool = True
+    use_compression: bool = True
+    aggregate: str | None = None
+    process: Process | None = None
+
+    async def stage(
+        self,
+        directory: Path,
+        tree: object,
+        *,
+        copy: bool,
+        save_args: object = None,
+        data_file_bytes: int | None = None,
+        custom_metadata: object = None,
+    ) -> Commit:
+        """Copy what the caller may change of a tree and return the commit that writes it.
+
+        Args:
+            directory: An empty directory that only this save writes to; may not exist yet.
+            tree: What to save.
+            copy: Whether the caller may change its leaves before the commit has run.
+            save_args: Tree of `SaveArgs` like the tree; may lack leaves.
+            data_file_bytes: Size at which a new data file begins; None is 2 GiB, 0 no limit.
+            custom_metadata: Any JSON value to keep with the tree.
+
+        Raises:
+            UnsupportedLeafError: Some leaves cannot be written.
+            NameCollisionError: Leaves would share a storage name.
+            ValueError: The tree is metadata of a tree.
+        """
+        if isinstance(tree, TreeMetadata):
+            raise ValueError("Cannot save TreeMetadata.")
+        options = TreeSaveOptions(
+            use_ocdbt=self.use_ocdbt,
+            use_zarr3=self.use_zarr3,
+            use_compression=self.use_compression,
+            data_file_bytes=data_file_bytes,
+            max_bytes=self.memory.write_concurrent_bytes,
+            max_transfer_bytes=self.memory.max_transfer_bytes,
+            custom_metadata=custom_metadata,
+            process=self.process or this_process(),
+        )
+        plan = plan_save(
+            tree,
+            self.registry,
+            save_args=save_args,
+            use_ocdbt=self.use_ocdbt,
+            use_zarr3=self.use_zarr3,
+            rich_types=self.rich_types,
+        )
+        return await stage_tree(plan, directory, options, copy=copy)
+
+    def restore(
+        self, path: Path, options: RestoreRequest, *, resolver: ShardingResolver | None = None
+    ) -> object:
+        """Return a stored tree as the options ask for it; see `restore_tree`."""
+        as_whole = options.is_plain and (resolver is None or resolver.fallback is None)
+        return self._run(path, options, self._restored, resolver=resolver, as_whole=as_whole)
+
+    def explain(self, path: Path, options: RestoreRequest, *, on_host: bool = False) -> RestorePlan:
+        """Return what `restore` would do; reads metadata only. For `on_host` see `explain`."""
+        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+
+        return self._run(path, options, partial(explain, on_host=on_host))
+
+    def restore_and_explain(
+        self, path: Path, options: RestoreRequest
+    ) -> tuple[object, RestorePlan]:
+        """Return a stored tree as the options ask for it, and what was done."""
+        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+
+        async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
+            explained = await explain(plan)
+            return await self._restored(plan), explained
+
+        return self._run(path, options, both)
+
+    async def _restored(self, plan: TreePlan) -> object:
+        return await restore_tree(plan, rich_types=self.rich_types)
+
+    def metadata(self, path: Path, *, reader: Format | None = None) -> TreeMetadata:
+        """Return metadata of the leaves of a stored tree; reads no array, touches no device.
+
+        Args:
+            path: Where the tree is.
+            reader: The format to read as, None to detect it.
+
+        Raises:
+            CheckpointNotFoundError: There is no tree.
+            CorruptionError: Stored data is missing or damaged.
+        """
+
+        async def read(source: StoredTree) -> TreeMetadata:
+            found = await read_metadata(source, source.load_batch(), self.registry)
+            tree = rebuild(source, found, rich_types=self.rich_types)
+            return TreeMetadata(tree, source.document.custom_metadata)
+
+        return self._read(path, read, reader=reader)
+
+    def _run(
+        self,
+        path: Path,
+        options: RestoreRequest,
+        run: Callable[[TreePlan], Coroutine[object, object, T]],
+        *,
+        resolver: ShardingResolver | None = None,
+        as_whole: bool = False,
+    ) -> T:
+        """Resolve a restore and run something on the result."""
+        max_bytes = self.memory.read_concurrent_bytes
+
+        async def read(source: StoredTree) -> T:
+            with source.unchanged():
+                if source.read_whole is not None:
+                    return cast(T, await asyncio.to_thread(source.read_whole))
+                batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
+                return await run(await plan_tree(source, batch, self.registry, options))
+
+        return self._read(
+            path,
+            read,
+            reader=options.reader,
+            has_target=options.target is not None,
+            as_whole=as_whole,
+        )
+
+    def _read(
+        self,
+        path: Path,
+        read: Callable[[StoredTree], Coroutine[object, object, T]],
+        *,
+        reader: Format | None,
+        has_target: bool = False,
+        as_whole: bool = False,
+    ) -> T:
+        """Open a tree and read from it; warn of what is lost without a target."""
+        losses: set[str | None] = set()
+        aggregate = None if reader is not None else self.aggregate
+
+        async def open_and_read(path: Path) -> T:
+            if aggregate and (path / aggregate).is_file():
+                source = open_tree(path, aggregate=aggregate)
+            else:
+                source = open_checkpoint(
+                    path, allow_unstructured=has_target, reader=reader, as_whole=as_whole
+                )
+            losses.add(None if has_target else source.loss)
+            return await read(source)
+
+        result = read_consistently([path], open_and_read)
+        for loss in filter(None, losses):
+            warn_caller(loss)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class TreeToSave:
+    """A tree as the one item of a checkpoint.
+
+    Attributes:
+        io: Saves it.
+        tree: The tree.
+        save_args: Tree of `SaveArgs` like it; may lack leaves.
+        custom_metadata: Any JSON value to keep with the tree.
+    """
+
+    io: TreeIO
+    tree: object
+    save_args: object = None
+    custom_metadata: object = None
+
+    @property
+    def typestr(self) -> str:
+        """What the checkpoint records of the item."""
+        return TREE_TYPESTR
+
+    @property
+    def values(self) -> object:
+        """The tree."""
+        return self.tree
+
+    async def stage(self, directory: Path, *, copy: bool) -> Commit:
+        """Copy what the caller may change and return the commit; see `TreeIO.stage`."""
+        return await self.io.stage(
+            directory,
+            self.tree,
+            copy=copy,
+            save_args=self.save_args,
+            custom_metadata=self.custom_metadata,
+        )
