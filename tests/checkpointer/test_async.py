@@ -20,7 +20,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.storage import host_copies
+from orbit_ckpt._src.storage import batch_write
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
@@ -438,14 +438,14 @@ def test_copies_from_devices_keep_their_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held: list[int] = []
-    copy = host_copies.copy_to_host
+    copy = batch_write.copy_to_host
 
     def spy(shards: Any) -> Any:
         held.append(sum(shard.nbytes for shard in shards))
         return copy(shards)
 
-    monkeypatch.setattr(host_copies, "copy_to_host", spy)
-    monkeypatch.setattr(host_copies, "is_on_host", lambda _: False)
+    monkeypatch.setattr(batch_write, "copy_to_host", spy)
+    monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     memory = ocp.MemoryOptions(transfer_concurrent_bytes=2100)
     with ocp.AsyncCheckpointer(ocp.PyTreeHandler(memory_options=memory)) as checkpointer:

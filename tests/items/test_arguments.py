@@ -122,9 +122,8 @@ class TaggedSave(ocp.args.PyTreeSave):
 class OtherSave(CheckpointArgs):
     item: Any
     save_args: Any = None
-
-    def apply(self, options: Any) -> Any:
-        return ocp.args.PyTreeSave(self.item).apply(options)
+    ocdbt_target_data_file_size: int | None = None
+    custom_metadata: Any = None
 
 
 @pytest.mark.parametrize("args", [TaggedSave, ocp.args.PyTreeSave, OtherSave])

@@ -19,7 +19,6 @@ from orbit_ckpt._src.formats.base import Format, StoredTree
 from orbit_ckpt._src.formats.orbax import open_tree
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.plan import plan_save
 from orbit_ckpt._src.pytree.request import RestoreRequest
 from orbit_ckpt._src.pytree.restore import (
     TreePlan,
@@ -28,7 +27,8 @@ from orbit_ckpt._src.pytree.restore import (
     rebuild,
     restore_tree,
 )
-from orbit_ckpt._src.pytree.save import TreeSaveOptions, stage_tree
+from orbit_ckpt._src.pytree.save.plan import plan_save
+from orbit_ckpt._src.pytree.save.stage import TreeSaveOptions, stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process, this_process

@@ -1,11 +1,14 @@
-"""A budget of bytes that may be in flight at once."""
+"""A budget of bytes that may be in flight at once, and groups of work that fit one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class ByteLimiter:
@@ -73,3 +76,26 @@ class ByteLimiter:
             nbytes, ready = self._waiting.popleft()
             self._in_flight += nbytes
             ready.set_result(None)
+
+
+def batched(
+    items: Iterable[T], size: Callable[[T], int], limit: int
+) -> Iterator[tuple[list[T], int]]:
+    """Yield consecutive items in groups that fit a budget, and how many bytes each group has.
+
+    Args:
+        items: The items.
+        size: Returns the bytes of one.
+        limit: Most bytes of a group; a larger item makes a group of its own.
+    """
+    group: list[T] = []
+    held = 0
+    for item in items:
+        nbytes = size(item)
+        if group and held + nbytes > limit:
+            yield group, held
+            group, held = [], 0
+        group.append(item)
+        held += nbytes
+    if group:
+        yield group, held

@@ -24,16 +24,16 @@ from orbit_ckpt._src.arrays.transfer import (
     Shard,
     begin_transfer,
     byte_view,
+    copy_to_host,
     host_blocks,
     is_on_host,
 )
 from orbit_ckpt._src.errors import CheckpointError, StorageError, UnsupportedLeafError
 from orbit_ckpt._src.runtime.commit import ProgressCounter
-from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import clean_up, run_all
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
-from orbit_ckpt._src.storage.host_copies import copy_all
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
@@ -111,17 +111,17 @@ class BatchWriter:
         """Names and layouts of the arrays that were added and are not written yet."""
         return [(write.name, write.layout) for write in self._writes]
 
-    async def take(self) -> None:
+    async def snapshot(self) -> None:
         """Copy everything that was added to where only this batch can change it.
 
         What is fetched when it is needed stays where it is.
         """
-        taken = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
+        writes = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
         others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
-        shards = [shard for write in taken for shard in write.shards]
-        copies = iter(await copy_all(shards, self._options.max_transfer_bytes))
-        taken = [write._replace(shards=[next(copies) for _ in write.shards]) for write in taken]
-        self._writes = taken + others
+        shards = [shard for write in writes for shard in write.shards]
+        copies = iter(await copy_to_host_within(self._options.max_transfer_bytes, shards))
+        writes = [write._replace(shards=[next(copies) for _ in write.shards]) for write in writes]
+        self._writes = writes + others
 
     async def commit(self) -> None:
         """Write everything that was added and wait until it is durable.
@@ -157,6 +157,33 @@ class BatchWriter:
                 f"{options.directory}: writing failed: {error}. Nothing was committed; check the "
                 "free space and permissions there and save again."
             ) from error
+
+
+async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
+    """Return copies of parts of arrays in memory that nobody else can change.
+
+    Args:
+        max_bytes: Most bytes being copied from devices at once, None for no limit.
+        shards: The parts.
+    """
+    limiter = ByteLimiter(max_bytes)
+    total = sum(shard.nbytes for shard in shards)
+    most = max(_TASK_BYTES, total // _THREADS)  # few bytes are not worth several threads
+    groups = batched(shards, _nbytes_of, most if max_bytes is None else min(most, max_bytes))
+
+    async def copy(group: Sequence[Shard]) -> list[Shard]:
+        if max_bytes is None:
+            return await asyncio.to_thread(copy_to_host, group)
+        remote = sum(shard.nbytes for shard in group if not is_on_host(shard.data))
+        async with limiter.reserve(remote):
+            return await asyncio.to_thread(copy_to_host, group)
+
+    copies = await run_all(copy(group) for group, _ in groups)
+    return [shard for group in copies for shard in group]
+
+
+def _nbytes_of(shard: Shard) -> int:
+    return shard.nbytes
 
 
 class _Part(NamedTuple):
@@ -233,17 +260,8 @@ async def _write(
 
 def _tasks(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[tuple[list[_Part], int]]:
     """Yield groups of parts and the bytes each holds, at most `max_bytes`."""
-    task: list[_Part] = []
-    held = 0
-    for part in _parts(writes, max_bytes):
-        nbytes = min(part.nbytes, max_bytes)  # of a larger chunk no more is held
-        if task and held + nbytes > max_bytes:
-            yield task, held
-            task, held = [], 0
-        task.append(part)
-        held += nbytes
-    if task:
-        yield task, held
+    # of a larger chunk no more is held
+    yield from batched(_parts(writes, max_bytes), lambda p: min(p.nbytes, max_bytes), max_bytes)
 
 
 def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct, structs
 
+from orbit_ckpt._src.arrays.transfer import TakenArray
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.rich_types import encode_rich_types
 from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
 from orbit_ckpt._src.metadata.user_json import copy_json
-from orbit_ckpt._src.pytree.agree import check_agreement
-from orbit_ckpt._src.pytree.plan import SavePlan
-from orbit_ckpt._src.pytree.take import take_leaves
+from orbit_ckpt._src.pytree.save.cross_process_check import check_agreement
+from orbit_ckpt._src.pytree.save.plan import SavePlan
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import Process
-from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
+from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions, copy_to_host_within
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
@@ -27,6 +28,7 @@ from orbit_ckpt._src.storage.ocdbt_merge import check_files, merge_databases, wr
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, SaveBatch
+from orbit_ckpt._src.type_handlers.capabilities import ValueTaker, capability
 
 
 class TreeSaveOptions(Struct, frozen=True):
@@ -68,7 +70,7 @@ class TreeSaveOptions(Struct, frozen=True):
 async def stage_tree(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, *, copy: bool
 ) -> Commit:
-    """Take all leaves from the caller and return what remains to be done.
+    """Copy what the caller may change and return the commit that writes the tree.
 
     Args:
         plan: What to write.
@@ -80,18 +82,15 @@ async def stage_tree(
     if options.custom_metadata is not None:
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
-    taken = None
-    if copy:
-        is_primary = options.process.is_primary
-        taken = await take_leaves(plan, options.max_transfer_bytes, is_primary=is_primary)
-    if taken is None:
+    snapshot = await snapshot_leaves(plan, options) if copy else None
+    if snapshot is None:
         await save.serialize(plan)
-    if taken is None and copy:
-        await save.writer.take()
+    if snapshot is None and copy:
+        await save.writer.snapshot()
 
     async def write() -> None:
-        if taken is not None:
-            await save.serialize(taken)
+        if snapshot is not None:
+            await save.serialize(snapshot)
         await save.write()
 
     handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
@@ -100,6 +99,37 @@ async def stage_tree(
         _finalize(handlers, directory, save.join())
 
     return Commit(write, finalize, save.writer.progress.now)
+
+
+async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan | None:
+    """Return the plan with copies in place of the leaves.
+
+    Arrays that all processes have are copied by the primary one only, which writes them.
+
+    Returns:
+        None if a handler does not hand its values out; all must then serialize at once.
+    """
+    groups = plan.groups()
+    takers = [t for handler, _ in groups if (t := capability(handler, ValueTaker)) is not None]
+    # errors in the choice of chunks are found by handlers, and are the caller's to see
+    has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
+    if len(takers) < len(groups) or has_chunks:
+        return None
+    values = list(plan.flat.values)
+    arrays: list[TakenArray] = []
+    for taker, (_, positions) in zip(takers, groups, strict=True):
+        taken = taker.take([values[position] for position in positions])
+        for position, value in zip(positions, taken, strict=True):
+            values[position] = value
+            if isinstance(value, TakenArray):
+                arrays.append(value)
+                if value.sharding is None and not options.process.is_primary:
+                    value.shards.clear()  # keeps nothing of the caller's alive either
+    shards = [shard for array in arrays for shard in array.shards]
+    copies = iter(await copy_to_host_within(options.max_transfer_bytes, shards))
+    for array in arrays:
+        array.shards[:] = islice(copies, len(array.shards))
+    return plan.with_values(values)
 
 
 class _TreeSave:

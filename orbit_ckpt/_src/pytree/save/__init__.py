@@ -1,0 +1,1 @@
+"""Plan and run the save of one tree."""
