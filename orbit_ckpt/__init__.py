@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.manager.tensorboard import TensorBoardMetrics
     from orbit_ckpt._src.metadata_module import MetadataModule
     from orbit_ckpt._src.pytree.engine import MemoryOptions
-    from orbit_ckpt._src.pytree.explain import LeafPlan, RestorePlan
+    from orbit_ckpt._src.pytree.restore.explain import LeafPlan, RestorePlan
     from orbit_ckpt._src.storage.atomic import AtomicityMode
     from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
     from orbit_ckpt._src.transform.trees import merge_trees
@@ -200,7 +200,7 @@ __getattr__, __dir__ = lazy_names(
         "manager.steps": "StepNameFormat",
         "manager.tensorboard": "TensorBoardMetrics",
         "pytree.engine": "MemoryOptions",
-        "pytree.explain": "LeafPlan, RestorePlan",
+        "pytree.restore.explain": "LeafPlan, RestorePlan",
         "storage.atomic": "AtomicityMode",
         "transform.legacy": "apply_transformations, RestoreTransform, Transform",
         "transform.trees": "merge_trees",

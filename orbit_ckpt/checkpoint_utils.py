@@ -9,7 +9,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.locate import find_latest_checkpoint
     from orbit_ckpt._src.manager.follow import checkpoints_iterator, wait_for_new_checkpoint
-    from orbit_ckpt._src.pytree.target import construct_restore_args
+    from orbit_ckpt._src.pytree.restore.target import construct_restore_args
 
 __all__ = [
     "checkpoints_iterator",
@@ -23,6 +23,6 @@ __getattr__, __dir__ = lazy_names(
     {
         "formats.locate": "find_latest_checkpoint",
         "manager.follow": "checkpoints_iterator, wait_for_new_checkpoint",
-        "pytree.target": "construct_restore_args",
+        "pytree.restore.target": "construct_restore_args",
     },
 )

@@ -9,7 +9,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from orbit_ckpt._src.manager.step_paths import checkpoint_steps
     from orbit_ckpt._src.manager.step_paths import is_path_finalized as is_checkpoint_finalized
-    from orbit_ckpt._src.pytree.target import to_shape_dtype_struct
+    from orbit_ckpt._src.pytree.restore.target import to_shape_dtype_struct
 
 __all__ = [
     "checkpoint_steps",
@@ -21,6 +21,6 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "manager.step_paths": "checkpoint_steps, is_path_finalized as is_checkpoint_finalized",
-        "pytree.target": "to_shape_dtype_struct",
+        "pytree.restore.target": "to_shape_dtype_struct",
     },
 )

@@ -28,10 +28,9 @@ from orbit_ckpt._src.checkpointer.wrong_values import (
 )
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.arguments import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO, TreeToSave
-from orbit_ckpt._src.pytree.request import Missing, RestoreRequest, Unexpected
-from orbit_ckpt._src.pytree.target import Casting
+from orbit_ckpt._src.pytree.restore.options import Casting, Missing, RestoreOptions, Unexpected
+from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule
@@ -39,7 +38,7 @@ from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns, co
 from orbit_ckpt._src.transform.state import StateFunction, transform_state
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.pytree.explain import RestorePlan
+    from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 
 _TREES = TreeIO()
 _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
@@ -303,7 +302,7 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
     return _within(memory_limit).explain(place, _restore_options(like, **options))
 
 
-def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreRequest:
+def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOptions:
     """Return what the options of `load` ask for.
 
     Raises:
@@ -327,12 +326,12 @@ def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreReq
             choices = ", ".join(map(repr, values))
             raise ValueError(f"{name} is {show(value)}; give one of {choices}.")
     policy = _POLICIES.get(casts) if isinstance(casts, str) else None
-    return RestoreRequest(
+    return RestoreOptions(
         target=like.tree if isinstance(like, TreeMetadata) else like,
-        typed=True,
-        casting=policy or "same_kind",
-        casts={} if policy else casts_by_patterns(casts),
-        shardings=None if sharding is None else _shardings_by_patterns(sharding),
+        match_leaf_types=True,
+        cast_policy=policy or "same_kind",
+        cast_rules={} if policy else casts_by_patterns(casts),
+        sharding_rules=None if sharding is None else _shardings_by_patterns(sharding),
         **cast(Any, options),  # the others are fields by the same names
     )
 

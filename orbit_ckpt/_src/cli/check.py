@@ -21,8 +21,8 @@ from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionErr
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.difference import LeafChange
 from orbit_ckpt._src.pytree.engine import TreeIO
-from orbit_ckpt._src.pytree.explain import RestorePlan
-from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.restore.explain import RestorePlan
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.api import verify as verify_path
@@ -123,9 +123,9 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     ):
         if value not in allowed:
             raise typer.BadParameter(f"{name} is {value!r}; give {' or '.join(allowed)}.")
-    request = RestoreRequest(
+    request = RestoreOptions(
         target=None if like is None else _target(like),
-        typed=True,
+        match_leaf_types=True,
         transforms=read_rules(rules) if rules is not None else (),
         only=only or None,
         skip=skip or None,

@@ -16,8 +16,8 @@ from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryOptions, TreeIO
-from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_int,
@@ -214,7 +214,7 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         """
         transform = (transforms, transforms_default_to_original, legacy_transform_fn)
         args = args or PyTreeRestoreArgs(_not_args(item), restore_args, *transform)
-        options = RestoreRequest(
+        options = RestoreOptions(
             target=args.item,
             restore_args=args.restore_args,
             missing="keep" if args.partial_restore else "error",

@@ -25,7 +25,7 @@ from orbit_ckpt._src.items.pytree import (
 from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
-from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
@@ -97,7 +97,7 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
             CorruptionError: Stored data is missing or damaged.
         """
         args = args or StandardRestoreArgs(item)
-        options = RestoreRequest(target=args.item, typed=True, strict=args.strict)
+        options = RestoreOptions(target=args.item, match_leaf_types=True, strict=args.strict)
         fallback = args.fallback_sharding
         if fallback is not None:
             fallback = as_sharding(fallback, "fallback_sharding")

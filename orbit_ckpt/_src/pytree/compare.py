@@ -20,8 +20,8 @@ from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.compare_values import RecordPair, compare_leaves, naming_checkpoint
 from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
-from orbit_ckpt._src.pytree.restore import rebuild
-from orbit_ckpt._src.pytree.stored import StoredLeaves
+from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves
+from orbit_ckpt._src.pytree.restore.tree import rebuild
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.tree.diff import compare_names, match_renamed
 from orbit_ckpt._src.tree.flatten import is_namedtuple

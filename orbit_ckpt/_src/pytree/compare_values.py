@@ -28,7 +28,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, stora
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.metadata.schema import LeafRecord
-from orbit_ckpt._src.pytree.stored import StoredLeaves, read_leaves
+from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead

@@ -19,12 +19,12 @@ from orbit_ckpt._src.formats.base import Format, StoredTree
 from orbit_ckpt._src.formats.orbax import open_tree
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.restore import (
-    TreePlan,
-    plan_tree,
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.tree import (
+    ResolvedRestore,
     read_metadata,
     rebuild,
+    resolve_restore,
     restore_tree,
 )
 from orbit_ckpt._src.pytree.save.plan import plan_save
@@ -37,7 +37,7 @@ from orbit_ckpt._src.storage.path import read_consistently
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.pytree.explain import RestorePlan
+    from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 
 T = TypeVar("T")
 
@@ -183,32 +183,32 @@ class TreeIO:
         return await stage_tree(plan, directory, options, copy=copy)
 
     def restore(
-        self, path: Path, options: RestoreRequest, *, resolver: ShardingResolver | None = None
+        self, path: Path, options: RestoreOptions, *, resolver: ShardingResolver | None = None
     ) -> object:
         """Return a stored tree as the options ask for it; see `restore_tree`."""
         as_whole = options.is_plain and (resolver is None or resolver.fallback is None)
         return self._run(path, options, self._restored, resolver=resolver, as_whole=as_whole)
 
-    def explain(self, path: Path, options: RestoreRequest, *, on_host: bool = False) -> RestorePlan:
+    def explain(self, path: Path, options: RestoreOptions, *, on_host: bool = False) -> RestorePlan:
         """Return what `restore` would do; reads metadata only. For `on_host` see `explain`."""
-        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+        from orbit_ckpt._src.pytree.restore.explain import explain  # noqa: PLC0415 - few ask for it
 
         return self._run(path, options, partial(explain, on_host=on_host))
 
     def restore_and_explain(
-        self, path: Path, options: RestoreRequest
+        self, path: Path, options: RestoreOptions
     ) -> tuple[object, RestorePlan]:
         """Return a stored tree as the options ask for it, and what was done."""
-        from orbit_ckpt._src.pytree.explain import explain  # noqa: PLC0415 - few ask for it
+        from orbit_ckpt._src.pytree.restore.explain import explain  # noqa: PLC0415 - few ask for it
 
-        async def both(plan: TreePlan) -> tuple[object, RestorePlan]:
-            explained = await explain(plan)
-            return await self._restored(plan), explained
+        async def both(resolved: ResolvedRestore) -> tuple[object, RestorePlan]:
+            explained = await explain(resolved)
+            return await self._restored(resolved), explained
 
         return self._run(path, options, both)
 
-    async def _restored(self, plan: TreePlan) -> object:
-        return await restore_tree(plan, rich_types=self.rich_types)
+    async def _restored(self, resolved: ResolvedRestore) -> object:
+        return await restore_tree(resolved, rich_types=self.rich_types)
 
     def metadata(self, path: Path, *, reader: Format | None = None) -> TreeMetadata:
         """Return metadata of the leaves of a stored tree; reads no array, touches no device.
@@ -232,8 +232,8 @@ class TreeIO:
     def _run(
         self,
         path: Path,
-        options: RestoreRequest,
-        run: Callable[[TreePlan], Coroutine[object, object, T]],
+        options: RestoreOptions,
+        run: Callable[[ResolvedRestore], Coroutine[object, object, T]],
         *,
         resolver: ShardingResolver | None = None,
         as_whole: bool = False,
@@ -246,7 +246,7 @@ class TreeIO:
                 if source.read_whole is not None:
                     return cast(T, await asyncio.to_thread(source.read_whole))
                 batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
-                return await run(await plan_tree(source, batch, self.registry, options))
+                return await run(await resolve_restore(source, batch, self.registry, options))
 
         return self._read(
             path,

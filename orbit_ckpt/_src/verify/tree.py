@@ -19,7 +19,7 @@ from orbit_ckpt._src.formats.base import StoredTree
 from orbit_ckpt._src.formats.orbax import open_arrays, open_tree
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
-from orbit_ckpt._src.pytree.stored import AS_SAVED, StoredLeaves
+from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead

@@ -42,7 +42,7 @@ from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
 _SHOWN = 20
 
 
-class View(Struct, frozen=True):
+class TransformedTree(Struct, frozen=True):
     """What a restore can have.
 
     Attributes:
@@ -72,12 +72,12 @@ class View(Struct, frozen=True):
         return [*self.records, *self.computed, *self.kept, *self.left_out]
 
 
-def view_through(
+def apply_transforms(
     rules: Sequence[Rule],
     stored: Mapping[NamePath, LeafRecord],
     found: Mapping[NamePath, object],
     target: FlatTree | None,
-) -> View:
+) -> TransformedTree:
     """Return a stored tree as rules make it look.
 
     Args:
@@ -116,14 +116,16 @@ def view_through(
                 computed[names], paths[names] = node, path
             case FromTarget():
                 kept.add(names)
-    return View(stored, records, casts, computed, paths, frozenset(kept))
+    return TransformedTree(stored, records, casts, computed, paths, frozenset(kept))
 
 
-def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) -> View:
-    """Return a view of the leaves that are wanted.
+def select(
+    transformed: TransformedTree, target: FlatTree | None, only: Patterns, skip: Patterns
+) -> TransformedTree:
+    """Return a transformed of the leaves that are wanted.
 
     Args:
-        view: What there is.
+        transformed: What there is.
         target: The target, None if there is none.
         only: Which leaves are wanted, None for all.
         skip: Which are not, None for none.
@@ -131,15 +133,15 @@ def select(view: View, target: FlatTree | None, only: Patterns, skip: Patterns) 
     Raises:
         TransformError: A pattern matches nothing, or no leaf is left.
     """
-    known = dict.fromkeys([*view.names, *(target.names if target is not None else ())])
+    known = dict.fromkeys([*transformed.names, *(target.names if target is not None else ())])
     chosen = set(known) if only is None else _matched("only", only, known)
     if skip is not None:
         chosen -= _matched("skip", skip, known)
     selected = structs.replace(
-        view,
-        records={names: record for names, record in view.records.items() if names in chosen},
-        computed={names: node for names, node in view.computed.items() if names in chosen},
-        kept=view.kept & chosen,
+        transformed,
+        records={names: record for names, record in transformed.records.items() if names in chosen},
+        computed={names: node for names, node in transformed.computed.items() if names in chosen},
+        kept=transformed.kept & chosen,
         left_out=frozenset(names for names in known if names not in chosen),
     )
     if not selected.records and not selected.computed:
@@ -171,12 +173,12 @@ def _some(known: Iterable[NamePath]) -> str:
     return ", ".join(join_name(names) for names in islice(known, _SHOWN))
 
 
-def view_through_legacy(
+def apply_legacy_transforms(
     rules: LegacyRules,
     stored: Mapping[NamePath, LeafRecord],
     target: FlatTree,
     args: Mapping[NamePath, RestoreArgs],
-) -> View:
+) -> TransformedTree:
     """Return a stored tree as Orbax's transforms make it look.
 
     Args:
@@ -196,7 +198,7 @@ def view_through_legacy(
     paths = dict(zip(target.names, target.paths, strict=True))
     wanted = [names for names in target.names if names not in target.empty_names]
     nodes = compile_legacy(rules, wanted, original, args, RestoreArgs())
-    return View(
+    return TransformedTree(
         stored,
         {
             names: structs.replace(leaves[node.names], path=paths[names], names=names)
@@ -229,12 +231,12 @@ class StoredLeaf(Struct, frozen=True):
     write_shape: tuple[int, ...] | None = None
 
 
-def view_through_function(
+def apply_legacy_function(
     fn: LegacyFunction,
     item: object,
     stored: Mapping[NamePath, LeafRecord],
     infos: Mapping[NamePath, ParamInfo],
-) -> tuple[View, FlatTree]:
+) -> tuple[TransformedTree, FlatTree]:
     """Return a stored tree as Orbax's `legacy_transform_fn` makes it look, and the result's tree.
 
     Args:
@@ -275,7 +277,7 @@ def view_through_function(
             )
         if not cast(ParamInfo, info).skip_deserialize:
             records[names] = structs.replace(record, path=path, names=names)
-    return View(stored, records), target
+    return TransformedTree(stored, records), target
 
 
 def _info(metadata: object) -> ArrayInfo:

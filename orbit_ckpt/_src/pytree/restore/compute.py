@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype
 from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
-from orbit_ckpt._src.pytree.evaluate import Evaluation, call, identity
-from orbit_ckpt._src.pytree.target import restore_args_of
-from orbit_ckpt._src.pytree.view import View, nodes_by_source
+from orbit_ckpt._src.pytree.restore.target import restore_args_of
+from orbit_ckpt._src.pytree.restore.transformed import TransformedTree, nodes_by_source
 from orbit_ckpt._src.transform.arrays import as_array
-from orbit_ckpt._src.transform.nodes import Apply, Node, Read, inputs_of, sources_of
-from orbit_ckpt._src.tree.keypath import NamePath
+from orbit_ckpt._src.transform.nodes import (
+    Apply,
+    FromTarget,
+    Node,
+    Part,
+    Read,
+    identity,
+    inputs_of,
+    sources_of,
+)
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.array_target import check_width
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 
 _BATCH_LEAVES = 256
@@ -34,7 +55,7 @@ ReadLeaves = Callable[
 
 
 async def compute_leaves(
-    view: View,
+    transformed: TransformedTree,
     wanted: set[NamePath],
     read: ReadLeaves,
     place: Callable[[NamePath, object, bool], object],
@@ -44,7 +65,7 @@ async def compute_leaves(
     """Return computed leaves; what they are computed from is dropped as soon as it is not needed.
 
     Args:
-        view: What there is.
+        transformed: What there is.
         wanted: Which of its computed leaves.
         read: Reads stored leaves.
         place: Makes a computed value what the caller asked for; is told whether it comes from
@@ -54,10 +75,10 @@ async def compute_leaves(
     Raises:
         TransformError: A function has failed.
     """
-    is_from_jax = _Origins(view.stored)
-    fetch = partial(_read, view, read)
+    is_from_jax = _Origins(transformed.stored)
+    fetch = partial(_read, transformed, read)
     results: dict[NamePath, object] = {}
-    for batch in groups_of(view, wanted, max_bytes):
+    for batch in groups_of(transformed, wanted, max_bytes):
         nodes = [node for _, node in batch]
         values = {
             identity(stack): await _fill(names, stack, fetch)
@@ -68,22 +89,22 @@ async def compute_leaves(
         for names, node in batch:
             value = evaluate(names, node)
             from_jax = is_from_jax(node) and _is_numeric(value)
-            results[names] = value if view.is_final else place(names, value, from_jax)
+            results[names] = value if transformed.is_final else place(names, value, from_jax)
     return results
 
 
 def groups_of(
-    view: View, wanted: Container[NamePath], max_bytes: int | None = None
+    transformed: TransformedTree, wanted: Container[NamePath], max_bytes: int | None = None
 ) -> Iterator[_Named]:
     """Yield computed leaves in groups that are computed one after the other.
 
     Args:
-        view: What there is.
+        transformed: What there is.
         wanted: Which of its computed leaves.
         max_bytes: Most bytes of sources that are held at once, unless one result needs more;
             None for a default, which is never exceeded.
     """
-    nodes = {names: node for names, node in view.computed.items() if names in wanted}
+    nodes = {names: node for names, node in transformed.computed.items() if names in wanted}
     groups = [list(group.items()) for group in nodes_by_source(nodes)]
     return _batches(groups, min(max_bytes or _BATCH_BYTES, _BATCH_BYTES))
 
@@ -114,12 +135,16 @@ def _is_numeric(value: object) -> bool:
     return not isinstance(value, np.ndarray) or cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
-async def _read(view: View, read: ReadLeaves, sources: Sequence[Read]) -> dict[object, object]:
+async def _read(
+    transformed: TransformedTree, read: ReadLeaves, sources: Sequence[Read]
+) -> dict[object, object]:
     """Return stored values by the identities of their nodes."""
     values: dict[object, object] = {}
     for reads in _in_turn(sources):
-        records = [view.stored[names] for names in reads]
-        args = {names: source_args(source, view.stored[names]) for names, source in reads.items()}
+        records = [transformed.stored[names] for names in reads]
+        args = {
+            names: source_args(source, transformed.stored[names]) for names, source in reads.items()
+        }
         found = await read(records, args)
         values |= {identity(source): found[names] for names, source in reads.items()}
     await asyncio.sleep(0)  # the loop keeps what it was told last until it is told something else
@@ -221,3 +246,119 @@ def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
         return restore_args_of(read.args)
     is_host = record.typestr == JAX_ARRAY and not is_prng_dtype(read.info.dtype)
     return RestoreArgs(np.ndarray if is_host else None, read.dtype)
+
+
+class Evaluation:
+    """Evaluates nodes, each once.
+
+    Functions may change what they are given: of several that are given one value, only the last
+    has the value itself, which is then forgotten.
+    """
+
+    def __init__(self, values: dict[object, object], nodes: Iterable[Node]) -> None:
+        """Prepare an evaluation.
+
+        Args:
+            values: The values of all nodes that are not to be evaluated, by their identities; they
+                go as they are used.
+            nodes: What will be asked for.
+        """
+        self._values = values
+        self._uses: Counter[object] = Counter()
+        self._parts: Counter[int] = Counter()
+        """How many parts of a result are used."""
+        for node in nodes:
+            self._count(node)
+
+    def _count(self, node: Node) -> None:
+        key = identity(node)
+        self._uses[key] += 1
+        if self._uses[key] == 1 and key not in self._values:
+            if isinstance(node, Part):
+                self._parts[id(node.of)] += 1
+            for part in inputs_of(node):
+                self._count(part)
+
+    def __call__(self, names: NamePath, node: Node) -> object:
+        """Return the value of a node.
+
+        Raises:
+            TransformError: A function has failed.
+            UnsupportedLeafError: A function on arrays of JAX needs JAX's 64-bit mode.
+        """
+        key = identity(node)
+        if key not in self._values:
+            self._values[key] = self._make(names, node)
+        self._uses[key] -= 1
+        if not self._uses[key]:
+            return self._values.pop(key)
+        value = self._values[key]
+        return cast(HostArray, value).copy() if isinstance(value, np.ndarray) else value
+
+    def _make(self, names: NamePath, node: Node) -> object:
+        match node:
+            case Part():
+                return self._part(node, cast(Sequence[object], self(names, node.of)))
+            case Apply():
+                return self._apply(names, node)
+            case Read() | FromTarget():  # the engine lets nothing be computed with these
+                raise AssertionError(node)
+
+    def _part(self, node: Part, parts: Sequence[object]) -> object:
+        """Return one of several results; a copy where a view would keep much else in memory."""
+        part = parts[node.index]
+        if not node.of.is_cut or not isinstance(part, np.ndarray):
+            return part
+        host = cast(HostArray, part)
+        is_lean = host.flags.c_contiguous and self._parts[id(node.of)] == len(parts)
+        return host if is_lean else host.copy()
+
+    def _apply(self, names: NamePath, node: Apply) -> object:
+        inputs = [self(names, part) for part in node.inputs]
+        if node.on_jax:
+            inputs = [_to_jax(names, value) for value in inputs]
+        else:
+            inputs = list(map(_to_numpy, inputs, node.inputs))
+        return call(names, node.action, node.fn, inputs)
+
+
+def call(
+    names: NamePath, action: str, fn: Callable[..., object], inputs: Sequence[object]
+) -> object:
+    """Call a function.
+
+    Raises:
+        TransformError: It has failed.
+    """
+    try:
+        return fn(*inputs)
+    except Exception as error:  # a user's function may raise anything; raised again
+        if isinstance(error, TransformError):
+            raise
+        described = ", ".join(map(_describe, inputs))
+        raise TransformError(
+            f"{format_path(names)}: {action} of {described} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _to_jax(names: NamePath, value: object) -> object:
+    if not isinstance(value, np.ndarray):
+        return value
+    check_width(names, cast(HostArray, value).dtype)
+    return jnp.asarray(value)
+
+
+def _to_numpy(value: object, node: Node) -> object:
+    """Return what a function on JAX's arrays has made as an array of numpy; leaves are read so."""
+    if isinstance(node, Read) or not isinstance(value, jax.Array) or is_prng_dtype(value.dtype):
+        return value
+    return np.array(value)
+
+
+def _describe(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return repr(value)[:60]
+    dtype = getattr(value, "dtype", "")
+    kind = "keys" if isinstance(value, jax.Array) and is_prng_dtype(value.dtype) else dtype
+    return f"{kind}{list(cast(Sequence[int], shape))}"

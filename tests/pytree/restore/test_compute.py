@@ -14,7 +14,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays import memory
-from orbit_ckpt._src.pytree import compute
+from orbit_ckpt._src.pytree.restore import compute
 from orbit_ckpt.errors import TransformError
 from orbit_ckpt.transform import Cast, Copy, Map, Rename, Split, Stack, Transpose, Unstack
 from tests.support import assert_same_tree

@@ -14,8 +14,8 @@ from orbit_ckpt._src.arrays.sharding import ShardingMetadata, describe_sharding
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
-from orbit_ckpt._src.pytree.compute import groups_of, source_args
-from orbit_ckpt._src.pytree.restore import TreePlan
+from orbit_ckpt._src.pytree.restore.compute import groups_of, source_args
+from orbit_ckpt._src.pytree.restore.tree import ResolvedRestore
 from orbit_ckpt._src.storage.batch_read import ReadCost
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.transform.nodes import (
@@ -127,52 +127,52 @@ def _bytes(count: int) -> str:
     return f"{size:.1f} GB"
 
 
-async def explain(plan: TreePlan, *, on_host: bool = False) -> RestorePlan:
+async def explain(resolved: ResolvedRestore, *, on_host: bool = False) -> RestorePlan:
     """Return how a tree is restored; reads metadata only.
 
     Args:
-        plan: The plan.
+        resolved: The restore.
         on_host: Whether to reckon as if all of it stayed in host memory, which asks JAX for no
             devices.
     """
-    return await _Explanation(plan, on_host=on_host).make()
+    return await _Explanation(resolved, on_host=on_host).make()
 
 
 class _Explanation:
     """Collects what is known of every leaf."""
 
-    def __init__(self, plan: TreePlan, *, on_host: bool) -> None:
-        self._plan = plan
+    def __init__(self, resolved: ResolvedRestore, *, on_host: bool) -> None:
+        self._resolved = resolved
         self._on_host = on_host
         self._found: Mapping[NamePath, object] = {}
         self._costs: dict[NamePath, ReadCost] = {}
         self._reads: list[list[tuple[LeafRecord, ArrayRead]]] = []
         """What is read as it is, by handlers."""
         self._source_costs: dict[NamePath, ReadCost] = {}
-        self._original = {r.name: names for names, r in plan.view.stored.items()}
+        self._original = {r.name: names for names, r in resolved.transformed.stored.items()}
         self._used: set[NamePath] = set()
         self._told: dict[object, tuple[list[str], tuple[str, ...]]] = {}
         """What is done for computed values and what they are made of; parts of one share it."""
 
     async def make(self) -> RestorePlan:
-        plan, view = self._plan, self._plan.view
-        records = [r for r in plan.records if r.name not in plan.stored.source.inline]
-        self._found = await plan.stored.metadata(records)
-        self._costs = self._costs_of(records, plan.args, self._reads)
-        target = plan.target
-        order = [*view.records, *view.computed, *plan.alignment.filled]
+        resolved, transformed = self._resolved, self._resolved.transformed
+        records = [r for r in resolved.records if r.name not in resolved.stored.source.inline]
+        self._found = await resolved.stored.metadata(records)
+        self._costs = self._costs_of(records, resolved.args, self._reads)
+        target = resolved.target
+        order = [*transformed.records, *transformed.computed, *resolved.alignment.filled]
         if target is not None:
             order = [names for names in target.names if names not in target.empty_names]
         leaves = tuple(self._leaf(names) for names in order if not self._is_empty(names))
         ignored = tuple(
             join_name(names)
-            for names, record in view.stored.items()
+            for names, record in transformed.stored.items()
             if names not in self._used and not record.is_empty
         )
         return RestorePlan(leaves, ignored, self._peak_bytes())
 
     def _is_empty(self, names: NamePath) -> bool:
-        record = self._plan.view.records.get(names)
+        record = self._resolved.transformed.records.get(names)
         return record is not None and record.is_empty
 
     def _costs_of(
@@ -181,7 +181,7 @@ class _Explanation:
         args: Mapping[NamePath, RestoreArgs],
         groups: list[list[tuple[LeafRecord, ArrayRead]]] | None = None,
     ) -> dict[NamePath, ReadCost]:
-        stored = self._plan.stored
+        stored = self._resolved.stored
         if self._on_host:
             host = RestoreArgs(restore_type=np.ndarray)
             args = {**args, **{r.names: host for r in records if r.typestr == JAX_ARRAY}}
@@ -198,20 +198,20 @@ class _Explanation:
         return costs
 
     def _leaf(self, names: NamePath) -> LeafPlan:
-        plan, view = self._plan, self._plan.view
-        origin = plan.alignment.origins.get(names)
+        resolved, transformed = self._resolved, self._resolved.transformed
+        origin = resolved.alignment.origins.get(names)
         if origin == "fallback":
-            value: object = plan.alignment.filled[names]
+            value: object = resolved.alignment.filled[names]
             info = ArrayInfo(getattr(value, "shape", None), getattr(value, "dtype", None))
             return self._row(names, [origin], (), info, None, [])
         if origin is not None:
             return LeafPlan(join_name(names), (origin,))
-        if names in view.records and plan.alignment.is_read(names):
-            return self._read(names, view.records[names])
-        if names in view.computed and plan.alignment.is_read(names):
-            return self._computed(names, view.computed[names])
-        wanted = (plan.alignment.wanted or {}).get(names)
-        is_kept = names in view.kept and wanted is not PLACEHOLDER
+        if names in transformed.records and resolved.alignment.is_read(names):
+            return self._read(names, transformed.records[names])
+        if names in transformed.computed and resolved.alignment.is_read(names):
+            return self._computed(names, transformed.computed[names])
+        wanted = (resolved.alignment.wanted or {}).get(names)
+        is_kept = names in transformed.kept and wanted is not PLACEHOLDER
         return LeafPlan(join_name(names), ("target" if is_kept else "skip",))
 
     def _read(self, names: NamePath, record: LeafRecord) -> LeafPlan:
@@ -237,7 +237,7 @@ class _Explanation:
         """Return the plan of a leaf, with what its arguments do to it at the end."""
         shape, dtype = info.shape, info.dtype
         done = list(actions)
-        arg = self._plan.args.get(names)
+        arg = self._resolved.args.get(names)
         if arg is not None and arg.dtype is not None and not _is_same(dtype, arg.dtype):
             done.append(f"cast {dtype or ''} -> {as_dtype(arg.dtype)}")
             dtype = as_dtype(arg.dtype)
@@ -270,7 +270,7 @@ class _Explanation:
 
     def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
         """Return what it costs to read sources that no leaf before has counted."""
-        stored = self._plan.view.stored
+        stored = self._resolved.transformed.stored
         new = {source: read for source, read in reads.items() if source not in self._used}
         self._used.update(new)
         args = {source: source_args(read, stored[source]) for source, read in new.items()}
@@ -280,8 +280,8 @@ class _Explanation:
 
     def _peak_bytes(self) -> int:
         """Return about how much host memory is needed at once."""
-        plan = self._plan
-        reader = plan.stored.batch.reader
+        resolved = self._resolved
+        reader = resolved.stored.batch.reader
         kept = peak = 0
         for group in self._reads:
             reads = [read for _, read in group]
@@ -298,8 +298,10 @@ class _Explanation:
                 peak = max(peak, kept + held)
                 kept += made
                 done += len(window)
-        computed = {names for names in plan.view.computed if plan.alignment.is_read(names)}
-        for group in groups_of(plan.view, computed, reader.limiter.max_bytes):
+        computed = {
+            names for names in resolved.transformed.computed if resolved.alignment.is_read(names)
+        }
+        for group in groups_of(resolved.transformed, computed, reader.limiter.max_bytes):
             sources = {read.names for read in sources_of(*[node for _, node in group])}
             held = sum(self._source_costs[n].wanted for n in sources if n in self._source_costs)
             made = sum(_nbytes(node.info) for _, node in group)
@@ -311,7 +313,7 @@ class _Explanation:
         """Return how much host memory a leaf has once it is restored."""
         if self._is_moved(record):
             return 0
-        arg, metadata = self._plan.args.get(record.names), self._found.get(record.names)
+        arg, metadata = self._resolved.args.get(record.names), self._found.get(record.names)
         if arg is None or not isinstance(metadata, ArrayMetadata) or is_prng_dtype(metadata.dtype):
             return read.nbytes
         size = read.nbytes
@@ -324,7 +326,7 @@ class _Explanation:
         """Whether a leaf leaves host memory for a device."""
         if self._on_host:
             return False
-        arg = self._plan.args.get(record.names)
+        arg = self._resolved.args.get(record.names)
         sharding = None
         if isinstance(arg, ArrayRestoreArgs):
             sharding = requested_sharding(arg, record.path)

@@ -1,10 +1,10 @@
-"""What a caller wants back: restore arguments from a target's leaves, and how a target differs."""
+"""How leaves are restored: what the leaves of a target and the caller's arguments ask for."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -12,9 +12,7 @@ import numpy as np
 from orbit_ckpt._src.arrays.dtypes import (
     DType,
     as_dtype,
-    is_lossless_kind,
     is_prng_dtype,
-    number_dtype,
     python_scalar,
 )
 from orbit_ckpt._src.arrays.sharding import (
@@ -31,21 +29,24 @@ from orbit_ckpt._src.metadata.values import (
     StringMetadata,
     TreeMetadata,
 )
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import check_callable
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
-from orbit_ckpt._src.tree.keypath import format_path
+from orbit_ckpt._src.tree.diff import nearest_names
+from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
 from orbit_ckpt._src.unused import warn_set
-
-Casting = Literal["exact", "same_kind", "unsafe"]
-"""Which casts are allowed: none; those within a kind of number or to a more general one; all."""
 
 _JAX_TYPES = (jax.Array, jax.ShapeDtypeStruct, LazyArray)
 _PYTHON_TYPES = (bool, int, float, complex, str, bytes)
 
 
-class _ArrayLike(Protocol):
+Args = dict[NamePath, RestoreArgs]
+
+
+class ArrayLike(Protocol):
     shape: Shape
     dtype: DType
 
@@ -149,7 +150,7 @@ def to_shape_dtype_struct(
         return scalar if scalar_dtype is None else scalar_dtype(scalar)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return leaf
-    array = cast(_ArrayLike, leaf)
+    array = cast(ArrayLike, leaf)
     sharding = _inner_sharding(getattr(leaf, "sharding", None))
     if isinstance(sharding, ShardingMetadata):
         sharding = sharding.to_jax_sharding()
@@ -200,13 +201,13 @@ def _host_type(leaf: object) -> type | None:
 
 def _host_dtype(leaf: object) -> DType | None:
     is_numpy = isinstance(leaf, np.ndarray | np.generic | LazyHostArray)
-    return cast(_ArrayLike, leaf).dtype if is_numpy else None
+    return cast(ArrayLike, leaf).dtype if is_numpy else None
 
 
 def _array_args(
     leaf: object, sharding: object, *, set_global_shape: bool, strict: bool
 ) -> ArrayRestoreArgs:
-    array = cast(_ArrayLike, leaf)
+    array = cast(ArrayLike, leaf)
     if is_prng_dtype(array.dtype):
         return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
     # without a sharding nothing says that it is JAX's: `jax.eval_shape` of a numpy array is such
@@ -233,66 +234,80 @@ def is_abstract(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct | type | RestoreArgs | Metadata)
 
 
-def describe_change(
-    wanted: object,
-    stored: Metadata | None,
-    *,
-    strict: bool = True,
-    casting: Casting = "same_kind",
-) -> str | None:
-    """Return how a target's leaf differs from what is stored, None if it can be restored.
+def requested_args(
+    options: RestoreOptions, target: FlatTree | None, transformed: TransformedTree
+) -> Args:
+    """Return the restore arguments of the leaves that have any, by names.
 
-    Args:
-        wanted: Leaf of the target.
-        stored: What is stored; None if nothing is known of it.
-        strict: Whether shapes of JAX arrays must agree.
-        casting: Which casts are allowed.
+    Raises:
+        ValueError: There are arguments for a leaf that does not exist.
     """
-    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
-        return None
-    if isinstance(stored, StringMetadata) or isinstance(wanted, str):
-        if isinstance(stored, StringMetadata) and isinstance(wanted, str):
-            return None
-        return f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
-    if not isinstance(stored, ArrayMetadata):
-        return None
-    if isinstance(wanted, bytes):
-        is_bytes = stored.dtype == np.uint8 and len(stored.shape) == 1
-        return None if is_bytes else f"the target has bytes, {_describe(stored)} is stored"
-    return _array_change(wanted, stored, strict=strict, casting=casting)
+    args: Args = {names: RestoreArgs(dtype=dtype) for names, dtype in transformed.casts.items()}
+    if options.match_leaf_types and target is not None:
+        args |= _args_of(target.names, target.values, strict=options.strict)
+    if options.restore_args is None:
+        return args
+    values = None if target is None else target.values_of(options.restore_args)
+    if target is not None and values is not None:
+        return args | _completed(
+            _args_of(target.names, values, strict=options.strict), options, target
+        )
+    flat = flatten(options.restore_args)
+    known = {*transformed.names, *(target.names if target is not None else ())}
+    added = _args_of(flat.names, flat.values, strict=options.strict)
+    unknown = next((names for names in added if names not in known), None)
+    if options.missing == "keep":
+        return args | {names: arg for names, arg in added.items() if names in known}
+    if unknown is not None:
+        near = nearest_names(format_path(unknown), [format_path(p) for p in known])
+        raise ValueError(
+            f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
+            + (f"; did you mean {' or '.join(near)}?" if near else ".")
+            + " Give RestoreArgs for leaves of the checkpoint, or of `item`."
+        )
+    return args | (added if target is None else _completed(added, options, target))
 
 
-def _array_change(
-    wanted: object, stored: ArrayMetadata, *, strict: bool, casting: Casting
-) -> str | None:
-    if isinstance(wanted, bool | int | float | complex):
-        shape, dtype = (), number_dtype(wanted)
-    elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
-        array = cast(_ArrayLike, wanted)
-        shape, dtype = tuple(array.shape), array.dtype
-    else:
-        return None
-    if shape == stored.shape and dtype == stored.dtype:
-        return None
-    may_pad = not strict and not isinstance(wanted, np.ndarray) and len(shape) == len(stored.shape)
-    changes: list[str] = []
-    if shape != stored.shape and not may_pad:
-        changes.append(f"shape {shape} wanted, {stored.shape} stored")
-    if not _is_castable(stored.dtype, dtype, casting):
-        changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
-    return "; ".join(changes) or None
+def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
+    args: Args = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf is not PLACEHOLDER and not is_empty_node(leaf):
+            try:
+                args[name] = restore_args_of(leaf, strict=strict)
+            except TypeError as error:
+                raise TypeError(f"{format_path(name)}: {error}") from error
+    return args
 
 
-def _is_castable(stored: DType, wanted: DType, casting: Casting) -> bool:
-    if casting == "exact" or is_prng_dtype(wanted) or is_prng_dtype(stored):
-        return wanted == stored
-    return casting == "unsafe" or is_lossless_kind(stored, as_dtype(wanted))
+def _completed(args: Args, options: RestoreOptions, target: FlatTree) -> Args:
+    """Return arguments with the shape and dtype of the target's leaf where they name none.
+
+    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions says
+    nothing: it often only marks a place. Transforms give their results other shapes.
+    """
+    if options.legacy is not None:
+        return args
+    completed = dict(args)
+    for names, leaf in zip(target.names, target.values, strict=True):
+        arg = args.get(names)
+        shape: object = getattr(leaf, "shape", None)
+        dtype: object = getattr(leaf, "dtype", None)
+        if (
+            not isinstance(arg, ArrayRestoreArgs)
+            or not arg.strict
+            or not shape
+            or dtype is None
+            or isinstance(leaf, type)
+            or is_prng_dtype(dtype)
+        ):
+            continue
+        if arg.global_shape is None:
+            arg = dataclasses.replace(arg, global_shape=shape, shape=shape)
+        if arg.dtype is None and _is_held_by_jax(as_dtype(dtype)):
+            arg = dataclasses.replace(arg, dtype=dtype)
+        completed[names] = arg
+    return completed
 
 
-def _describe(leaf: object) -> str:
-    if isinstance(leaf, StringMetadata | str):
-        return "a string"
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if shape is not None and dtype is not None:
-        return f"an array of shape {tuple(shape)} and dtype {dtype}"
-    return f"a {type(leaf).__name__}"
+def _is_held_by_jax(dtype: DType) -> bool:
+    return dtype.kind not in "SUOMm" and jax.dtypes.canonicalize_dtype(dtype) == dtype

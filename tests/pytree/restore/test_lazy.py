@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as st_np
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.pytree.engine import TreeIO
-from orbit_ckpt._src.pytree.request import RestoreRequest
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, TreeMismatchError
 from orbit_ckpt.transform import Cast, Rename, Stack
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, checkpointer, make_mesh, put
@@ -269,7 +269,7 @@ def test_any_event_loop_and_any_thread_may_read(tmp_path: Path) -> None:
     value = {str(i): np.full((100, 100), i) for i in range(20)}
     ocp.save(tmp_path / "x", value)
     limited = TreeIO(memory=ocp.MemoryOptions(read_concurrent_bytes=1))
-    lazy = cast(dict[str, Any], limited.restore(tmp_path / "x", RestoreRequest(lazy=True)))
+    lazy = cast(dict[str, Any], limited.restore(tmp_path / "x", RestoreOptions(lazy=True)))
     # the limit of a load belongs to its event loop
     assert lazy["0"].leaf.info.load_batch.reader.limiter.max_bytes is None
 

@@ -1,22 +1,21 @@
-"""How every leaf of a restore is read: what the target, the caller's arguments and rules say."""
+"""Casts and shardings of leaves that patterns ask for."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, is_numeric_array, is_prng_dtype
+from orbit_ckpt._src.arrays.dtypes import as_dtype, is_numeric_array, is_prng_dtype
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
-from orbit_ckpt._src.pytree.align import Alignment
-from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.target import restore_args_of
-from orbit_ckpt._src.pytree.view import View
+from orbit_ckpt._src.pytree.restore.align import Alignment
+from orbit_ckpt._src.pytree.restore.target import Args
+from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.transform.nodes import sources_of
 from orbit_ckpt._src.transform.patterns import (
     Pattern,
@@ -25,97 +24,17 @@ from orbit_ckpt._src.transform.patterns import (
     join_name,
     names_matching,
 )
-from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.tree.flatten import build_tree, flatten
+from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
 
 _SHOWN = 20
 _UNSAID = RestoreArgs()
 
-Args = dict[NamePath, RestoreArgs]
-
-
-def restore_args(request: RestoreRequest, target: FlatTree | None, view: View) -> Args:
-    """Return the restore arguments of the leaves that have any, by names.
-
-    Raises:
-        ValueError: There are arguments for a leaf that does not exist.
-    """
-    args: Args = {names: RestoreArgs(dtype=dtype) for names, dtype in view.casts.items()}
-    if request.typed and target is not None:
-        args |= _args_of(target.names, target.values, strict=request.strict)
-    if request.restore_args is None:
-        return args
-    values = None if target is None else target.values_of(request.restore_args)
-    if target is not None and values is not None:
-        return args | _completed(
-            _args_of(target.names, values, strict=request.strict), request, target
-        )
-    flat = flatten(request.restore_args)
-    known = {*view.names, *(target.names if target is not None else ())}
-    added = _args_of(flat.names, flat.values, strict=request.strict)
-    unknown = next((names for names in added if names not in known), None)
-    if request.missing == "keep":
-        return args | {names: arg for names, arg in added.items() if names in known}
-    if unknown is not None:
-        near = nearest_names(format_path(unknown), [format_path(p) for p in known])
-        raise ValueError(
-            f"restore_args: {format_path(unknown)}: there is no such leaf to restore"
-            + (f"; did you mean {' or '.join(near)}?" if near else ".")
-            + " Give RestoreArgs for leaves of the checkpoint, or of `item`."
-        )
-    return args | (added if target is None else _completed(added, request, target))
-
-
-def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
-    args: Args = {}
-    for name, leaf in zip(names, leaves, strict=True):
-        if leaf is not PLACEHOLDER and not is_empty_node(leaf):
-            try:
-                args[name] = restore_args_of(leaf, strict=strict)
-            except TypeError as error:
-                raise TypeError(f"{format_path(name)}: {error}") from error
-    return args
-
-
-def _completed(args: Args, request: RestoreRequest, target: FlatTree) -> Args:
-    """Return arguments with the shape and dtype of the target's leaf where they name none.
-
-    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions says
-    nothing: it often only marks a place. Transforms give their results other shapes.
-    """
-    if request.legacy is not None:
-        return args
-    completed = dict(args)
-    for names, leaf in zip(target.names, target.values, strict=True):
-        arg = args.get(names)
-        shape: object = getattr(leaf, "shape", None)
-        dtype: object = getattr(leaf, "dtype", None)
-        if (
-            not isinstance(arg, ArrayRestoreArgs)
-            or not arg.strict
-            or not shape
-            or dtype is None
-            or isinstance(leaf, type)
-            or is_prng_dtype(dtype)
-        ):
-            continue
-        if arg.global_shape is None:
-            arg = _replace(arg, global_shape=shape, shape=shape)
-        if arg.dtype is None and _is_held_by_jax(as_dtype(dtype)):
-            arg = _replace(arg, dtype=dtype)
-        completed[names] = arg
-    return completed
-
-
-def _is_held_by_jax(dtype: DType) -> bool:
-    return dtype.kind not in "SUOMm" and jax.dtypes.canonicalize_dtype(dtype) == dtype
-
 
 def casts_of(
     casts: PatternMap[object],
-    view: View,
+    transformed: TransformedTree,
     alignment: Alignment,
     found: Mapping[NamePath, object],
 ) -> dict[NamePath, object]:
@@ -126,20 +45,20 @@ def casts_of(
 
     Args:
         casts: Dtypes by patterns; the first that matches a leaf counts.
-        view: What there is.
+        transformed: What there is.
         alignment: Which leaves come from the fallback.
         found: Metadata of the leaves that are read as they are.
 
     Raises:
         TransformError: A pattern matches nothing.
     """
-    known = {names: found.get(names) for names in view.records}
+    known = {names: found.get(names) for names in transformed.records}
     dtypes = {
         names: metadata.dtype
         for names, metadata in known.items()
         if isinstance(metadata, ArrayMetadata)
     }
-    made = {names: node.info.dtype for names, node in view.computed.items()}
+    made = {names: node.info.dtype for names, node in transformed.computed.items()}
     fallback = {
         names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
         for names, value in alignment.filled.items()
@@ -226,7 +145,7 @@ def same_kind(dtype: object, other: object) -> bool:
 
 def shardings_of(
     shardings: PatternMap[jax.sharding.Sharding],
-    view: View,
+    transformed: TransformedTree,
     alignment: Alignment,
     args: Mapping[NamePath, RestoreArgs],
     inline: Mapping[str, object],
@@ -238,7 +157,7 @@ def shardings_of(
 
     Args:
         shardings: Shardings by patterns.
-        view: What there is.
+        transformed: What there is.
         alignment: Which leaves are wanted.
         args: How they are restored.
         inline: Values that are not read through the store, by storage name.
@@ -246,9 +165,9 @@ def shardings_of(
     Raises:
         TransformError: No pattern matches a JAX array.
     """
-    stored = {names: {view.records[names]} for names in view.records} | {
-        names: {view.stored[read.names] for read in sources_of(node)}
-        for names, node in view.computed.items()
+    stored = {names: {transformed.records[names]} for names in transformed.records} | {
+        names: {transformed.stored[read.names] for read in sources_of(node)}
+        for names, node in transformed.computed.items()
     }
 
     def is_jax(record: LeafRecord) -> bool:
@@ -275,7 +194,7 @@ def shardings_of(
         and (isinstance(value, jax.Array) or isinstance(args.get(names), ArrayRestoreArgs))
     }
     found, _ = _match(shardings, arrays)
-    known = (*view.names, *alignment.filled)
+    known = (*transformed.names, *alignment.filled)
     missing = [join_name(names) for names in known if names in arrays and names not in found]
     if missing:
         raise TransformError(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, number_dtype
+from orbit_ckpt._src.arrays.dtypes import (
+    DType,
+    as_dtype,
+    is_lossless_kind,
+    is_prng_dtype,
+    number_dtype,
+)
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, Metadata, StringMetadata
-from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.target import describe_change, is_abstract
-from orbit_ckpt._src.pytree.view import View
+from orbit_ckpt._src.pytree.restore.options import Casting, RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import ArrayLike, is_abstract
+from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.tree.diff import TreeDifference, compare_names
 from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
+from orbit_ckpt._src.type_handlers.base import RestoreArgs
 
 Origin = Literal["target", "fallback", "skip"]
 """Where a leaf comes from that is not read: the target's own, the fallback's, or nowhere."""
@@ -32,7 +40,7 @@ class Alignment(Struct, frozen=True):
         filled: Leaves of the result that do not come from the checkpoint.
         origins: Where those come from.
         paths: Where those sit that are in no target.
-        difference: Leaves that are missing or unexpected, which the request does not allow.
+        difference: Leaves that are missing or unexpected, which the options do not allow.
     """
 
     wanted: Mapping[NamePath, object] | None
@@ -48,33 +56,48 @@ class Alignment(Struct, frozen=True):
         )
 
 
-def align(view: View, target: FlatTree | None, request: RestoreRequest) -> Alignment:
+def align(
+    transformed: TransformedTree, target: FlatTree | None, options: RestoreOptions
+) -> Alignment:
     """Return which leaves come from where, and what must not be missing or unexpected."""
-    fallback = None if request.fallback is None else flatten(request.fallback)
+    fallback = None if options.fallback is None else flatten(options.fallback)
     spare = _leaves(fallback)
-    if () in spare and () not in view.names and (target is None or () not in target.names):
+    if () in spare and () not in transformed.names and (target is None or () not in target.names):
         raise TypeError(
-            f"fallback must be a tree like the result, found {show(request.fallback)}. Give the "
+            f"fallback must be a tree like the result, found {show(options.fallback)}. Give the "
             "leaves that may be missing under their keys, {'ema': value}."
         )
     if target is None:
-        known = set(view.names)
+        known = set(transformed.names)
         added = {names: value for names, value in spare.items() if names not in known}
         paths = {} if fallback is None else dict(zip(fallback.names, fallback.paths, strict=True))
         return Alignment(None, added, dict.fromkeys(added, "fallback"), paths)
     wanted = dict(zip(target.names, target.values, strict=True))
-    has_empty = {names for names, record in view.records.items() if record.is_empty}
-    is_plain = not has_empty and not target.empty_names and not view.computed and not view.left_out
-    if is_plain and wanted.keys() == view.records.keys():
+    has_empty = {names for names, record in transformed.records.items() if record.is_empty}
+    others = (has_empty, target.empty_names, transformed.computed, transformed.left_out)
+    if not any(others) and wanted.keys() == transformed.records.keys():
         return Alignment(wanted, {}, {}, {})
-    filled: dict[NamePath, object] = {}
-    origins: dict[NamePath, Origin] = {}
-    difference = _difference(view, target, wanted, has_empty)
-    missing = _fill(difference.missing, wanted, spare, request, filled, origins)
-    missing += _keep(view.kept, wanted, spare, filled, origins)
-    unexpected = () if request.unexpected == "ignore" else difference.unexpected
+    difference = _difference(transformed, target, wanted, has_empty)
+    sources: dict[NamePath, _Source | None] = {
+        names: _source_of_missing(wanted[names], names, spare, options)
+        for names in difference.missing
+    }
+    sources |= {
+        names: _source_of_kept(wanted[names], names, spare)
+        for names in transformed.kept
+        if names in wanted
+    }
+    missing = [names for names, source in sources.items() if source is None]
+    filled = {names: source for names, source in sources.items() if source is not None}
+    unexpected = () if options.unexpected == "ignore" else difference.unexpected
     found = TreeDifference(missing, unexpected, difference.changed, difference.candidates)
-    return Alignment(wanted, filled, origins, {}, found or None)
+    return Alignment(
+        wanted,
+        {names: value for names, (_, value) in filled.items()},
+        {names: origin for names, (origin, _) in filled.items()},
+        {},
+        found or None,
+    )
 
 
 def _leaves(tree: FlatTree | None) -> dict[NamePath, object]:
@@ -85,18 +108,19 @@ def _leaves(tree: FlatTree | None) -> dict[NamePath, object]:
 
 
 def _difference(
-    view: View,
+    transformed: TransformedTree,
     target: FlatTree,
     wanted: Mapping[NamePath, object],
     has_empty: set[NamePath],
 ) -> TreeDifference:
     """Return how the leaves of a target differ from those of a checkpoint."""
     full = wanted.keys() - target.empty_names
-    known = ({*view.records, *view.computed} - has_empty) | ((view.kept | view.left_out) & full)
+    known = {*transformed.records, *transformed.computed} - has_empty
+    known |= (transformed.kept | transformed.left_out) & full
     # an empty container holds nothing that could be missing: {} and no key at all are the same
     difference = compare_names(
         [names for names in wanted if names in full and names not in has_empty],
-        [names for names in view.names if names in known],
+        [names for names in transformed.names if names in known],
     )
     skipped = {names for names, value in wanted.items() if value is PLACEHOLDER}
     changed = {
@@ -119,47 +143,27 @@ def _outside(names: Sequence[NamePath], skipped: set[NamePath]) -> list[NamePath
     ]
 
 
-def _fill(
-    missing: Iterable[NamePath],
-    wanted: Mapping[NamePath, object],
-    spare: Mapping[NamePath, object],
-    request: RestoreRequest,
-    filled: dict[NamePath, object],
-    origins: dict[NamePath, Origin],
-) -> list[NamePath]:
-    """Fill in what the checkpoint lacks; return what remains missing."""
-    remaining: list[NamePath] = []
-    for names in missing:
-        if names in spare:
-            filled[names], origins[names] = spare[names], "fallback"
-        elif request.missing in ("target", "keep") and not is_abstract(wanted[names]):
-            filled[names], origins[names] = wanted[names], "target"
-        elif request.missing == "skip":
-            filled[names], origins[names] = PLACEHOLDER, "skip"
-        else:
-            remaining.append(names)
-    return remaining
+_Source = tuple[Origin, object]
 
 
-def _keep(
-    kept: Iterable[NamePath],
-    wanted: Mapping[NamePath, object],
-    spare: Mapping[NamePath, object],
-    filled: dict[NamePath, object],
-    origins: dict[NamePath, Origin],
-) -> list[NamePath]:
-    """Keep leaves of the target; return those that have no value."""
-    remaining: list[NamePath] = []
-    for names in kept:
-        if names not in wanted:
-            continue
-        if not is_abstract(wanted[names]):
-            filled[names], origins[names] = wanted[names], "target"
-        elif names in spare:
-            filled[names], origins[names] = spare[names], "fallback"
-        else:
-            remaining.append(names)
-    return remaining
+def _source_of_missing(
+    leaf: object, names: NamePath, spare: Mapping[NamePath, object], options: RestoreOptions
+) -> _Source | None:
+    """Return where a leaf that the checkpoint lacks comes from, None if it must not be missing."""
+    if names in spare:
+        return "fallback", spare[names]
+    if options.missing in ("target", "keep") and not is_abstract(leaf):
+        return "target", leaf
+    return ("skip", PLACEHOLDER) if options.missing == "skip" else None
+
+
+def _source_of_kept(
+    leaf: object, names: NamePath, spare: Mapping[NamePath, object]
+) -> _Source | None:
+    """Return where a leaf that a rule keeps comes from, None if it has no value."""
+    if not is_abstract(leaf):
+        return "target", leaf
+    return ("fallback", spare[names]) if names in spare else None
 
 
 def mismatch(difference: TreeDifference) -> TreeMismatchError:
@@ -199,19 +203,19 @@ def mismatch(difference: TreeDifference) -> TreeMismatchError:
 
 def check_leaves(
     alignment: Alignment,
-    view: View,
+    transformed: TransformedTree,
     found: Mapping[NamePath, object],
     unchecked: Mapping[NamePath, object],
-    request: RestoreRequest,
+    options: RestoreOptions,
 ) -> None:
     """Check leaves, their shapes and dtypes against the target.
 
     Args:
         alignment: Which leaves are wanted.
-        view: What there is.
+        transformed: What there is.
         found: Metadata of the leaves that are read as they are.
         unchecked: Leaves that are cast to what the caller asked for besides the target.
-        request: What is allowed.
+        options: What is allowed.
 
     Raises:
         TreeMismatchError: Some differ; lists all of them.
@@ -225,18 +229,18 @@ def check_leaves(
             dtype: object = getattr(wanted[names], "dtype", metadata.dtype)
             metadata = structs.replace(metadata, dtype=dtype)
         change = describe_change(
-            wanted[names], metadata, strict=request.strict, casting=request.casting
+            wanted[names], metadata, strict=options.strict, cast_policy=options.cast_policy
         )
         if change:
             changed[names] = change
 
     for names, metadata in found.items():
-        dtype = view.casts.get(names)
+        dtype = transformed.casts.get(names)
         if dtype is not None and isinstance(metadata, ArrayMetadata):
             metadata = structs.replace(metadata, dtype=as_dtype(dtype))  # noqa: PLW2901 - as cast
-        if isinstance(metadata, Metadata) and not view.records[names].is_empty:
+        if isinstance(metadata, Metadata) and not transformed.records[names].is_empty:
             check(names, metadata)
-    for names, node in view.computed.items():
+    for names, node in transformed.computed.items():
         if alignment.is_read(names) and node.info.shape is not None:
             dtype = node.info.dtype or getattr(wanted[names], "dtype", None)
             if dtype is not None:
@@ -247,6 +251,71 @@ def check_leaves(
     difference = structs.replace(difference, changed=changed)
     if difference:
         raise mismatch(difference)
+
+
+def describe_change(
+    wanted: object,
+    stored: Metadata | None,
+    *,
+    strict: bool = True,
+    cast_policy: Casting = "same_kind",
+) -> str | None:
+    """Return how a target's leaf differs from what is stored, None if it can be restored.
+
+    Args:
+        wanted: Leaf of the target.
+        stored: What is stored; None if nothing is known of it.
+        strict: Whether shapes of JAX arrays must agree.
+        cast_policy: Which casts are allowed.
+    """
+    if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
+        return None
+    if isinstance(stored, StringMetadata) or isinstance(wanted, str):
+        if isinstance(stored, StringMetadata) and isinstance(wanted, str):
+            return None
+        return f"the target has {_describe(wanted)}, {_describe(stored)} is stored"
+    if not isinstance(stored, ArrayMetadata):
+        return None
+    if isinstance(wanted, bytes):
+        is_bytes = stored.dtype == np.uint8 and len(stored.shape) == 1
+        return None if is_bytes else f"the target has bytes, {_describe(stored)} is stored"
+    return _array_change(wanted, stored, strict=strict, cast_policy=cast_policy)
+
+
+def _array_change(
+    wanted: object, stored: ArrayMetadata, *, strict: bool, cast_policy: Casting
+) -> str | None:
+    if isinstance(wanted, bool | int | float | complex):
+        shape, dtype = (), number_dtype(wanted)
+    elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
+        array = cast(ArrayLike, wanted)
+        shape, dtype = tuple(array.shape), array.dtype
+    else:
+        return None
+    if shape == stored.shape and dtype == stored.dtype:
+        return None
+    may_pad = not strict and not isinstance(wanted, np.ndarray) and len(shape) == len(stored.shape)
+    changes: list[str] = []
+    if shape != stored.shape and not may_pad:
+        changes.append(f"shape {shape} wanted, {stored.shape} stored")
+    if not _is_castable(stored.dtype, dtype, cast_policy):
+        changes.append(f"dtype {dtype} wanted, {stored.dtype} stored")
+    return "; ".join(changes) or None
+
+
+def _is_castable(stored: DType, wanted: DType, cast_policy: Casting) -> bool:
+    if cast_policy == "exact" or is_prng_dtype(wanted) or is_prng_dtype(stored):
+        return wanted == stored
+    return cast_policy == "unsafe" or is_lossless_kind(stored, as_dtype(wanted))
+
+
+def _describe(leaf: object) -> str:
+    if isinstance(leaf, StringMetadata | str):
+        return "a string"
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"an array of shape {tuple(shape)} and dtype {dtype}"
+    return f"a {type(leaf).__name__}"
 
 
 def _metadata_of(value: object) -> Metadata | None:

@@ -1,4 +1,4 @@
-"""Plan and run the restore of one tree."""
+"""Resolve and run the restore of one tree."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from orbit_ckpt._src.errors import FormatError, TransformError
 from orbit_ckpt._src.formats.base import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, has_rich_types
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
-from orbit_ckpt._src.pytree.align import Alignment, align, check_leaves, made_of, mismatch
-from orbit_ckpt._src.pytree.arguments import (
-    Args,
-    adjust,
-    casts_of,
-    restore_args,
-    same_kind,
-    shardings_of,
+from orbit_ckpt._src.pytree.restore.align import (
+    Alignment,
+    align,
+    check_leaves,
+    describe_change,
+    made_of,
+    mismatch,
 )
-from orbit_ckpt._src.pytree.in_memory import as_array_args, convert_value
-from orbit_ckpt._src.pytree.lazy import lazy_leaves
-from orbit_ckpt._src.pytree.request import RestoreRequest
-from orbit_ckpt._src.pytree.stored import AS_SAVED, StoredLeaves, read_leaves
-from orbit_ckpt._src.pytree.target import describe_change
-from orbit_ckpt._src.pytree.view import (
+from orbit_ckpt._src.pytree.restore.convert import as_array_args, convert_value
+from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves, lazy_leaves, read_leaves
+from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.patterns import adjust, casts_of, same_kind, shardings_of
+from orbit_ckpt._src.pytree.restore.target import Args, requested_args
+from orbit_ckpt._src.pytree.restore.transformed import (
     LegacyFunction,
-    View,
+    TransformedTree,
+    apply_legacy_function,
+    apply_legacy_transforms,
+    apply_transforms,
     select,
-    view_through,
-    view_through_function,
-    view_through_legacy,
 )
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.legacy import LegacyRules
@@ -53,22 +52,22 @@ _SHOWN = 4
 _LOGGED = 20
 
 
-class TreePlan(Struct, frozen=True):
+class ResolvedRestore(Struct, frozen=True):
     """How a tree is restored; made from metadata alone.
 
     Attributes:
-        request: What the caller wants.
+        options: What the caller wants.
         stored: The stored leaves.
-        view: How rules make them look.
+        transformed: How rules make them look.
         target: The target taken apart, None if there is none.
         alignment: Which leaves of the result come from where.
         args: How leaves are restored, of those of which anything is said.
         casts: Leaves that patterns cast.
     """
 
-    request: RestoreRequest
+    options: RestoreOptions
     stored: StoredLeaves
-    view: View
+    transformed: TransformedTree
     target: FlatTree | None
     alignment: Alignment
     args: Args
@@ -78,12 +77,12 @@ class TreePlan(Struct, frozen=True):
     def records(self) -> list[LeafRecord]:
         """The leaves that are read as they are."""
         is_read = self.alignment.is_read
-        return [record for names, record in self.view.records.items() if is_read(names)]
+        return [record for names, record in self.transformed.records.items() if is_read(names)]
 
 
-async def plan_tree(
-    source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry, request: RestoreRequest
-) -> TreePlan:
+async def resolve_restore(
+    source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry, options: RestoreOptions
+) -> ResolvedRestore:
     """Return how a tree is restored; reads metadata only.
 
     Raises:
@@ -91,33 +90,33 @@ async def plan_tree(
         TransformError: Rules or patterns do not fit the checkpoint.
         UnsupportedLeafError: No handler is registered for some of the leaves.
     """
-    target = None if request.target is None else flatten(request.target)
+    target = None if options.target is None else flatten(options.target)
     stored = StoredLeaves(source, batch, registry)
     records = _records(source, target)
-    if request.legacy is not None and target is not None:
-        view, target, args = _through_legacy(stored, records, request, target)
+    if options.legacy is not None and target is not None:
+        transformed, target, args = _through_legacy(stored, records, options, target)
         # only the transforms say what is read
-        return TreePlan(request, stored, view, target, Alignment(None, {}, {}, {}), args)
-    view = View(records, records)
-    if request.transforms:
-        known = (
-            list(records.values()) if any(rule.needs_shapes for rule in request.transforms) else []
-        )
-        view = view_through(request.transforms, records, await stored.metadata(known), target)
-    if request.only is not None or request.skip is not None:
-        view = select(view, target, request.only, request.skip)
-    alignment = align(view, target, request)
-    if request.missing == "keep":
+        alignment = Alignment(None, {}, {}, {})
+        return ResolvedRestore(options, stored, transformed, target, alignment, args)
+    transformed = TransformedTree(records, records)
+    if options.transforms:
+        needs_shapes = any(rule.needs_shapes for rule in options.transforms)
+        found = await stored.metadata(list(records.values()) if needs_shapes else [])
+        transformed = apply_transforms(options.transforms, records, found, target)
+    if options.only is not None or options.skip is not None:
+        transformed = select(transformed, target, options.only, options.skip)
+    alignment = align(transformed, target, options)
+    if options.missing == "keep":
         _log_kept(source, alignment)
-    if alignment.difference is not None and not request.typed:
+    if alignment.difference is not None and not options.match_leaf_types:
         raise mismatch(alignment.difference)  # else told with what differs in shape or dtype
-    args = restore_args(request, target, view)
-    plan = TreePlan(request, stored, view, target, alignment, args)
-    if target is None and not request.is_whole:  # fails now, if at all
-        empty = {names: None for names, record in view.records.items() if record.is_empty}
-        paths = _paths(plan)
+    args = requested_args(options, target, transformed)
+    resolved = ResolvedRestore(options, stored, transformed, target, alignment, args)
+    if target is None and not options.is_whole:  # fails now, if at all
+        empty = {names: None for names, record in transformed.records.items() if record.is_empty}
+        paths = _paths(resolved)
         _assemble(paths, dict.fromkeys(paths, PLACEHOLDER) | empty)
-    return await _with_patterns(plan)
+    return await _with_patterns(resolved)
 
 
 def _log_kept(source: StoredTree, alignment: Alignment) -> None:
@@ -132,31 +131,35 @@ def _log_kept(source: StoredTree, alignment: Alignment) -> None:
         )
 
 
-async def _with_patterns(plan: TreePlan) -> TreePlan:
-    """Return a plan with casts and shardings by patterns, its shapes and dtypes checked."""
-    request, view, alignment = plan.request, plan.view, plan.alignment
-    is_checked = request.typed and plan.target is not None
+async def _with_patterns(resolved: ResolvedRestore) -> ResolvedRestore:
+    """Add casts and shardings by patterns; check shapes and dtypes against the target."""
+    options, transformed, alignment = resolved.options, resolved.transformed, resolved.alignment
+    inline = resolved.stored.source.inline
+    is_checked = options.match_leaf_types and resolved.target is not None
     found: dict[NamePath, object] = {}
-    if is_checked or request.casts:
-        found = await plan.stored.metadata(
-            [record for record in plan.records if record.name not in plan.stored.source.inline]
-        )
-    casts = casts_of(request.casts, view, alignment, found) if request.casts else {}
+    if is_checked or options.cast_rules:
+        records = [record for record in resolved.records if record.name not in inline]
+        found = await resolved.stored.metadata(records)
+    casts: Mapping[NamePath, object] = {}
+    if options.cast_rules:
+        casts = casts_of(options.cast_rules, transformed, alignment, found)
     if is_checked:
-        check_leaves(alignment, view, found, casts, request)
+        check_leaves(alignment, transformed, found, casts, options)
     shardings = {}
-    if request.shardings is not None:
+    if options.sharding_rules is not None:
         shardings = shardings_of(
-            request.shardings, view, alignment, plan.args, plan.stored.source.inline
+            options.sharding_rules, transformed, alignment, resolved.args, inline
         )
-    return structs.replace(plan, args=adjust(plan.args, casts, shardings), casts=casts)
+    if not casts and not shardings:
+        return resolved
+    return structs.replace(resolved, args=adjust(resolved.args, casts, shardings), casts=casts)
 
 
-async def restore_tree(plan: TreePlan, *, rich_types: bool) -> object:
+async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object:
     """Read a tree.
 
     Args:
-        plan: What to read.
+        resolved: What to read.
         rich_types: Whether recorded tuples and namedtuples are rebuilt without a target.
 
     Raises:
@@ -164,23 +167,23 @@ async def restore_tree(plan: TreePlan, *, rich_types: bool) -> object:
         CorruptionError: Stored data is missing or damaged.
         TransformError: A function failed.
     """
-    records = plan.records
-    lazy = lazy_leaves(plan.stored, records, plan.args) if plan.request.lazy else {}
+    records = resolved.records
+    lazy = lazy_leaves(resolved.stored, records, resolved.args) if resolved.options.lazy else {}
     others = [record for record in records if record.names not in lazy] if lazy else records
-    values = await read_leaves(plan.stored, others, plan.args)
+    values = await read_leaves(resolved.stored, others, resolved.args)
     values.update(lazy)
-    if plan.target is not None and not plan.request.typed and plan.request.legacy is None:
-        _log_other_shapes(plan.target, values)
-    if plan.view.computed:
-        values |= await _computed(plan)
-    if plan.request.map_leaf is not None:
-        values = {names: _mapped(plan.request.map_leaf, names, v) for names, v in values.items()}
-    values |= {names: _filled(plan, names, v) for names, v in plan.alignment.filled.items()}
-    target = plan.target
-    if target is None and plan.request.is_whole:
-        return rebuild(plan.stored.source, values, rich_types=rich_types)
+    target, options = resolved.target, resolved.options
+    if target is not None and not options.match_leaf_types and options.legacy is None:
+        _log_other_shapes(target, values)
+    if resolved.transformed.computed:
+        values |= await _computed(resolved)
+    if options.map_leaf is not None:
+        values = {names: _mapped(options.map_leaf, names, v) for names, v in values.items()}
+    values |= {names: _filled(resolved, names, v) for names, v in resolved.alignment.filled.items()}
+    if target is None and options.is_whole:
+        return rebuild(resolved.stored.source, values, rich_types=rich_types)
     if target is None:
-        return _assemble(_paths(plan), values)
+        return _assemble(_paths(resolved), values)
     return target.unflatten(
         [
             value if names in target.empty_names or names not in values else values[names]
@@ -207,12 +210,12 @@ def _log_other_shapes(target: FlatTree, values: Mapping[NamePath, object]) -> No
         )
 
 
-def _paths(plan: TreePlan) -> dict[NamePath, KeyPath]:
+def _paths(resolved: ResolvedRestore) -> dict[NamePath, KeyPath]:
     """Return where leaves sit that rules, patterns or a fallback have chosen without a target."""
-    view = plan.view
-    paths = {names: record.path for names, record in view.records.items()}
-    paths |= {names: view.paths[names] for names in view.computed}
-    return paths | {names: plan.alignment.paths[names] for names in plan.alignment.filled}
+    transformed = resolved.transformed
+    paths = {names: record.path for names, record in transformed.records.items()}
+    paths |= {names: transformed.paths[names] for names in transformed.computed}
+    return paths | {names: resolved.alignment.paths[names] for names in resolved.alignment.filled}
 
 
 def _assemble(paths: Mapping[NamePath, KeyPath], values: Mapping[NamePath, object]) -> object:
@@ -235,67 +238,69 @@ def _mapped(fn: Callable[[object, str], object], names: NamePath, value: object)
         raise TransformError(f"{name}: map_leaf failed: {type(error).__name__}: {error}") from error
 
 
-def _filled(plan: TreePlan, names: NamePath, value: object) -> object:
+def _filled(resolved: ResolvedRestore, names: NamePath, value: object) -> object:
     """Return a leaf that is not read, as the caller wants it."""
-    arg = plan.args.get(names)
-    if plan.alignment.origins[names] != "fallback" or arg is None:
+    arg = resolved.args.get(names)
+    if resolved.alignment.origins[names] != "fallback" or arg is None:
         return value
-    return convert_value(plan.stored.batch, names, value, arg)
+    return convert_value(resolved.stored.batch, names, value, arg)
 
 
 def _through_legacy(
     stored: StoredLeaves,
     records: Mapping[NamePath, LeafRecord],
-    request: RestoreRequest,
+    options: RestoreOptions,
     target: FlatTree,
-) -> tuple[View, FlatTree, Args]:
+) -> tuple[TransformedTree, FlatTree, Args]:
     """Return what Orbax's transforms make of the stored tree, the result's tree, and its args."""
-    if isinstance(request.legacy, LegacyRules):
-        args = restore_args(request, target, View(records, {}))
-        return view_through_legacy(request.legacy, records, target, args), target, args
+    if isinstance(options.legacy, LegacyRules):
+        args = requested_args(options, target, TransformedTree(records, {}))
+        return apply_legacy_transforms(options.legacy, records, target, args), target, args
     infos = dict(zip(records, stored.infos(list(records.values())), strict=True))
-    fn = cast(LegacyFunction, request.legacy)
-    view, target = view_through_function(fn, request.target, records, infos)
-    return view, target, restore_args(request, target, view)
+    fn = cast(LegacyFunction, options.legacy)
+    transformed, target = apply_legacy_function(fn, options.target, records, infos)
+    return transformed, target, requested_args(options, target, transformed)
 
 
-async def _computed(plan: TreePlan) -> dict[NamePath, object]:
-    from orbit_ckpt._src.pytree.compute import compute_leaves  # noqa: PLC0415 - for some rules only
+async def _computed(resolved: ResolvedRestore) -> dict[NamePath, object]:
+    from orbit_ckpt._src.pytree.restore.compute import compute_leaves  # noqa: PLC0415 - for some rules only
 
-    alignment, request = plan.alignment, plan.request
+    alignment, options = resolved.alignment, resolved.options
 
     def place(names: NamePath, value: object, from_jax: bool) -> object:
-        arg = plan.args.get(names)
-        if alignment.wanted is not None and request.typed:
-            is_cast = names in plan.casts
-            _check_computed(names, value, alignment.wanted[names], request, is_cast=is_cast)
+        arg = resolved.args.get(names)
+        if alignment.wanted is not None and options.match_leaf_types:
+            is_cast = names in resolved.casts
+            _check_computed(names, value, alignment.wanted[names], options, is_cast=is_cast)
         is_host = isinstance(value, np.ndarray)
         dtype: object = getattr(value, "dtype", None)
-        if arg is not None and names in plan.casts and not same_kind(dtype, arg.dtype):
+        if arg is not None and names in resolved.casts and not same_kind(dtype, arg.dtype):
             arg = replace(arg, dtype=None)
         if from_jax and is_host and (arg is None or arg.restore_type is None):
             arg = as_array_args(arg or AS_SAVED)
-        return convert_value(plan.stored.batch, plan.view.paths[names], value, arg or AS_SAVED)
+        path = resolved.transformed.paths[names]
+        return convert_value(resolved.stored.batch, path, value, arg or AS_SAVED)
 
-    wanted = {names for names in plan.view.computed if alignment.is_read(names)}
+    wanted = {names for names in resolved.transformed.computed if alignment.is_read(names)}
     return await compute_leaves(
-        plan.view,
+        resolved.transformed,
         wanted,
-        partial(read_leaves, plan.stored),
+        partial(read_leaves, resolved.stored),
         place,
-        max_bytes=plan.stored.batch.reader.limiter.max_bytes,
+        max_bytes=resolved.stored.batch.reader.limiter.max_bytes,
     )
 
 
 def _check_computed(
-    names: NamePath, value: object, wanted: object, request: RestoreRequest, *, is_cast: bool
+    names: NamePath, value: object, wanted: object, options: RestoreOptions, *, is_cast: bool
 ) -> None:
     """Check what a function has made, which is known only now, against the target's leaf."""
     if isinstance(value, np.ndarray | jax.Array):
         array = cast(jax.Array, value)
         dtype: object = getattr(wanted, "dtype", array.dtype) if is_cast else array.dtype
         made = made_of(array.shape, dtype)
-        change = describe_change(wanted, made, strict=request.strict, casting=request.casting)
+        policy = options.cast_policy
+        change = describe_change(wanted, made, strict=options.strict, cast_policy=policy)
         if change:
             raise mismatch(TreeDifference([], [], {names: change}))
 

@@ -1,4 +1,4 @@
-"""What a caller wants of a stored tree."""
+"""What a caller asks of the restore of a tree."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import jax
 from msgspec import Struct, field
 
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.pytree.target import Casting
-from orbit_ckpt._src.pytree.view import LegacyFunction
+from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
 
+Casting = Literal["exact", "same_kind", "unsafe"]
+"""Which casts are allowed: none; those within a kind of number or to a more general one; all."""
 Missing = Literal["error", "target", "keep", "skip"]
 """`keep` is `target`, logged; arguments for leaves that do not exist are ignored with it."""
 Unexpected = Literal["error", "ignore"]
 
 
-class RestoreRequest(Struct, frozen=True):
-    """What a caller wants of a stored tree.
+class RestoreOptions(Struct, frozen=True):
+    """What a caller asks of the restore of a tree.
 
     Attributes:
         target: Tree whose structure the result has; PLACEHOLDER leaves are not read. None for the
             recorded structure.
         restore_args: Tree of `RestoreArgs`, or of leaves that imply them, like the result.
-        typed: Whether the target's leaves say type, shape, dtype and sharding; else only its
-            structure counts.
+        match_leaf_types: Whether the target's leaves say type, shape, dtype and sharding; else only
+            its structure counts.
         missing: What becomes of leaves of the target that the checkpoint lacks.
         unexpected: What becomes of leaves of the checkpoint that the target lacks.
         fallback: Tree with leaves for those that the checkpoint lacks.
-        casting: Which casts to a typed target's dtypes are allowed.
-        casts: Dtypes by patterns; leaves of another kind of number are not cast.
-        shardings: Shardings of JAX arrays by patterns; the first that matches counts, and one must.
+        cast_policy: Which casts to the dtypes of such a target are allowed.
+        cast_rules: Dtypes by patterns; leaves of another kind of number are not cast.
+        sharding_rules: Shardings of JAX arrays by patterns; the first that matches counts, and one
+            must match.
         map_leaf: Takes every restored leaf and its name; what it returns is the leaf.
         strict: Whether a typed target's shapes must be the stored ones.
         transforms: Rules for what is done with leaves on their way.
@@ -47,13 +49,13 @@ class RestoreRequest(Struct, frozen=True):
 
     target: object = None
     restore_args: object = None
-    typed: bool = False
+    match_leaf_types: bool = False
     missing: Missing = "error"
     unexpected: Unexpected = "error"
     fallback: object = None
-    casting: Casting = "same_kind"
-    casts: PatternMap[object] = field(default_factory=dict[Pattern, object])
-    shardings: PatternMap[jax.sharding.Sharding] | None = None
+    cast_policy: Casting = "same_kind"
+    cast_rules: PatternMap[object] = field(default_factory=dict[Pattern, object])
+    sharding_rules: PatternMap[jax.sharding.Sharding] | None = None
     map_leaf: Callable[[object, str], object] | None = None
     strict: bool = True
     transforms: Sequence[Rule] = ()
@@ -68,10 +70,10 @@ class RestoreRequest(Struct, frozen=True):
         """Whether the result is the stored tree as it was saved."""
         return (
             self.is_whole
-            and not (self.lazy or self.casts)
+            and not (self.lazy or self.cast_rules)
             and self.target is None
             and self.restore_args is None
-            and self.shardings is None
+            and self.sharding_rules is None
             and self.map_leaf is None
             and self.legacy is None
         )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.pytree.view import nodes_by_source
+from orbit_ckpt._src.pytree.restore.transformed import nodes_by_source
 from orbit_ckpt._src.transform.nodes import Apply, Read, sources_of
 from orbit_ckpt.transform import Rename
 

@@ -1,0 +1,1 @@
+"""Resolve and run the restore of one tree."""
