@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import pickletools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from msgspec import Struct, field, structs
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import ForeignStep, StoredTree, TreeParts
 from orbit_ckpt._src.formats.eformer_sums import sums_of_trees
-from orbit_ckpt._src.formats.pickle_literal import decode_literal
 from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
 from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.formats.zarr_tree import (
@@ -359,3 +359,51 @@ def _check_names(records: Sequence[LeafRecord], root: Path) -> None:
                 "of the checkpoint at a time."
             )
         seen.add(record.name)
+
+
+_LITERALS = frozenset(
+    {
+        *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "FLOAT", "BINFLOAT"),
+        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"),
+        *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    }
+)
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"})
+
+
+class PickledValue(Struct, frozen=True):
+    """A value that a checkpoint holds as a pickle, which loading does not run.
+
+    A pickle can do anything when it is loaded; call `pickle.loads(value.data)` only if you trust
+    whoever wrote the checkpoint.
+
+    Attributes:
+        data: The pickle.
+    """
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"PickledValue({len(self.data)} bytes)"
+
+
+def decode_literal(data: bytes) -> object:
+    """Return the number, text, bytes, boolean or None in a pickle, else a `PickledValue`.
+
+    Raises:
+        ValueError: It is no pickle.
+    """
+    values: list[object] = []
+    is_literal = True
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _LITERALS:
+                values.append(argument)
+            elif opcode.name in _CONSTANTS:
+                values.append(_CONSTANTS[opcode.name])
+            elif opcode.name not in _WITHOUT_EFFECT and opcode.name != "STOP":
+                is_literal = False
+    except (ValueError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"not a pickle: {error}") from error
+    return values[0] if is_literal and len(values) == 1 else PickledValue(bytes(data))

@@ -12,10 +12,12 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
+from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import (
@@ -28,8 +30,7 @@ from orbit_ckpt._src.errors import (
 from orbit_ckpt._src.items.base import CheckpointArgs, item_name
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
-from orbit_ckpt._src.metadata.codec import decode_json, encode_json
-from orbit_ckpt._src.metadata.states import StateKind, StateRecord
+from orbit_ckpt._src.metadata.codec import decode_json, decode_versioned, encode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
@@ -45,6 +46,49 @@ from orbit_ckpt._src.storage.layout import (
     state_stem,
 )
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
+
+RECORD_VERSION = 1
+"""Version of the form of a state's record."""
+
+
+class StateKind(StrEnum):
+    """How a state is stored, and what it was.
+
+    Attributes:
+        JSON: A JSON value, as JSON.
+        JSON_TEXT: Bytes that are JSON, in the same file.
+        BYTES: Other bytes.
+        TREE: A pytree.
+    """
+
+    JSON = "json"
+    JSON_TEXT = "json_text"
+    BYTES = "bytes"
+    TREE = "tree"
+
+
+class StateRecord(Struct, frozen=True):
+    """`process_<i>-of-<n>.kind`: what the state of one process is.
+
+    Attributes:
+        kind: How it is stored.
+        type: Class of the object that it is the state of; for people.
+        format_version: Version of the record's form.
+    """
+
+    kind: StateKind
+    type: str
+    format_version: int = RECORD_VERSION
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> StateRecord:
+        """Decode the JSON form.
+
+        Raises:
+            FormatError: A field is missing or of a wrong type, or the version is a later one.
+        """
+        return decode_versioned(data, cls, where, newest=RECORD_VERSION)
+
 
 Resplit = Callable[[Sequence[Any], int, int], object]
 """Makes the state of one process from those of all that saved: `(states, process, count)`."""
