@@ -92,6 +92,19 @@ class VersionError(FormatError):
     """
 
 
+def check_version(where: str, version: int, newest: int) -> None:
+    """Check that a document of ours was not written by a later release.
+
+    Raises:
+        VersionError: It was.
+    """
+    if version > newest:
+        raise VersionError(
+            f"{where}: format version {version}; this version of orbit_ckpt reads up to {newest}. "
+            "Install a newer one."
+        )
+
+
 class CorruptionError(CheckpointError, ValueError):
     """Stored bytes are missing or are not the bytes that were saved.
 

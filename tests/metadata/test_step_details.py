@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orbit_ckpt._src.metadata.step_details import StepDetails, read_step_details, write_step_details
+from orbit_ckpt._src.metadata.files import StepDetails, read_step_details, write_step_details
 from orbit_ckpt._src.storage.layout import STEP_DETAILS
 from orbit_ckpt.errors import FormatError
 
@@ -36,7 +36,10 @@ def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"version": 2, "temporary": "soon"}', "orbit_step.json: version 2; .* reads 1"),
+        (
+            '{"version": 2, "temporary": "soon"}',
+            "orbit_step.json: format version 2; .*up to 1",
+        ),
         ('{"temporary": true}', "version"),
         ('{"version": 1, "temporary": 1}', "temporary"),
         ("not JSON", "expected JSON"),

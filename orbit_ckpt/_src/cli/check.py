@@ -15,8 +15,7 @@ from orbit_ckpt._src.checkpointer.api import metadata
 from orbit_ckpt._src.checkpointer.compare import diff as compare
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
-from orbit_ckpt._src.cli.readers import parse_reader
-from orbit_ckpt._src.cli.rule_files import read_rules
+from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.difference import LeafChange

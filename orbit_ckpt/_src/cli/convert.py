@@ -11,8 +11,7 @@ from orbit_ckpt._src.checkpointer.convert import convert as convert_checkpoint
 from orbit_ckpt._src.cli.options import Written
 from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, stored_bytes
 from orbit_ckpt._src.cli.progress import progress_bar
-from orbit_ckpt._src.cli.readers import parse_reader
-from orbit_ckpt._src.cli.rule_files import read_rules
+from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.storage.path import resolve_path
 

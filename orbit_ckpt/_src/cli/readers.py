@@ -1,17 +1,23 @@
-"""Readers that `--reader` names: a format and its options, `t5x:step=5,uint16=as_bfloat16`."""
+"""What `--reader` and `--rules` name: a format with its options, and a file of rules."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import typer
 
+from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.t5x import T5XFormat
 from orbit_ckpt._src.formats.t5x_spec import Uint16
 from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat
 from orbit_ckpt._src.formats.tf_names import translate_t5
+from orbit_ckpt._src.transform.engine import Rule
+from orbit_ckpt._src.transform.rule_file import parse_rules
 
 _FLAGS = {"true": True, "false": False}
 _NAMES = {"t5": translate_t5, "none": None}
@@ -72,3 +78,25 @@ def parse_reader(text: str | None) -> Format | None:
         except ValueError as error:
             raise typer.BadParameter(f"--reader {text!r}: {key} is {value!r}; {error}.") from None
     return make(**given)
+
+
+def read_rules(file: Path) -> list[Rule]:
+    """Return the rules in a file; its name says whether it is TOML or JSON.
+
+    Raises:
+        TransformError: It is neither, or describes no rules.
+        OSError: It cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            document: object = tomllib.loads(text)
+        elif file.suffix == ".json":
+            document = json.loads(text)
+        else:
+            raise TransformError(f"{file}: rules are in a file that ends in .toml or .json.")
+    except UnicodeDecodeError as error:
+        raise TransformError(f"{file}: not a text in UTF-8: {error}") from error
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise TransformError(f"{file}: not {file.suffix[1:].upper()}: {error}") from error
+    return parse_rules(document, str(file))

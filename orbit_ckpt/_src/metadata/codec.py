@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from orbit_ckpt._src.errors import FormatError, VersionError
+from orbit_ckpt._src.errors import FormatError, check_version
 from orbit_ckpt._src.storage.store_path import StorePath, read_extent
 
 T = TypeVar("T")
@@ -65,29 +65,37 @@ def decode_file(file: Path, kind: type[T], *, max_bytes: int) -> T:
     return decode_json(data, kind, str(file))
 
 
-def decode_versioned(data: bytes, kind: type[T], where: str, *, newest: int) -> T:
-    """Return a JSON document of ours, which has a `format_version`.
+def decode_versioned(
+    data: bytes,
+    kind: type[T],
+    where: str,
+    *,
+    newest: int,
+    key: Literal["format_version", "version"] = "format_version",
+) -> T:
+    """Return a JSON document of ours, which has a version.
 
     Args:
         data: Its bytes.
         kind: What it must be.
         where: The file, for errors.
         newest: The latest version that can be read.
+        key: The field of the version.
 
     Raises:
         FormatError: It is not such a document, or was written by a later version.
     """
-    version = decode_json(data, _Version, where).format_version
-    if version > newest:
-        raise VersionError(
-            f"{where}: format version {version}; this version of orbit_ckpt reads up to {newest}. "
-            "Install a newer one."
-        )
+    version = decode_json(data, _FormatVersion if key == "format_version" else _Version, where)
+    check_version(where, version.value, newest)
     return decode_json(data, kind, where)
 
 
+class _FormatVersion(msgspec.Struct):
+    value: int = msgspec.field(name="format_version")
+
+
 class _Version(msgspec.Struct):
-    format_version: int
+    value: int = msgspec.field(name="version")
 
 
 def encode_json(document: object) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Meta, Struct, field
 
-from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
+from orbit_ckpt._src.errors import CorruptionError, FormatError, check_version
 from orbit_ckpt._src.storage.inner_path import check_name, is_inner_name
 
 FORMAT_VERSION = 1
@@ -137,11 +137,7 @@ class Manifest(Struct, frozen=True):
             version = int(document["format_version"])
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
-        if version > FORMAT_VERSION:
-            raise VersionError(
-                f"{file}: format version {version}; this version of orbit_ckpt reads up to "
-                f"{FORMAT_VERSION}. Install a newer one."
-            )
+        check_version(file, version, FORMAT_VERSION)
         try:
             records = msgspec.convert(document["files"], dict[str, tuple[_Count, _Checksum]])
             files = {path: FileRecord(*record) for path, record in records.items()}
