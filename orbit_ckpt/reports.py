@@ -8,7 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.compare import ValueChange
-    from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
+    from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
     from orbit_ckpt._src.pytree.restore.explain import LeafPlan, RestorePlan
     from orbit_ckpt._src.verify.report import Damage, Unchecked, Unverifiable, VerifyReport
 
@@ -29,7 +29,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "arrays.compare": "ValueChange",
-        "pytree.difference": "CheckpointDiff, LeafChange, UnmatchedLeaf",
+        "pytree.compare.report": "CheckpointDiff, LeafChange, UnmatchedLeaf",
         "pytree.restore.explain": "LeafPlan, RestorePlan",
         "verify.report": "Damage, Unchecked, Unverifiable, VerifyReport",
     },

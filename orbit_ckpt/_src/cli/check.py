@@ -18,7 +18,7 @@ from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
-from orbit_ckpt._src.pytree.difference import LeafChange
+from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions

@@ -29,6 +29,7 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.metadata.schema import LeafRecord
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
+from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
@@ -89,7 +90,8 @@ async def compare_leaves(
             arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes))
     found = await _compare_objects(a, b, objects)
     streamed = [pair for pair in arrays if pair.block is None]
-    for window in _windows((pair for pair in arrays if pair.block is not None), window_bytes):
+    parts = _parts((pair for pair in arrays if pair.block is not None), window_bytes)
+    for window, _ in batched(parts, _nbytes, window_bytes):
         for part, change in zip(window, await _compare_window(a, b, window), strict=True):
             known = found.get(part.pair.names)
             found[part.pair.names] = change if known is None else known.merge(change)
@@ -234,39 +236,17 @@ class _Part(NamedTuple):
     pair: _ArrayPair
     region: Region
 
-    @property
-    def nbytes(self) -> int:
-        return self.region.size * self.pair.itemsize
+
+def _parts(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[_Part]:
+    """Yield arrays in parts that one thread reads or compares at once."""
+    for pair in pairs:
+        size = max(1, min(max_bytes, _PART_BYTES) // pair.itemsize)
+        for region in split_by_rows(whole(pair.a.layout.shape), cast(Shape, pair.block), size):
+            yield _Part(pair, region)
 
 
-def _windows(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[list[_Part]]:
-    """Yield consecutive parts of arrays that together are at most so large, or a single one."""
-    part_bytes = min(max_bytes, _PART_BYTES)
-    return _group(
-        (
-            _Part(pair, region)
-            for pair in pairs
-            for region in split_by_rows(
-                whole(pair.a.layout.shape),
-                cast(Shape, pair.block),
-                max(1, part_bytes // pair.itemsize),
-            )
-        ),
-        max_bytes,
-    )
-
-
-def _group(parts: Iterable[_Part], max_bytes: int) -> Iterator[list[_Part]]:
-    group: list[_Part] = []
-    held = 0
-    for part in parts:
-        if group and held + part.nbytes > max_bytes:
-            yield group
-            group, held = [], 0
-        group.append(part)
-        held += part.nbytes
-    if group:
-        yield group
+def _nbytes(part: _Part) -> int:
+    return part.region.size * part.pair.itemsize
 
 
 async def _compare_window(
@@ -286,7 +266,7 @@ async def _compare_window(
             for i, part in enumerate(parts, start)
         ]
 
-    shares = list(_group(window, _SHARE_BYTES))
+    shares = [share for share, _ in batched(window, _nbytes, _SHARE_BYTES)]
     starts = np.cumsum([0, *map(len, shares)]).tolist()
     results = await run_all(
         asyncio.to_thread(compare, start, share)

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer import compare as entry
-from orbit_ckpt._src.pytree.difference import LeafChange
+from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from tests.interop.expected import checkpoints
 from tests.support import checkpointer, put, scratch
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 NAN = math.nan
 
 

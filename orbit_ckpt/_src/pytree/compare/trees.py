@@ -18,8 +18,8 @@ from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
-from orbit_ckpt._src.pytree.compare_values import RecordPair, compare_leaves, naming_checkpoint
-from orbit_ckpt._src.pytree.difference import CheckpointDiff, LeafChange, UnmatchedLeaf
+from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
+from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves, naming_checkpoint
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves
 from orbit_ckpt._src.pytree.restore.tree import rebuild
 from orbit_ckpt._src.runtime.loop import run_all

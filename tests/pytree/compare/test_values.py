@@ -23,8 +23,8 @@ from orbit_ckpt._src.arrays import memory
 from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic, compare_values
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.values import Metadata
-from orbit_ckpt._src.pytree import compare_values as comparing
-from orbit_ckpt._src.pytree.compare import compare_checkpoints
+from orbit_ckpt._src.pytree.compare import values as comparing
+from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.storage import integrity
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ChunkReader
@@ -36,7 +36,7 @@ from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
 from tests.support import LAYOUTS, checkpointer, put, scratch
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 NAN = np.nan
 NOISE = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)
 
