@@ -75,7 +75,7 @@ def test_combine_takes_a_function_by_its_name(tmp_path: Path) -> None:
         ({"rule": []}, "found the fields rule, expected a table with `rules`"),
         ({"rules": {}}, "found a dict as `rules`, expected a table with `rules`, a list"),
         ({"rules": ["drop"]}, "rule 1: found a str, expected a table"),
-        ({"rules": [{"pattern": "a"}]}, "rule 1: `rule` is None. There are rename, copy"),
+        ({"rules": [{"pattern": "a"}]}, "rule 1: `rule` is None. There are assignment_map, cast"),
         ({"rules": [{"rule": "renam"}]}, "`rule` is 'renam'; did you mean 'rename'"),
         ({"rules": [{"rule": "map", "pattern": "a"}]}, "`rule` is 'map'"),
         ({"rules": [{"rule": "drop"}]}, r"rule 1 \(drop\): 'pattern' must be given"),

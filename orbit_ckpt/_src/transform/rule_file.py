@@ -102,7 +102,7 @@ def _parse_rule(entry: object, where: str) -> Rule:
     rule = rules.get(name) if isinstance(name, str) else None
     if rule is None:
         raise TransformError(
-            f"{where}: `rule` is {name!r}{_nearest(name, rules)}. There are {', '.join(rules)}."
+            f"{where}: `rule` is {name!r}{_nearest(name, rules)}. There are {', '.join(sorted(rules))}."
         )
     values = _parse_fields(rule, table, f"{where} ({name})")
     try:
