@@ -21,7 +21,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.saving import HandledItem, SaveRequest, begin_save
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save, handled_item
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from tests.support import assert_same_tree
@@ -350,7 +350,7 @@ def test_a_registry_chooses_handlers_by_item_and_arguments(tmp_path: Path) -> No
 def test_progress_counts_the_arrays_of_all_items(tmp_path: Path) -> None:
     path = tmp_path / "x"
     items = ocp.args.Composite(**every_item(ocp.args))
-    item = HandledItem(ocp.CompositeCheckpointHandler(), {"args": items})
+    item = handled_item(ocp.CompositeCheckpointHandler(), {"args": items})
     request = SaveRequest(path, item)
     handle = begin_save(request, SessionOptions())
     handle.result()

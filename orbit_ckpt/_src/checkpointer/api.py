@@ -28,7 +28,7 @@ from orbit_ckpt._src.checkpointer.wrong_values import (
 )
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO, TreeToSave
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.options import Casting, Missing, RestoreOptions, Unexpected
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.runtime.checks import check_callable, show
@@ -168,7 +168,7 @@ def _save_request(
         raise
     return SaveRequest(
         place,
-        TreeToSave(_TREES, tree, save_args, custom_metadata),
+        _TREES.item(tree, save_args, custom_metadata),
         overwrite=as_flag("overwrite", overwrite),
         custom_metadata=custom_metadata,
     )

@@ -20,7 +20,7 @@ from orbit_ckpt._src.checkpointer.options import (
     check_options,
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave
-from orbit_ckpt._src.checkpointer.saving import HandledItem, SaveRequest, begin_save
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save, handled_item
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
@@ -95,7 +95,7 @@ class AsyncCheckpointer(Checkpointer):
         """
         request = SaveRequest(
             resolve_path(directory),
-            HandledItem(self.handler, self._make_args(0, args, kwargs)),
+            handled_item(self.handler, self._make_args(0, args, kwargs)),
             overwrite=as_flag("force", force),
             custom_metadata=custom_metadata,
             when_done=self._when_done,

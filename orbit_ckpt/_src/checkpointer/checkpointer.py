@@ -19,7 +19,7 @@ from orbit_ckpt._src.checkpointer.options import (
     check_options,
 )
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
-from orbit_ckpt._src.checkpointer.saving import HandledItem, SaveRequest, save_now
+from orbit_ckpt._src.checkpointer.saving import SaveRequest, handled_item, save_now
 from orbit_ckpt._src.formats.orbax_layout import check_complete
 from orbit_ckpt._src.items.base import (
     CheckpointHandler,
@@ -114,7 +114,7 @@ class Checkpointer:
         """
         request = SaveRequest(
             resolve_path(directory),
-            HandledItem(self._handler, self._make_args(0, args, kwargs)),
+            handled_item(self._handler, self._make_args(0, args, kwargs)),
             overwrite=as_flag("force", force),
             custom_metadata=custom_metadata,
         )

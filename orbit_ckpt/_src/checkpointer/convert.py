@@ -17,7 +17,7 @@ from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.outgoing import WriteRequest
-from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO, TreeToSave
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.runtime.checks import check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.path import PathLike, check_outside, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -176,6 +176,6 @@ def _save(request: WriteRequest, other: object) -> None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
     trees = TreeIO(memory=MemoryOptions(write_concurrent_bytes=request.max_bytes))
     kept = dict(request.metadata) or None
-    item = TreeToSave(trees, request.tree, custom_metadata=kept if other is None else other)
+    item = trees.item(request.tree, custom_metadata=kept if other is None else other)
     save = SaveRequest(request.path, item, overwrite=request.overwrite, custom_metadata=kept)
     save_now(save, SessionOptions())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import jax
 from msgspec import Struct
@@ -23,7 +23,7 @@ from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.files import StepDetails
-from orbit_ckpt._src.runtime.commit import Commit, Progress
+from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt._src.runtime.process import acting_as
@@ -145,45 +145,13 @@ class SaveHandle:
         return f"SaveHandle({str(self._path)!r}, {state})"
 
 
-class ItemToSave(Protocol):
-    """What one save writes, and how: through an item handler, or a tree through the engine."""
+def handled_item(handler: CheckpointHandler, args: Mapping[str, object]) -> ItemToSave:
+    """Return an item that a handler saves, from the arguments of the handler's `save`."""
 
-    @property
-    def typestr(self) -> str:
-        """What the checkpoint records of it."""
-        ...
+    async def stage(directory: Path, copy: bool) -> Commit:
+        return await stage_item(handler, directory, args, copy=copy)
 
-    @property
-    def values(self) -> object:
-        """A tree of what is saved, or arguments that hold it."""
-        ...
-
-    async def stage(self, directory: Path, *, copy: bool) -> Commit:
-        """Copy what the caller may change and return the commit; see `stage_item`."""
-        ...
-
-
-class HandledItem(Struct, frozen=True):
-    """An item that a handler saves.
-
-    Attributes:
-        handler: The handler.
-        args: Arguments of its `save`.
-    """
-
-    handler: CheckpointHandler
-    args: Mapping[str, object]
-
-    @property
-    def typestr(self) -> str:
-        return typestr_of(self.handler)
-
-    @property
-    def values(self) -> object:
-        return self.args
-
-    async def stage(self, directory: Path, *, copy: bool) -> Commit:
-        return await stage_item(self.handler, directory, self.args, copy=copy)
+    return ItemToSave(stage, typestr_of(handler), args)
 
 
 class SaveRequest(Struct, frozen=True):
@@ -234,7 +202,7 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
 
     async def both_phases() -> Commit:
         session.set_phase("staging")
-        commit = await request.item.stage(session.directory, copy=False)
+        commit = await request.item.stage(session.directory, False)
         await session.write(commit)
         return commit
 
@@ -262,7 +230,7 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
         with storage_errors(path, "saving", _ADVICE), acting_as(session.process):
             stack.enter_context(session)
             session.set_phase("staging")
-            commit = run_sync(request.item.stage(session.directory, copy=True))
+            commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 
     async def finish() -> None:

@@ -23,11 +23,11 @@ from orbit_ckpt._src.checkpointer.options import (
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave, attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.saving import (
-    HandledItem,
     SaveHandle,
     SaveRequest,
     begin_save,
     decline_save,
+    handled_item,
     save_now,
 )
 from orbit_ckpt._src.errors import (
@@ -345,7 +345,7 @@ class StepWriter:
         self._store.await_deletion(path)
         save = SaveRequest(
             path,
-            HandledItem(self._handler, {"args": request.items}),
+            handled_item(self._handler, {"args": request.items}),
             overwrite=step in self._store.own.refused,
             custom_metadata=request.custom_metadata,
             step=step,

@@ -30,7 +30,7 @@ from orbit_ckpt._src.pytree.restore.tree import (
 from orbit_ckpt._src.pytree.save.plan import plan_save
 from orbit_ckpt._src.pytree.save.stage import TreeSaveOptions, stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
-from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
 from orbit_ckpt._src.runtime.warn import warn_caller
 from orbit_ckpt._src.storage.path import read_consistently
@@ -182,6 +182,18 @@ class TreeIO:
         )
         return await stage_tree(plan, directory, options, copy=copy)
 
+    def item(
+        self, tree: object, save_args: object = None, custom_metadata: object = None
+    ) -> ItemToSave:
+        """Return a tree as the item of a save; see `stage`."""
+
+        async def stage(directory: Path, copy: bool) -> Commit:
+            return await self.stage(
+                directory, tree, copy=copy, save_args=save_args, custom_metadata=custom_metadata
+            )
+
+        return ItemToSave(stage, TREE_TYPESTR, tree)
+
     def restore(
         self, path: Path, options: RestoreOptions, *, resolver: ShardingResolver | None = None
     ) -> object:
@@ -283,40 +295,3 @@ class TreeIO:
         for loss in filter(None, losses):
             warn_caller(loss)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class TreeToSave:
-    """A tree as the one item of a checkpoint.
-
-    Attributes:
-        io: Saves it.
-        tree: The tree.
-        save_args: Tree of `SaveArgs` like it; may lack leaves.
-        custom_metadata: Any JSON value to keep with the tree.
-    """
-
-    io: TreeIO
-    tree: object
-    save_args: object = None
-    custom_metadata: object = None
-
-    @property
-    def typestr(self) -> str:
-        """What the checkpoint records of the item."""
-        return TREE_TYPESTR
-
-    @property
-    def values(self) -> object:
-        """The tree."""
-        return self.tree
-
-    async def stage(self, directory: Path, *, copy: bool) -> Commit:
-        """Copy what the caller may change and return the commit; see `TreeIO.stage`."""
-        return await self.io.stage(
-            directory,
-            self.tree,
-            copy=copy,
-            save_args=self.save_args,
-            custom_metadata=self.custom_metadata,
-        )

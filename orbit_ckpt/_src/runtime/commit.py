@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import astuple, replace
@@ -100,3 +101,18 @@ class Commit:
         if self._finalize is not None:
             finalize, self._finalize = self._finalize, None
             finalize()
+
+
+class ItemToSave(Struct, frozen=True):
+    """The item of one save.
+
+    Attributes:
+        stage: Takes the directory to write and whether the caller may change the item before the
+            commit has run; copies what must not change and returns the commit.
+        typestr: What the checkpoint records of the item.
+        values: A tree of what is saved, or arguments that hold it.
+    """
+
+    stage: Callable[[Path, bool], Coroutine[object, object, Commit]]
+    typestr: str
+    values: object

@@ -101,8 +101,9 @@ def _parse_rule(entry: object, where: str) -> Rule:
     rules = {str(rule.__struct_config__.tag): rule for rule in _written_rules(Rule)}
     rule = rules.get(name) if isinstance(name, str) else None
     if rule is None:
+        known = ", ".join(sorted(rules))
         raise TransformError(
-            f"{where}: `rule` is {name!r}{_nearest(name, rules)}. There are {', '.join(sorted(rules))}."
+            f"{where}: `rule` is {name!r}{_nearest(name, rules)}. There are {known}."
         )
     values = _parse_fields(rule, table, f"{where} ({name})")
     try:

@@ -221,8 +221,7 @@ def check_leaves(
         TreeMismatchError: Some differ; lists all of them.
     """
     wanted = alignment.wanted or {}
-    difference = alignment.difference or TreeDifference([], [], {})
-    changed = dict(difference.changed)
+    changed: dict[NamePath, str] = {}
 
     def check(names: NamePath, metadata: Metadata | None) -> None:
         if names in unchecked and isinstance(metadata, ArrayMetadata):
@@ -248,9 +247,10 @@ def check_leaves(
     for names, value in alignment.filled.items():
         if alignment.origins[names] == "fallback" and names in wanted:
             check(names, _metadata_of(value))
-    difference = structs.replace(difference, changed=changed)
-    if difference:
-        raise mismatch(difference)
+    if changed or alignment.difference is not None:
+        names_differ = alignment.difference or TreeDifference([], [], {})
+        changed = {**names_differ.changed, **changed}
+        raise mismatch(structs.replace(names_differ, changed=changed))
 
 
 def describe_change(
