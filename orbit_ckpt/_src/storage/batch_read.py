@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from copy import copy
+from itertools import repeat
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy as np
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
-from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
 from orbit_ckpt._src.storage.array_sums import ArraySum, ArraySums
 from orbit_ckpt._src.storage.chunk_read import (
@@ -222,18 +223,16 @@ class BatchReader:
         if limit is None or not (self._counts_all or any(is_dropped) or self._has_encoded(reads)):
             yield reads, 0
             return
-        start = held = 0
-        for position, read in enumerate(reads):
-            is_counted = self._counts_all or bool(is_dropped and is_dropped[position])
-            nbytes = read.nbytes if is_counted else 0
-            if not self.can_stream(read.layout):  # TensorStore holds the chunks as they are stored
-                nbytes += read.nbytes
-            if position > start and held + nbytes > limit:
-                yield reads[start:position], held
-                start, held = position, 0
-            held += nbytes
-        if start < len(reads):
-            yield reads[start:], held
+
+        def held_bytes(pair: tuple[ArrayRead, bool]) -> int:
+            read, is_counted = pair[0], self._counts_all or pair[1]
+            # TensorStore holds the chunks as they are stored, besides
+            copies = is_counted + (not self.can_stream(read.layout))
+            return copies * read.nbytes
+
+        pairs = zip(reads, is_dropped or repeat(False), strict=False)
+        for window, held in batched(pairs, held_bytes, limit):
+            yield [read for read, _ in window], held
 
     def _has_encoded(self, reads: Sequence[ArrayRead]) -> bool:
         return not all(self.can_stream(read.layout) for read in reads)
