@@ -279,6 +279,11 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
     Printed, it is a table: for every leaf of the result where it comes from, what is done with it,
     and how much is read for it.
 
+    Args:
+        path: As for `load`.
+        like: As for `load`.
+        **options: Those of `load`, except `map_leaf`, `report` and `lazy`.
+
     Raises:
         CheckpointNotFoundError: There is no checkpoint; says what is there.
         TransformError: Rules or patterns do not fit the checkpoint.

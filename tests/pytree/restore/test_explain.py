@@ -42,6 +42,13 @@ def actions(plan: ocp.RestorePlan) -> dict[str, tuple[str, ...]]:
     return {leaf.name: leaf.actions for leaf in plan.leaves}
 
 
+@pytest.mark.parametrize("name", ["lazy", "map_leaf", "report", "onyl"])
+def test_plan_refuses_what_is_no_option_of_a_plan(saved: Path, name: str) -> None:
+    options: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=f"plan.* unexpected keyword argument '{name}'"):
+        ocp.plan(saved, **options)
+
+
 def test_plan_says_what_becomes_of_every_leaf(saved: Path) -> None:
     sharding = NamedSharding(make_mesh(x=4), PartitionSpec("x"))
     like = {
