@@ -30,15 +30,8 @@ class Format(Protocol):
         extra: What has to be installed to read it, as `pip install` takes it; None for nothing.
     """
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        ...
-
-    @property
-    def extra(self) -> str | None:
-        """What has to be installed to read it, as `pip install` takes it; None for nothing."""
-        ...
+    name: str
+    extra: str | None
 
     def sniff(self, path: Path) -> str | None:
         """Return why what is at a path is not of this format, None if it seems to be.
@@ -62,12 +55,13 @@ class Format(Protocol):
 
 @runtime_checkable
 class LinkedFiles(Protocol):
-    """What a `Format` may have besides: its files may be links to files elsewhere."""
+    """What a `Format` may have besides: its files may be links to files elsewhere.
 
-    @property
-    def allows_linked_files(self) -> bool:
-        """Whether a file of a checkpoint may be a link to any regular file."""
-        ...
+    Attributes:
+        allows_linked_files: Whether a file of a checkpoint may be a link to any regular file.
+    """
+
+    allows_linked_files: bool
 
 
 def allows_linked_files(known: Format | None) -> bool:

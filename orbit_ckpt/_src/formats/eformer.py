@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field, structs
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import ForeignStep, StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
 from orbit_ckpt._src.formats.eformer_sums import sums_of_trees
 from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
 from orbit_ckpt._src.formats.zarr_find import has_arrays
@@ -44,14 +45,15 @@ _MAX_BYTES = 100_000_000
 _FORMAT, _STRUCTURE_FORMAT = "tensorstore", "pytree-structure"
 
 
-class EFormerFormat:
+class EFormerFormat(Format, StepRecognizer):
     """Reads checkpoints of eFormer; see `Format`."""
 
     name = "eFormer"
     extra = None
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`; a run of several checkpoints is accepted, for `open` to say so."""
+        # a run of several checkpoints is accepted, for `open` to say so
         root = _root_of(path)
         if root is None:
             return None if several_message(path) else f"no {INDEX} in it"
@@ -59,8 +61,8 @@ class EFormerFormat:
             return f"no {ZARR2_DOCUMENT} below it"
         return None
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`."""
         root = _root_of(path)
         if root is None:
             raise CheckpointNotFoundError(f"{path} is not a checkpoint{several_message(path)}.")
@@ -93,8 +95,8 @@ class EFormerFormat:
             identity=root / INDEX,
         )
 
+    @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        """See `StepRecognizer`."""
         return marked_step(path) if (path / INDEX).is_file() else None
 
 

@@ -6,8 +6,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.base import ForeignStep, StoredTree
+from orbit_ckpt._src.formats.base import (
+    ForeignStep,
+    Format,
+    StepRecognizer,
+    StoredTree,
+    WholeReader,
+)
 from orbit_ckpt._src.formats.msgpack_scan import scan_file
 from orbit_ckpt._src.formats.msgpack_tree import stored_tree, whole_tree
 from orbit_ckpt._src.storage.inner_path import inner_file
@@ -21,14 +29,14 @@ _DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
 """What long lists and dicts begin with."""
 
 
-class FlaxFormat:
+class FlaxFormat(Format, WholeReader, StepRecognizer):
     """Reads msgpack files of Flax; see `Format`."""
 
     name = "flax msgpack"
     extra = None
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`."""
         if path.is_dir():
             return None if _candidates(path) else f"no checkpoint_<step> and no *{SUFFIX} in it"
         if path.name.endswith(SUFFIX):
@@ -38,19 +46,20 @@ class FlaxFormat:
             return None
         return None if begins_tree(data) else "it does not begin as a dict in msgpack"
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`."""
         file = _file_at(path)
         return stored_tree(scan_file(file), path, file)
 
+    @override
     def open_whole(self, path: Path) -> StoredTree:
-        """See `WholeReader`."""
         file = _file_at(path)
         tree = scan_file(file)
         return whole_tree(tree, path, file) or stored_tree(tree, path, file)
 
+    @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        """See `StepRecognizer`; in a directory with others a `checkpoint_<step>` is a step."""
+        # in a directory with others a `checkpoint_<step>` is a step
         match = _STEP.fullmatch(path.name)
         if match is None or not path.is_file():
             return None

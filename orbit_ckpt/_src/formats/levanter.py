@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from msgspec import structs
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
-from orbit_ckpt._src.formats.base import ForeignStep, StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
 from orbit_ckpt._src.formats.run_metadata import (
     is_marked,
     marked_step,
@@ -26,22 +27,22 @@ from orbit_ckpt._src.storage.layout import AGGREGATE, RUN_METADATA, STEP_METADAT
 _NOT_HERE = (AGGREGATE, STEP_METADATA)
 
 
-class LevanterFormat:
+class LevanterFormat(Format, StepRecognizer):
     """Reads checkpoints of Levanter; see `Format`."""
 
     name = "Levanter"
     extra = None
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`."""
         if not path.is_dir():
             return "it is a file"
         if _root_of(path) is None and not _is_unfinished(path):
             return f"no {RUN_METADATA} of Levanter in it"
         return None if has_arrays(path) else f"no {ZARR2_DOCUMENT} below it"
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`."""
         root = _root_of(path)
         if root is None:
             raise IncompleteCheckpointError(
@@ -73,8 +74,9 @@ class LevanterFormat:
             identity=root / RUN_METADATA,
         )
 
+    @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        """See `StepRecognizer`; those of eFormer have been recognized before."""
+        # those of eFormer have been recognized before
         return marked_step(path)
 
 

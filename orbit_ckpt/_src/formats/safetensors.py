@@ -12,9 +12,10 @@ from typing import Any
 
 from jax.tree_util import DictKey
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import Format, LinkedFiles, StoredTree, TreeParts
 from orbit_ckpt._src.formats.eformer_sums import SUMS, sums_of_texts
 from orbit_ckpt._src.formats.safetensors_header import (
     MAX_HEADER_BYTES,
@@ -43,15 +44,15 @@ SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
 _SNIFFED_BYTES = 16
 
 
-class SafetensorsFormat:
+class SafetensorsFormat(Format, LinkedFiles):
     """Reads safetensors; see `Format`."""
 
     name = "safetensors"
     extra = None
     allows_linked_files = True
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`."""
         if path.is_dir():
             return None if _candidates(path) else f"no *{SUFFIX} or *{INDEX_SUFFIX} in it"
         if path.name.endswith((SUFFIX, INDEX_SUFFIX)):
@@ -60,8 +61,8 @@ class SafetensorsFormat:
             return None
         return "it does not begin with the length of a header and the header"
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`."""
         main = _main_file(path) if path.is_dir() else path
         is_index = main.name.endswith(INDEX_SUFFIX)
         headers, metadata = _read_index(main) if is_index else ({main: read_header(main)}, {})

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from typing_extensions import override
+
 from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
@@ -19,7 +21,7 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     VersionError,
 )
-from orbit_ckpt._src.formats.base import ForeignStep, StoredTree
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree
 from orbit_ckpt._src.formats.msgpack_scan import scan_file
 from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
@@ -49,7 +51,7 @@ _BODY, _VERSION = "optimizer", "version"
 _KEY_BYTES = 64
 
 
-class T5XFormat:
+class T5XFormat(Format, StepRecognizer):
     """Reads checkpoints of T5X; see `Format`.
 
     Args:
@@ -73,8 +75,8 @@ class T5XFormat:
         self._uint16: Uint16 = uint16
         self._allow_legacy = as_flag("T5XFormat: allow_legacy", allow_legacy)
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`."""
         if not path.is_dir():
             return _lacks(path)
         files = [path / AGGREGATE]
@@ -89,8 +91,9 @@ class T5XFormat:
             return f"no file {AGGREGATE} in it, and no directory checkpoint_<step> with one"
         return None if _is_temporary(files[0].parent.name) else _lacks(files[0])
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`; not from object stores."""
+        # not from object stores
         file = find_checkpoint(resolve_local(path), self._step)
         if _is_temporary(file.parent.name):
             raise IncompleteCheckpointError(
@@ -108,8 +111,8 @@ class T5XFormat:
         body = self._body(scan_file(file), file)
         return stored_tree(self._arrays(body, file, ()), path, file)
 
+    @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        """See `StepRecognizer`."""
         match, file = _STEP.fullmatch(path.name), path / AGGREGATE
         if match is None or isinstance(path, StorePath) or not file.is_file():
             return None

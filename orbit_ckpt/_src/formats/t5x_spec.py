@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CorruptionError, FormatError
 from orbit_ckpt._src.formats.t5x_chunks import document_of
-from orbit_ckpt._src.storage.foreign import LinkedArray
+from orbit_ckpt._src.storage.foreign import ForeignArray, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt._src.storage.ocdbt import Json
@@ -147,7 +148,7 @@ def _lengths(value: object, what: str) -> Shape | None:
     return tuple(cast(Sequence[int], lengths))
 
 
-class SpecArray:
+class SpecArray(ForeignArray):
     """An array that T5X's msgpack file refers to; see `ForeignArray`.
 
     Its `.zarray` says how it is stored, as for T5X; where copying has lost that, being hidden, the
@@ -167,8 +168,8 @@ class SpecArray:
         self._files = LinkedArray(self._inner, spec.name)
         self._document: bytes | None = None
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`."""
         if key != ZARR2_DOCUMENT:
             return self._files.find(key)
         if self._document is None:
@@ -183,12 +184,12 @@ class SpecArray:
                 ) from error
         return self._document
 
+    @override
     def spec(self) -> Json:
-        """See `ForeignArray`."""
         return self._files.spec()
 
+    @override
     def keys(self) -> Sequence[str]:
-        """See `ForeignArray`."""
         return self._files.keys()
 
     def _read_document(self) -> bytes:

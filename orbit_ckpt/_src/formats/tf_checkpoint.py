@@ -10,11 +10,12 @@ from typing import Any, cast
 import numpy as np
 from crc32c import crc32c
 from msgspec.structs import replace
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
-from orbit_ckpt._src.formats.base import StoredTree
+from orbit_ckpt._src.formats.base import Format, StoredTree
 from orbit_ckpt._src.formats.msgpack_nodes import ArrayNode
 from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x import TF_STATE
@@ -124,8 +125,8 @@ class _CheckedArray(RawArray):
         self._variable = variable
         self._is_checked = False
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`."""
         value = super().find(key)
         if key != ZARR2_DOCUMENT and value is not None and not self._is_checked:
             self._variable.check()
@@ -133,7 +134,7 @@ class _CheckedArray(RawArray):
         return value
 
 
-class TensorFlowFormat:
+class TensorFlowFormat(Format):
     """Reads checkpoints of TensorFlow; see `Format`.
 
     Args:
@@ -148,8 +149,8 @@ class TensorFlowFormat:
     def __init__(self, *, translate: Translate | None = translate_t5) -> None:
         self._translate = translate
 
+    @override
     def sniff(self, path: Path) -> str | None:
-        """See `Format`."""
         file = path / AGGREGATE if path.is_dir() else path
         if path.is_dir() and not file.is_file():
             has_one = len(list(path.glob(f"*{SUFFIX}"))) == 1
@@ -160,8 +161,9 @@ class TensorFlowFormat:
             is_index = stream.read() == MAGIC
         return None if is_state or is_index else f"{file.name} is no state file and no index of it"
 
+    @override
     def open(self, path: Path) -> StoredTree:
-        """See `Format`; the path may be that of the index without its suffix too.
+        """Open what `sniff` accepted; the path may be that of the index without its suffix too.
 
         Not from object stores.
         """

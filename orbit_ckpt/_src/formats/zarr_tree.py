@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jax.tree_util import DictKey, SequenceKey
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
@@ -74,8 +75,9 @@ class ListedArray(LinkedArray):
         self._expected = layout
         self._index = index
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`.
+        """Return a document or chunk, or where it is; None if there is none.
 
         Raises:
             FormatError: The array's own document is not what the index says.

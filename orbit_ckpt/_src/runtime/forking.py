@@ -13,6 +13,8 @@ import threading
 import weakref
 from typing import Protocol
 
+from typing_extensions import override
+
 
 class Inheritable(Protocol):
     """Something whose state a child must not share with its parent."""
@@ -40,7 +42,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_reset_all)
 
 
-class ForkSafeLock:
+class ForkSafeLock(Inheritable):
     """A reentrant lock that is free in a forked child, whichever thread held it in the parent."""
 
     def __init__(self) -> None:
@@ -54,6 +56,6 @@ class ForkSafeLock:
         with contextlib.suppress(RuntimeError):  # the block has forked, and this is the child
             self._lock.release()
 
+    @override
     def after_fork_in_child(self) -> None:
-        """See `Inheritable`."""
         self._lock = threading.RLock()

@@ -41,8 +41,8 @@ class Workers(Executor):
         self._is_shut_down = False
 
     @override
+    @override
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `Executor`."""
         future: Future[T] = Future()
         work = _Work(future, partial(fn, *args, **kwargs))
         with self._lock:
@@ -57,8 +57,8 @@ class Workers(Executor):
         return future
 
     @override
+    @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor`."""
         with self._lock:
             self._is_shut_down = True
             dropped = list(self._waiting) if cancel_futures else []

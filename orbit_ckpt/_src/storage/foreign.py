@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt._src.storage.identity import stamp_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles
+from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
@@ -49,7 +52,7 @@ class ForeignArray(Protocol):
         ...
 
 
-class RawArray:
+class RawArray(ForeignArray):
     """An array whose elements lie somewhere in a file, little-endian, in C order.
 
     Args:
@@ -63,20 +66,21 @@ class RawArray:
         first = layout.chunk_key("", (0,) * len(shape))
         self._chunks = {first: value} if 0 not in shape else {}
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`."""
         return self._document if key == ZARR2_DOCUMENT else self._chunks.get(key)
 
+    @override
     def spec(self) -> Json:
-        """See `ForeignArray`; nothing but the bytes is needed to read it."""
+        # nothing but the bytes is needed to read it
         raise FormatError("The bytes of this array are in no store that TensorStore knows.")
 
+    @override
     def keys(self) -> Sequence[str]:
-        """See `ForeignArray`."""
         return [ZARR2_DOCUMENT, *self._chunks]
 
 
-class LinkedArray:
+class LinkedArray(ForeignArray):
     """A real zarr2 array that another program wrote on a local file system.
 
     Args:
@@ -89,8 +93,9 @@ class LinkedArray:
         self._name = name
         self._directory = files.root / name
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ForeignArray`.
+        """Return a document or chunk, or where it is; None if there is none.
 
         Raises:
             UnsafePathError: A link leads out of the checkpoint.
@@ -98,12 +103,12 @@ class LinkedArray:
         status = self._files.status(join_key(self._name, key))
         return None if status is None else Extent(f"{self._directory}/{key}", 0, status.st_size)
 
+    @override
     def spec(self) -> Json:
-        """See `ForeignArray`."""
         return {"driver": "file", "path": f"{self._directory}/"}
 
+    @override
     def keys(self) -> Sequence[str]:
-        """See `ForeignArray`."""
         root = self._directory
         return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
@@ -124,7 +129,7 @@ def check_shape(shape: Shape, itemsize: int) -> None:
 _MAX_NBYTES = 2**62
 
 
-class ForeignStore:
+class ForeignStore(ValueStore):
     """Arrays of one checkpoint of another program, as a `ValueStore` of zarr2 arrays.
 
     Args:
@@ -139,26 +144,26 @@ class ForeignStore:
         stamps = map_paths(stamp_of, files, root=files[0]) if files else ()
         self._stamps = {str(f): (f, stamp) for f, stamp in zip(files, stamps, strict=True)}
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ValueStore`."""
         found = self._split(key)
         value = self._arrays[found[0]].find(found[1]) if found is not None else None
         if isinstance(value, Extent):
             self._check(value.file)
         return value
 
+    @override
     def length(self, key: str) -> int | None:
-        """See `ValueStore`."""
         value = self.find(key)
         return value.length if isinstance(value, Extent) else None if value is None else len(value)
 
+    @override
     def keys_below(self, name: str) -> list[str]:
-        """See `ValueStore`."""
         array = self._arrays.get(name)
         return [join_key(name, key) for key in array.keys()] if array is not None else []  # noqa: SIM118 - no mapping
 
+    @override
     def spec(self, name: str) -> Json:
-        """See `ValueStore`."""
         try:
             return self._arrays[name].spec()
         except CheckpointError as error:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 import tensorstore as ts
+from typing_extensions import override
 
 from orbit_ckpt._src.storage import ocdbt
 from orbit_ckpt._src.storage.inner_path import is_inner_name
@@ -24,12 +25,13 @@ open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
 
 
 class ValueStore(Protocol):
-    """Finds values by key. Finding reads at most the index, never a value that is not in it."""
+    """Finds values by key. Finding reads at most the index, never a value that is not in it.
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether a read is a request, which costs what many bytes cost."""
-        ...
+    Attributes:
+        is_remote: Whether a read is a request, which costs what many bytes cost.
+    """
+
+    is_remote: bool
 
     def find(self, key: str) -> Value | None:
         """Return a value or where it is, None if the key does not exist.
@@ -52,7 +54,7 @@ class ValueStore(Protocol):
         ...
 
 
-class OcdbtStore:
+class OcdbtStore(ValueStore):
     """The database of a checkpoint, its B-tree read once."""
 
     def __init__(self, directory: CheckedDirectory) -> None:
@@ -70,8 +72,8 @@ class OcdbtStore:
         self._names: dict[str, str | None] = {}
         """Data files by what the manifest calls them, None for those of which it says nothing."""
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ValueStore`."""
         value = self._index.get(key)
         if value is None:
             nested = self._nested_store(key)
@@ -89,20 +91,20 @@ class OcdbtStore:
         self._names[file] = name if self._directory.has_record(name) else None
         return self._names[file]
 
+    @override
     def length(self, key: str) -> int | None:
-        """See `ValueStore`."""
         value = self._index.get(key)
         if value is None:
             nested = self._nested_store(key)
             return nested[0].length(nested[1]) if nested else None
         return len(value) if isinstance(value, bytes) else value.length
 
+    @override
     def keys_below(self, name: str) -> list[str]:
-        """See `ValueStore`."""
         return [key for key in self._index if key.startswith(f"{name}/" if name else "")]
 
+    @override
     def spec(self, name: str) -> Json:
-        """See `ValueStore`."""
         nested = self._nested_store(name)
         if nested is not None:
             store, rest = nested
@@ -129,7 +131,7 @@ class OcdbtStore:
             self._nested[name] = OcdbtStore(CheckedDirectory(self._directory.inner(name)))
 
 
-class FileStore:
+class FileStore(ValueStore):
     """A directory with one file per value."""
 
     is_remote = False
@@ -137,8 +139,8 @@ class FileStore:
     def __init__(self, directory: CheckedDirectory) -> None:
         self._directory = directory
 
+    @override
     def find(self, key: str) -> Value | None:
-        """See `ValueStore`."""
         self._directory.verify(key)
         length = self.length(key)
         if length is None:
@@ -155,22 +157,22 @@ class FileStore:
         others = [k for k in below if not _CHUNK.fullmatch(k.rpartition("/")[2])]
         return others[0] if len(others) == 1 else None
 
+    @override
     def length(self, key: str) -> int | None:
-        """See `ValueStore`."""
         status = self._directory.files.status(key)
         return None if status is None else status.st_size
 
+    @override
     def keys_below(self, name: str) -> list[str]:
-        """See `ValueStore`."""
         root = self._directory.path
         return [str(p.relative_to(root)) for p in (root / name).rglob("*") if p.is_file()]
 
+    @override
     def spec(self, name: str) -> Json:
-        """See `ValueStore`."""
         return ocdbt.store_spec(self._directory.path, name)
 
 
-class ObjectStore:
+class ObjectStore(ValueStore):
     """A directory of an object store with one object per value."""
 
     is_remote = True
@@ -178,26 +180,28 @@ class ObjectStore:
     def __init__(self, directory: CheckedDirectory) -> None:
         self._directory = directory
 
+    @override
     def find(self, key: str) -> bytes | None:
-        """See `ValueStore`; returns the value itself, because stores tell no sizes."""
+        # returns the value itself, because stores tell no sizes
         return self._directory.read_bytes(key)
 
+    @override
     def length(self, key: str) -> int | None:
-        """See `ValueStore`; reads the value if the manifest does not tell."""
+        # reads the value if the manifest does not tell
         nbytes = self._directory.recorded_size(key)
         if nbytes is not None:
             return nbytes
         value = self.find(key)
         return None if value is None else len(value)
 
+    @override
     def keys_below(self, name: str) -> list[str]:
-        """See `ValueStore`."""
         folder = self._directory.path / name
         below = folder.keys_below() if isinstance(folder, StorePath) else ()
         return [join_key(name, key) for key in below]
 
+    @override
     def spec(self, name: str) -> Json:
-        """See `ValueStore`."""
         return ocdbt.store_spec(self._directory.path, name)
 
 

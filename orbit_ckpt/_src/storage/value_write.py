@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 from crc32c import crc32c
-from typing_extensions import Buffer
+from typing_extensions import Buffer, override
 
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
@@ -81,7 +81,7 @@ class ValueWriter(Protocol):
         ...
 
 
-class DatabaseWriter:
+class DatabaseWriter(ValueWriter):
     """Writes a new OCDBT database as its only writer.
 
     Attributes:
@@ -120,17 +120,17 @@ class DatabaseWriter:
         self._parts: list[Manifest] = []
         self._lock = threading.Lock()
 
+    @override
     def put(self, key: str, value: bytes) -> None:
-        """See `ValueWriter`."""
         if len(value) <= MAX_INLINE_BYTES:
             self._values[key.encode()] = value
         else:
             self.append(key, [value], len(value))
 
+    @override
     def append(
         self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
     ) -> None:
-        """See `ValueWriter`."""
         file = self._take(nbytes)
         self._values[key.encode()] = file.append(parts, ends_in_checksum=ends_in_checksum)
         if self._uploads is not None and file.nbytes >= self._max_file_bytes:
@@ -149,8 +149,8 @@ class DatabaseWriter:
         self._values.update((key.encode(), value) for key, value in values.items())
         self._parts.append(record)
 
+    @override
     def close(self) -> None:
-        """See `ValueWriter`."""
         nodes: list[bytes] = []
         root = self._write_tree(nodes) if self._values else None
         for file in self._files:
@@ -163,8 +163,8 @@ class DatabaseWriter:
         write_file(self._root / OCDBT_MANIFEST, manifest)
         self.record = self._record(manifest, nodes)
 
+    @override
     def abort(self) -> None:
-        """See `ValueWriter`."""
         for file in self._files:
             file.abort()
         if self._uploads is not None:
@@ -273,7 +273,7 @@ class _DataFile:
             self._on_its_way = self._written
 
 
-class FilesWriter:
+class FilesWriter(ValueWriter):
     """Writes a file for every value, below a directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -281,19 +281,19 @@ class FilesWriter:
         self._uploads = Uploads(directory) if isinstance(directory, StorePath) else None
         self._made: set[str] = set()
 
+    @override
     def put(self, key: str, value: bytes) -> None:
-        """See `ValueWriter`."""
         self.append(key, [value], len(value))
 
+    @override
     def append(
         self,
         key: str,
         parts: Iterable[Buffer],
-        nbytes: int,  # noqa: ARG002 - the interface has it
+        nbytes: int,
         *,
-        ends_in_checksum: bool = False,  # noqa: ARG002 - the interface has it
+        ends_in_checksum: bool = False,
     ) -> None:
-        """See `ValueWriter`."""
         if self._uploads is not None:
             self._uploads.begin(key, b"".join(parts))
             return
@@ -306,13 +306,13 @@ class FilesWriter:
                 write_all(file.fileno(), [memoryview(part)])
             os.fsync(file.fileno())
 
+    @override
     def close(self) -> None:
-        """See `ValueWriter`."""
         if self._uploads is not None:
             self._uploads.wait()
 
+    @override
     def abort(self) -> None:
-        """See `ValueWriter`."""
         if self._uploads is not None:
             self._uploads.abort()
 
