@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -158,6 +158,33 @@ def test_a_registered_item_is_not_saved_with_another_handler(tmp_path: Path) -> 
 def test_a_class_that_holds_no_arguments_cannot_be_registered() -> None:
     with pytest.raises(TypeError, match=r"Tagged'> is not derived from CheckpointArgs"):
         register_with_handler(PickleHandler, for_save=True)(Tagged)  # type: ignore[type-var]
+
+
+def test_registering_arguments_leaves_the_classes_as_they_are() -> None:
+    class Handler(ocp.JsonHandler):
+        pass
+
+    class Save(CheckpointArgs):
+        pass
+
+    before = [dict(vars(kind)) for kind in (Handler, Save)]
+    register_with_handler(Handler, for_save=True)(Save)
+    assert [dict(vars(kind)) for kind in (Handler, Save)] == before
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, "args"])
+def test_arguments_may_be_given_where_orbax_has_them(place: int | str, tmp_path: Path) -> None:
+    args, save = ocp.args.JsonSave(TREE), cast(Any, ocp.JsonHandler().save)
+    if isinstance(place, int):
+        save(tmp_path, *[None] * place, args)
+    else:
+        save(tmp_path, args=args)
+    assert ocp.JsonHandler().restore(tmp_path) == TREE
+
+
+def test_save_args_of_an_item_that_has_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="save_args"):
+        ocp.JsonHandler().save(tmp_path, TREE, ocp.SaveArgs())
 
 
 def test_an_item_that_is_not_in_item_names_is_refused(tmp_path: Path) -> None:

@@ -14,12 +14,7 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.items.array import ArrayHandler, ArrayRestoreArgs, ArraySaveArgs
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
-    CheckpointArgs,
-    CheckpointHandler,
-    item_name,
-)
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs, CheckpointHandler, item_name
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
 from orbit_ckpt._src.items.phases import ItemHandler
