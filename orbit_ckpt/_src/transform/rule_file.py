@@ -98,7 +98,9 @@ def _parse_rule(entry: object, where: str) -> Rule:
         raise TransformError(f"{where}: found {_kind(entry)}, expected a table.")
     table = dict(cast(Mapping[str, object], entry))
     name = table.pop("rule", None)
-    rules = {str(rule.__struct_config__.tag): rule for rule in _written_rules(Rule)}
+    # whatever order the modules were imported in
+    known = sorted(_written_rules(Rule), key=lambda rule: rule.__module__)
+    rules = {str(rule.__struct_config__.tag): rule for rule in known}
     rule = rules.get(name) if isinstance(name, str) else None
     if rule is None:
         known = ", ".join(sorted(rules))
