@@ -158,12 +158,12 @@ class DoubledArray(Doubled, ArrayHandler):  # pyright: ignore[reportIncompatible
     pass
 
 
-class DoubledKey(Doubled, JaxRandomKeyHandler):
+class DoubledKey(Doubled, JaxRandomKeyHandler):  # pyright: ignore[reportIncompatibleMethodOverride] - as users do
     def change(self, item: Any) -> Any:
         return jax.random.fold_in(item, 1)
 
 
-class OtherSeed(Doubled, NumpyRandomKeyHandler):
+class OtherSeed(Doubled, NumpyRandomKeyHandler):  # pyright: ignore[reportIncompatibleMethodOverride] - as users do
     def change(self, item: Any) -> Any:
         return (item[0], item[1], 7, *item[3:])
 
@@ -241,7 +241,7 @@ def test_an_override_of_a_composites_save_is_called_and_the_items_are_recorded(
             return {"restored": found}
 
     class Only(Items):
-        def save(self, directory: Any, args: Any) -> None:
+        def save(self, directory: Any, args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as users do
             super().save(directory, args=ocp.args.Composite(b=args.b))
 
     checkpointer = ocp.AsyncCheckpointer(Only()) if background else ocp.Checkpointer(Only())
