@@ -29,7 +29,7 @@ from orbit_ckpt._src.manager.steps import (
     latest_step,
     list_steps,
 )
-from orbit_ckpt._src.metadata.files import StepDetails, write_step_details
+from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import IN_PROGRESS, PINNED, STEP_DETAILS, STEP_METADATA
 from orbit_ckpt.errors import StepNotFoundError, StorageError

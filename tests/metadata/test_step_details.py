@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orbit_ckpt._src.metadata.files import StepDetails, read_step_details, write_step_details
+from orbit_ckpt._src.metadata.step_details import StepDetails, read_step_details, write_step_details
 from orbit_ckpt._src.storage.layout import STEP_DETAILS
 from orbit_ckpt.errors import FormatError
 

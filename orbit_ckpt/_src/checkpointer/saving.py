@@ -22,7 +22,7 @@ from orbit_ckpt._src.checkpointer.session import SaveSession
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
-from orbit_ckpt._src.metadata.files import StepDetails
+from orbit_ckpt._src.metadata.step_details import StepDetails
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync

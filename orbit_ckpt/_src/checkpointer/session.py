@@ -16,8 +16,9 @@ from typing import Any, cast
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
-from orbit_ckpt._src.metadata.files import StepDetails, write_step, write_step_details
+from orbit_ckpt._src.metadata.files import write_step
 from orbit_ckpt._src.metadata.schema import StepDocument
+from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.forking import reset_in_child

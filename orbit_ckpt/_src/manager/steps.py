@@ -20,7 +20,7 @@ from msgspec import Struct
 from orbit_ckpt._src.errors import FormatError, StorageError
 from orbit_ckpt._src.formats.locate import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
-from orbit_ckpt._src.metadata.files import read_step_details
+from orbit_ckpt._src.metadata.step_details import read_step_details
 from orbit_ckpt._src.runtime.checks import check_int, check_type, show
 from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.layout import (

@@ -50,7 +50,7 @@ from orbit_ckpt._src.manager.save_policies import (
 from orbit_ckpt._src.manager.shared_index import IndexUpdate
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.step_store import StepStore
-from orbit_ckpt._src.metadata.files import StepDetails
+from orbit_ckpt._src.metadata.step_details import StepDetails
 
 _logger = logging.getLogger(__name__)
 

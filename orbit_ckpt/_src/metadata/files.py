@@ -1,4 +1,4 @@
-"""Read and write the JSON documents of an item's directory, and of a step's."""
+"""Read and write the JSON documents of an item's directory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from msgspec import Struct
-
 from orbit_ckpt._src.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.metadata.codec import decode_json, decode_versioned, encode_json
+from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.schema import (
     RANDOM_KEY_IMPL,
     ArrayRecord,
@@ -24,12 +22,10 @@ from orbit_ckpt._src.metadata.schema import (
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.metadata.values import StepMetadata, StepStatistics
 from orbit_ckpt._src.storage.atomic import write_file
-from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import (
     ARRAY_METADATAS,
     SHARDINGS,
-    STEP_DETAILS,
     STEP_METADATA,
     STRINGS,
     TREE_DETAILS,
@@ -239,45 +235,3 @@ def _encode_name(name: str) -> str:
 
 def _decode_name(key: str) -> str:
     return a2b_base64(key.replace("-", "+").replace("_", "/")).decode()
-
-
-STEP_DETAILS_VERSION = 1
-"""Version of the form of `orbit_step.json`."""
-
-
-class StepDetails(Struct, frozen=True):
-    """`orbit_step.json`: what a manager remembers of a step beyond Orbax's documents.
-
-    Attributes:
-        temporary: Whether the step only bridges the time to the next permanent one.
-        version: Version of the document's form.
-    """
-
-    temporary: bool = False
-    version: int = STEP_DETAILS_VERSION
-
-
-def write_step_details(directory: Path, details: StepDetails) -> None:
-    """Write the details of a step that is being saved.
-
-    Raises:
-        FileExistsError: The step has some already.
-    """
-    write_file(directory / STEP_DETAILS, encode_json(details))
-
-
-def read_step_details(directory: Path) -> StepDetails:
-    """Return the details of a step; where none were written it is a permanent one.
-
-    Raises:
-        FormatError: The document is damaged, or of a version not known here.
-        OSError: The file cannot be read.
-    """
-    file = directory / STEP_DETAILS
-    try:
-        data = read_inner(directory, STEP_DETAILS)
-    except FileNotFoundError:
-        return StepDetails()
-    return decode_versioned(
-        data, StepDetails, str(file), newest=STEP_DETAILS_VERSION, key="version"
-    )
