@@ -19,12 +19,13 @@ from orbit_ckpt._src.checkpointer.saving import (
     decline_save,
     save_now,
 )
-from orbit_ckpt._src.checkpointer.wrong_names import suggest, suggest_target
-from orbit_ckpt._src.checkpointer.wrong_values import (
+from orbit_ckpt._src.checkpointer.wrong_arguments import (
     check_patterns,
     check_rules,
     check_state_functions,
     check_tree,
+    suggest,
+    suggest_target,
 )
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata

@@ -241,9 +241,9 @@ def cp(
     The copy is compared with what was read and verified before it appears under its name; if it
     cannot be completed nothing is left.
     """
-    from orbit_ckpt._src.cli import copying  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import convert  # noqa: PLC0415 - see above
 
-    copying.cp(source, destination, overwrite, check, as_json)
+    convert.cp(source, destination, overwrite, check, as_json)
 
 
 def rm(

@@ -16,7 +16,7 @@ from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
-from orbit_ckpt._src.checkpointer.wrong_names import suggest_target
+from orbit_ckpt._src.checkpointer.wrong_arguments import suggest_target
 from orbit_ckpt._src.errors import StepAlreadyExistsError
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
 from orbit_ckpt._src.manager.coordinator import RunCoordinator

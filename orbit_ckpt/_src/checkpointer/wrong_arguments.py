@@ -1,11 +1,12 @@
-"""Errors for arguments of the wrong type, found before anything is read or written."""
+"""Errors for arguments of a wrong type or name, raised before anything is read or written."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Collection, Mapping
-from typing import cast
+from collections.abc import Callable, Collection, Mapping
+from typing import ParamSpec, TypeVar, cast
 
 from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
 from orbit_ckpt._src.runtime.checks import check_callable, show
@@ -91,3 +92,42 @@ def check_state_functions(functions: object) -> None:
         raise TypeError(f"transforms must be a list, found {show(functions)}. {advice}")
     for function in several:
         check_callable("transforms: every one", function, advice)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TARGETS = frozenset({"abstract_pytree", "abstract_state", "item", "items", "like", "target"})
+"""What Orbax, Flax and this package call the target of a restore."""
+
+
+def suggest_target(right: str, **others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function name its argument for the target where it is given under another name.
+
+    Args:
+        right: What the function calls it.
+        **others: What it calls further arguments, by the names that others use for them.
+    """
+    return suggest(**dict.fromkeys(TARGETS - {right}, right), **others)
+
+
+def suggest(**right: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function name an argument that is given under the name that others use for it.
+
+    Args:
+        **right: What the function calls its arguments, by the names that others use for them.
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(fn)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not right.keys().isdisjoint(kwargs):
+                wrong = min(right.keys() & kwargs.keys())
+                raise TypeError(
+                    f"{fn.__name__}() has no argument {wrong!r}; give it as {right[wrong]}=."
+                )
+            return fn(*args, **kwargs)
+
+        return checked
+
+    return decorate
