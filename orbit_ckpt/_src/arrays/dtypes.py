@@ -167,16 +167,6 @@ def number_dtype(value: object) -> DType:
     return np.dtype(next(kind for kind in kinds if isinstance(value, kind)))
 
 
-def check_flag_fields(owner: object, *names: str) -> None:
-    """Check fields of options that are true or false, see `as_flag`.
-
-    Raises:
-        TypeError: One is something else.
-    """
-    for name in names:
-        as_flag(f"{type(owner).__name__}.{name}", getattr(owner, name))
-
-
 def python_scalar(value: HostArray) -> object:
     """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
     item: Any = value.item()
@@ -241,20 +231,3 @@ def check_dtype(name: str, value: object) -> None:
         raise TypeError(
             f"{name} is {value!r}, which is no dtype. Give one such as jnp.bfloat16."
         ) from None
-
-
-def as_flag(name: str, value: object) -> bool:
-    """Return a flag as Python's own boolean; 0 and 1, numpy's and JAX's scalars are accepted.
-
-    Raises:
-        TypeError: The value is something else.
-    """
-    if isinstance(value, bool):
-        return value
-    if value is None:
-        return False
-    number = cast(Any, value)
-    is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
-    if not is_scalar or np.shape(number) or number not in (0, 1):
-        raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")
-    return bool(number)

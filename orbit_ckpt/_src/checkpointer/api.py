@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, get_args
 import jax
 from numpy.typing import DTypeLike
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.arrays.sharding import as_sharding
 from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.options import SessionOptions
@@ -32,7 +31,7 @@ from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.options import Casting, Missing, RestoreOptions, Unexpected
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
-from orbit_ckpt._src.runtime.checks import check_callable, show
+from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
@@ -24,6 +23,7 @@ from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save, handled
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 

@@ -9,7 +9,6 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.options import (
     AtomicityOptions,
@@ -36,6 +35,7 @@ from orbit_ckpt._src.items.phases import restore_item
 from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.metadata.files import describe_step
 from orbit_ckpt._src.metadata.values import StepMetadata
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.unused import warn_set

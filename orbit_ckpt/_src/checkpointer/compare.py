@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
-from orbit_ckpt._src.runtime.checks import check_int
+from orbit_ckpt._src.runtime.checks import as_flag, check_int
 from orbit_ckpt._src.storage.path import PathLike, read_consistently, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 

@@ -13,7 +13,6 @@ from typing import Any, cast, get_args
 
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
     FormatError,
@@ -25,7 +24,7 @@ from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, St
 from orbit_ckpt._src.formats.msgpack_scan import scan_file
 from orbit_ckpt._src.formats.msgpack_tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
-from orbit_ckpt._src.runtime.checks import check_int, show
+from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.path import (

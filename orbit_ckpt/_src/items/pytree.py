@@ -9,7 +9,6 @@ from typing import Literal
 
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
 from orbit_ckpt._src.items.phases import ItemHandler
@@ -19,7 +18,9 @@ from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
 from orbit_ckpt._src.runtime.checks import (
+    as_flag,
     check_callable,
+    check_flag_fields,
     check_int,
     check_methods,
     check_type,

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import as_flag, check_flag_fields
 from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
@@ -26,6 +25,7 @@ from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.runtime.checks import as_flag, check_flag_fields
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry

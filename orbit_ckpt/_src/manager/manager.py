@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orbit_ckpt._src.arrays.dtypes import as_flag
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
@@ -44,7 +43,7 @@ from orbit_ckpt._src.manager.step_items import (
 from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.manager.steps import as_step
 from orbit_ckpt._src.manager.writer import StepRequest, StepWriter
-from orbit_ckpt._src.runtime.checks import check_mapping, check_methods
+from orbit_ckpt._src.runtime.checks import as_flag, check_mapping, check_methods
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 _logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -41,6 +40,7 @@ from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_duration,
+    check_flag_fields,
     check_int,
     check_methods,
     check_steps,

@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_duration,
     check_elements,
+    check_flag_fields,
     check_int,
     check_methods,
     check_number,

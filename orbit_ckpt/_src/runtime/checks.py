@@ -189,3 +189,30 @@ def check_steps(name: str, value: object, *, what: str = "steps") -> None:
         raise TypeError(f"{name} must be a list of {what}, found {show(value)}.")
     for step in cast(Collection[object], value):
         check_int(f"{name}: every element", step, least=0)
+
+
+def as_flag(name: str, value: object) -> bool:
+    """Return a flag as Python's own boolean; 0 and 1, numpy's and JAX's scalars are accepted.
+
+    Raises:
+        TypeError: The value is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if value is None:
+        return False
+    number = cast(Any, value)
+    is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+    if not is_scalar or getattr(value, "shape", ()) or number not in (0, 1):
+        raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")
+    return bool(number)
+
+
+def check_flag_fields(owner: object, *names: str) -> None:
+    """Check fields of options that are true or false, see `as_flag`.
+
+    Raises:
+        TypeError: One is something else.
+    """
+    for name in names:
+        as_flag(f"{type(owner).__name__}.{name}", getattr(owner, name))

@@ -9,8 +9,8 @@ from typing import ClassVar, TypeVar
 
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.arrays.dtypes import check_flag_fields
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.runtime.checks import check_flag_fields
 from orbit_ckpt._src.transform.nodes import ArrayInfo, FromTarget, Node, Read
 from orbit_ckpt._src.transform.patterns import (
     Pattern,

@@ -24,13 +24,13 @@ import tensorstore as ts
 from jax.sharding import Mesh, PartitionSpec
 from msgspec import Struct, field
 
-from orbit_ckpt._src.arrays.dtypes import DType, as_flag, check_dtype, parse_dtype, stored_dtype
+from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
 from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
-from orbit_ckpt._src.runtime.checks import check_axes, check_int
+from orbit_ckpt._src.runtime.checks import as_flag, check_axes, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
