@@ -8,7 +8,8 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
-from orbit_ckpt._src.storage.path import PathLike, read_consistently, resolve_path
+from orbit_ckpt._src.storage.consistent_read import read_consistently
+from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
 __all__ = ["CheckpointDiff", "diff"]

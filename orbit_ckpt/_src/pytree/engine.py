@@ -33,7 +33,7 @@ from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
 from orbit_ckpt._src.runtime.warn import warn_caller
-from orbit_ckpt._src.storage.path import read_consistently
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
 if TYPE_CHECKING:

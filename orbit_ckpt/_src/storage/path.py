@@ -7,12 +7,11 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar, cast
 
 from orbit_ckpt._src.errors import CheckpointError, StorageError
-from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
@@ -23,7 +22,6 @@ PathLike = str | os.PathLike[str]
 
 T = TypeVar("T")
 
-_MAX_ATTEMPTS = 5
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
 _SEARCHED = 2000
 """How many names are compared with one that does not exist."""
@@ -143,39 +141,6 @@ def identity(path: Path) -> object:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def read_consistently(
-    paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
-) -> T:
-    """Read from directories; start over if another process replaces one of them meanwhile.
-
-    A reader opens many files one after the other and would otherwise mix two checkpoints.
-
-    Args:
-        paths: The directories.
-        read: Called with all of them.
-
-    Raises:
-        StorageError: The storage failed, or a directory is replaced faster than it can be read.
-    """
-    where = " and ".join(map(str, paths))
-    advice = "Check that the checkpoint is complete and readable."
-    for _ in range(_MAX_ATTEMPTS):
-        before = [identity(path) for path in paths]
-        try:
-            with storage_errors(where, "reading", advice):
-                result = run_sync(read(*paths))
-        except CheckpointError:
-            if before == [identity(path) for path in paths]:
-                raise
-        else:
-            if before == [identity(path) for path in paths]:
-                return result
-    raise StorageError(
-        f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
-        "being read. Read a checkpoint that is not being overwritten."
-    )
 
 
 @contextlib.contextmanager

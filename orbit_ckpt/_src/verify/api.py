@@ -20,6 +20,7 @@ from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
 )
@@ -27,7 +28,6 @@ from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import (
     explain_no_checkpoint,
     identity,
-    read_consistently,
     resolve_path,
     storage_errors,
 )
