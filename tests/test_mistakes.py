@@ -152,8 +152,9 @@ def closed(p: Place) -> Any:
 
 
 def without_protobuf(p: Place) -> None:
+    handler, save = ocp.ProtoHandler(), args.ProtoSave(3)  # imported before modules are patched
     with mock.patch.dict(sys.modules, {"google.protobuf": None}):
-        ocp.Checkpointer(ocp.ProtoHandler()).save(p.new, args=args.ProtoSave(3))
+        ocp.Checkpointer(handler).save(p.new, args=save)
 
 
 def wait(p: Place, **options: object) -> None:
