@@ -117,7 +117,7 @@ def test_examples_for_several_processes_run_on_one(tmp_path: Path) -> None:
     run_blocks(page.replace("/shared", str(tmp_path)), tmp_path, before=MULTIHOST_STATE)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: f"{path.parent.stem}.{path.stem}")
 def test_examples_in_docstrings_are_right(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

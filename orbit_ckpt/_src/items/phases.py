@@ -241,12 +241,8 @@ def _parts_around(path: Path) -> _Parts | None:
 class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
     """Base of the item handlers of this package, which write `stage` and `restore`.
 
-    A subclass names its classes of arguments, which are registered with it.
-
-    Example:
-        >>> class TextHandler(ItemHandler[TextSave], save_args=TextSave, restore_args=TextRestore):
-        ...     async def stage(self, directory, args, *, copy): ...
-        ...     def restore(self, directory, item=None, args=None): ...
+    A subclass names its classes of arguments in its head, which registers them; `JsonHandler` is
+    the shortest example.
     """
 
     _save_args: ClassVar[type[CheckpointArgs]]
