@@ -18,6 +18,7 @@ PARALLEL = "-n", "auto", "--dist", "loadgroup"
 CORE = [
     *("tests/arrays", "tests/checkpointer", "tests/type_handlers", "tests/items", "tests/metadata"),
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
+    "tests/verify",
 ]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
