@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         MultiprocessingOptions,
     )
     from orbit_ckpt._src.checkpointer.saving import SaveHandle
-    from orbit_ckpt._src.formats.detect import detect_format
+    from orbit_ckpt._src.formats.locate import detect_format
     from orbit_ckpt._src.items.array import ArrayHandler as ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import CheckpointHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
@@ -179,7 +179,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.saving": "SaveHandle",
         "verify.report": "VerifyReport",
         "verify.api": "verify",
-        "formats.detect": "detect_format",
+        "formats.locate": "detect_format",
         "items.array": "ArrayHandler as ArrayCheckpointHandler",
         "items.base": "CheckpointHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",

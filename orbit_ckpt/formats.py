@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         StepRecognizer,
         WholeReader,
     )
-    from orbit_ckpt._src.formats.detect import detect_format
+    from orbit_ckpt._src.formats.locate import detect_format
     from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 
 __all__ = [
@@ -32,7 +32,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "formats.base": "ForeignStep, Format, LinkedFiles, StepRecognizer, WholeReader",
-        "formats.detect": "detect_format",
+        "formats.locate": "detect_format",
         "formats.stored_tree": "StoredTree, TreeParts",
     },
 )

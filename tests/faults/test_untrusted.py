@@ -18,7 +18,7 @@ from crc32c import crc32c
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
 from orbit_ckpt._src.cli.commands import prune, rm
-from orbit_ckpt._src.formats.locate import locate_run
+from orbit_ckpt._src.formats.runs import locate_run
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, inner_path
 from orbit_ckpt._src.storage.layout import MANIFEST, TREE_METADATA
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest

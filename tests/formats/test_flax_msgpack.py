@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.formats.locate import locate_run
+from orbit_ckpt._src.formats.runs import locate_run
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, FormatError
 from tests.support import make_mesh, scratch
 

@@ -14,7 +14,7 @@ from flax import serialization
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.report import report_data
 from orbit_ckpt._src.cli.runs import list_run, unfinished_saves
-from orbit_ckpt._src.formats.registry import foreign_format
+from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt.checkpoint_utils import find_latest_checkpoint
 from orbit_ckpt.errors import CheckpointNotFoundError
 
@@ -94,7 +94,7 @@ def test_all_steps_are_listed_and_the_newest_is_the_latest(
     mixed: tuple[Path, Path, Path],
 ) -> None:
     run, first, newest = mixed
-    assert [entry.path for entry in list_run(run, foreign_format(run)) or ()] == [first, newest]
+    assert [entry.path for entry in list_run(locate(run)) or ()] == [first, newest]
     assert find_latest_checkpoint(run) == newest
     assert ocp.detect_format(run) == "orbax"
     assert [row["path"] for row in _history(run)] == [first, newest]
@@ -135,7 +135,7 @@ def test_of_a_step_in_two_forms_the_own_one_is_loaded(
     assert find_latest_checkpoint(run) == run / "5"
     assert f"Step 5 exists twice: {run / '5'} is used" in caplog.text
     assert len(ocp.verify(run).checkpoints) == 2
-    assert len(list_run(run, None) or ()) == 2
+    assert len(list_run(locate(run)) or ()) == 2
 
 
 def test_a_step_of_ours_that_is_unfinished_is_not_the_newest(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from crc32c import crc32c
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
-from orbit_ckpt._src.formats.orbax import check_complete, holds_tree
-from orbit_ckpt._src.formats.registry import foreign_format
-from orbit_ckpt._src.storage.atomic import AtomicDirectory, looks_like_checkpoint, sync_files
+from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.storage.atomic import AtomicDirectory, sync_files
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt._src.storage.integrity import has_lost_manifest, replacing_item
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
@@ -56,17 +55,16 @@ def copy_checkpoint(
         VersionError: The source is of a version that cannot be checked.
         StorageError: The storage failed; nothing was left behind.
     """
-    foreign = None if isinstance(source, StorePath) else foreign_format(source)
+    located = locate(source)
+    foreign = located.reader
     if foreign is not None and source.is_file():
         raise ValueError(
             f"{source} is one file, a checkpoint of {foreign.name}; copy it as other files are."
         )
-    if foreign is None:
-        check_complete(source)
-        is_known = isinstance(source, StorePath)  # which has a marker
-        if not (is_known or looks_like_checkpoint(source) or holds_tree(source)):
-            advice = "Give one step of a run, or another directory that was saved to."
-            raise CheckpointNotFoundError(explain_no_checkpoint(source, advice))
+    located.check()
+    if foreign is None and located.kind is Kind.RUN:
+        advice = "Give one step of a run, or another directory that was saved to."
+        raise CheckpointNotFoundError(explain_no_checkpoint(source, advice))
     check_outside(destination, source)
     if destination == source:
         raise ValueError(f"{source} would be copied onto itself; give another destination.")

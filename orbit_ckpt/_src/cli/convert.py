@@ -13,9 +13,8 @@ from orbit_ckpt._src.cli.options import Written
 from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, stored_bytes
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
-from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.errors import CheckpointExistsError
-from orbit_ckpt._src.formats.detect import foreign_format
+from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 
@@ -85,8 +84,7 @@ def _casts(texts: list[str]) -> dict[str, object]:
 def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: bool) -> None:
     """Copy a checkpoint."""
     start, end = resolve_path(source), resolve_path(destination)
-    foreign = None if isinstance(start, StorePath) else foreign_format(start)
-    if (foreign is not None or start.is_dir()) and list_run(start, foreign) is not None:
+    if locate(start).kind is Kind.RUN:
         raise ValueError(f"{start} is a run; give one of its steps.")
     if not overwrite and not isinstance(end, StorePath) and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")

@@ -19,7 +19,8 @@ from orbit_ckpt._src.cli.output import (
     stored_bytes,
 )
 from orbit_ckpt._src.cli.readers import parse_reader
-from orbit_ckpt._src.formats.orbax_layout import find_items, holds_tree
+from orbit_ckpt._src.formats.locate import Located
+from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
@@ -55,13 +56,13 @@ def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool
     print_unfinished(unfinished)
 
 
-def list_checkpoint(root: Path, unfinished: Sequence[str], as_json: bool) -> None:
+def list_checkpoint(located: Located, unfinished: Sequence[str], as_json: bool) -> None:
     """List the items of a checkpoint."""
+    root = located.path
     document = read_step(CheckedDirectory(root))
     handlers = document.item_handlers
-    names: Sequence[str] = [""] if holds_tree(root) else find_items(root)
     items: list[dict[str, object]] = []
-    for name in names:
+    for name in located.items:
         if name in _NOT_ITEMS or is_process_directory(name):
             continue
         directory = root / name

@@ -22,7 +22,7 @@ from orbit_ckpt._src.cli.runs import (
     unfinished_saves,
 )
 from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.detect import foreign_format
+from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.path import resolve_path
 
 
@@ -37,9 +37,9 @@ def ls(
 ) -> None:
     """List the steps of a run, or the items of a checkpoint."""
     root = resolve_path(path)
-    foreign = foreign_format(root)
+    located = locate(root)
     try:
-        entries = list_run(root, foreign)
+        entries = list_run(located)
     except CheckpointNotFoundError:
         if not root.is_dir() or not unfinished_saves(root, []):
             raise
@@ -51,10 +51,10 @@ def ls(
         return
     from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - imports JAX, which a run does not need
 
-    if foreign is not None:
-        inspect.list_foreign(root, foreign.name, unfinished, as_json)
+    if located.reader is not None:
+        inspect.list_foreign(root, located.reader.name, unfinished, as_json)
     else:
-        inspect.list_checkpoint(root, unfinished, as_json)
+        inspect.list_checkpoint(located, unfinished, as_json)
 
 
 def _list_run(

@@ -17,16 +17,21 @@ from orbit_ckpt._src.cli.runs import (
     AnyStepName,
     Keeping,
     ListedStep,
-    holds_own_files,
     list_run,
 )
 from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.detect import foreign_format
-from orbit_ckpt._src.formats.locate import locate_run
+from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.formats.runs import is_one_checkpoint
 from orbit_ckpt._src.manager.deletion import StepDeleter
 from orbit_ckpt._src.storage.atomic import is_in_progress
 from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
-from orbit_ckpt._src.storage.layout import PINNED, STEP_METADATA, is_temporary_name, partial_of
+from orbit_ckpt._src.storage.layout import (
+    PINNED,
+    STEP_METADATA,
+    is_temporary_name,
+    number_in,
+    partial_of,
+)
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.partial import remove_path
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
@@ -100,20 +105,19 @@ def _check_removable(directory: Path) -> None:
         CheckpointNotFoundError: It is none.
         ValueError: It is a run, an item, or a directory that may have other things too.
     """
-    in_store = isinstance(directory, StorePath)
-    foreign = None if in_store else foreign_format(directory)
-    if list_run(directory, foreign) is not None:
+    located = locate(directory)
+    located.check()
+    if located.kind is Kind.RUN:
         raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
-    if in_store or (directory / STEP_METADATA).exists():
+    if isinstance(directory, StorePath) or (directory / STEP_METADATA).exists():
         return
-    parent = directory.parent
-    steps = [step.path for step in locate_run(parent).steps if step.reader is not None]
-    in_foreign = not steps and foreign_format(parent) is not None
-    if (parent / STEP_METADATA).exists() or in_foreign:
-        raise ValueError(f"{directory} is a part of the checkpoint {parent}; give that.")
-    is_step = foreign is None and AnyStepName().parse(directory.name) is not None
-    is_step = is_step or directory in steps
-    if not (is_step or holds_own_files(directory)):
+    around = locate(directory.parent)
+    is_step = any(step.path == directory and step.reader for step in around.run.steps)
+    is_item = (directory.parent / STEP_METADATA).exists()
+    if is_item or (around.kind is Kind.FOREIGN and not is_step):
+        raise ValueError(f"{directory} is a part of the checkpoint {directory.parent}; give that.")
+    is_step = is_step or (located.reader is None and number_in(directory.name) is not None)
+    if not (is_step or is_one_checkpoint(directory)):
         raise ValueError(
             f"{directory} has a checkpoint in it, but perhaps other things too: "
             f"{describe_directory(directory)}. If you mean all of it, delete it yourself."
@@ -136,7 +140,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     if not keeping.is_given:
         raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
     root = resolve_path(path)
-    entries = list_run(root, foreign_format(root))
+    entries = list_run(locate(root))
     if entries is None:
         raise ValueError(f"{root} is one checkpoint; give the directory with the steps of a run.")
     _check_one_run(root, entries)

@@ -10,7 +10,7 @@ from typing import cast
 import typer
 
 from orbit_ckpt._src.cli.output import echo, print_json, print_table
-from orbit_ckpt._src.formats.locate import BUILT_IN
+from orbit_ckpt._src.formats.detect import BUILT_IN
 from orbit_ckpt._src.plugins import Plugin, PluginRegistry
 
 _GROUPS = {

@@ -21,7 +21,7 @@ from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.cli.values import measure_all
 from orbit_ckpt._src.errors import CheckpointNotFoundError, StorageError
-from orbit_ckpt._src.formats.detect import foreign_format
+from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.path import PathLike, resolve_local, resolve_path, storage_errors
 from orbit_ckpt._src.version import __version__
 
@@ -124,7 +124,7 @@ def report_data(
 
 def _history(root: Path) -> list[dict[str, object]]:
     try:
-        entries = list_run(root, foreign_format(root))
+        entries = list_run(locate(root))
     except CheckpointNotFoundError:
         return []  # which is said when it is opened
     steps = [step_fields(entry) for entry in entries or ()]

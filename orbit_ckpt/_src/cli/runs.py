@@ -11,10 +11,9 @@ from typing import cast
 from msgspec import Struct
 
 from orbit_ckpt._src.cli.output import entries_bytes, stored_bytes
-from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.base import ForeignStep, Format
-from orbit_ckpt._src.formats.locate import RunStep, is_unfinished, locate_run, number_in
-from orbit_ckpt._src.formats.orbax_layout import check_complete, find_items, holds_tree
+from orbit_ckpt._src.formats.base import ForeignStep
+from orbit_ckpt._src.formats.locate import Located
+from orbit_ckpt._src.formats.runs import RunStep, is_unfinished
 from orbit_ckpt._src.manager.index import StepIndex, make_entry
 from orbit_ckpt._src.manager.preservation import (
     AnyPreservationPolicy,
@@ -30,20 +29,15 @@ from orbit_ckpt._src.manager.preservation import (
 from orbit_ckpt._src.manager.retention import RetentionRules
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.steps import record_step
-from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.atomic import is_in_progress
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
-    STEP_METADATA,
-    TREE_METADATA,
+    number_in,
     partial_of,
 )
-from orbit_ckpt._src.storage.object_commit import is_committed
-from orbit_ckpt._src.storage.path import explain_no_checkpoint
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import is_directory
-
-_OWN_FILES = (STEP_METADATA, TREE_METADATA, COMMIT_MARKER)
 
 
 class AnyStepName:
@@ -138,46 +132,6 @@ def _describe(rule: PreservationPolicy) -> str:
             return "newest"
 
 
-def is_run(path: Path) -> bool:
-    """Whether a directory has steps rather than being a checkpoint.
-
-    Raises:
-        CheckpointNotFoundError: It is neither.
-        IncompleteCheckpointError: It is a save that did not finish.
-    """
-    if isinstance(path, StorePath):
-        return _is_run_in_store(path)
-    check_complete(path)
-    if holds_own_files(path):
-        return False
-    names = AnyStepName()
-    children = [path / name for name in find_items(path)]
-    if any(names.parse(c.name) is not None and looks_like_checkpoint(c) for c in children):
-        return True
-    if looks_like_checkpoint(path):
-        return False
-    raise CheckpointNotFoundError(
-        explain_no_checkpoint(
-            path, "Give the directory that was saved to, or the one with the steps of a run."
-        )
-    )
-
-
-def holds_own_files(path: Path) -> bool:
-    """Whether a directory has files that only a checkpoint has, or an item of one."""
-    return any((path / name).exists() for name in _OWN_FILES) or holds_tree(path)
-
-
-def _is_run_in_store(path: StorePath) -> bool:
-    if is_committed(path):
-        return False
-    steps = [path / name for name in path.directories() if AnyStepName().parse(name) is not None]
-    if any(map_paths(is_committed, steps, root=path)):
-        return True
-    check_complete(path)  # which says what is wrong
-    return False
-
-
 class ListedStep(Struct, frozen=True):
     """A finished step of a run.
 
@@ -196,29 +150,26 @@ class ListedStep(Struct, frozen=True):
         return entries_bytes(self.entries) if self.entries else stored_bytes(self.path)
 
 
-def list_run(root: Path, foreign: Format | None) -> list[ListedStep] | None:
+def list_run(located: Located) -> list[ListedStep] | None:
     """Return the finished steps of a run, ascending; None if it is one checkpoint.
 
-    Args:
-        root: The run, or a checkpoint.
-        foreign: The other program's format that it has, None for our own, Orbax's, and several.
-
     Raises:
-        CheckpointNotFoundError: It is neither.
+        CheckpointNotFoundError: It is neither, or its checkpoints have no numbers.
         IncompleteCheckpointError: It is a save that did not finish.
     """
-    run = locate_run(root)
-    others = [_foreign_step(one, one.foreign) for one in run.steps if one.foreign is not None]
-    if len(others) == len(run.steps) and (others or foreign is not None):
-        return others or None
-    if run.newest is None and not is_run(root):
+    located.check()
+    if located.is_checkpoint:
         return None
-    if isinstance(root, StorePath):
+    root, steps = located.path, located.run.steps
+    found = [_foreign_step(one, one.foreign) for one in steps if one.foreign is not None]
+    if len(found) < len(steps) and isinstance(root, StorePath):
         index = StepIndex(root, AnyStepName()).entries().values()
-        own = [ListedStep(entry.info, entry.path) for entry in index]
+        found += [ListedStep(entry.info, entry.path) for entry in index]
     else:
-        own = [step for one in run.steps if (step := _own_step(one)) is not None]
-    return sorted([*others, *own], key=lambda step: step.info.step)
+        found += [step for one in steps if (step := _own_step(one)) is not None]
+    if not found and located.problem is not None:
+        raise located.problem
+    return sorted(found, key=lambda step: step.info.step)
 
 
 def _own_step(found: RunStep) -> ListedStep | None:

@@ -1,197 +1,229 @@
-"""The checkpoints in a directory, whatever wrote them: the one list that all commands use."""
+"""Say what is at a path; loading, checking, copying, listing and deleting all ask here."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import logging
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import cast
 
-from msgspec import Struct, structs
-
-from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
-from orbit_ckpt._src.formats.orbax_layout import holds_tree
-from orbit_ckpt._src.formats.run_metadata import latest_marked
-from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
-from orbit_ckpt._src.storage.layout import (
-    AGGREGATE,
-    COMMIT_MARKER,
-    IN_PROGRESS,
-    RUN_METADATA,
-    STEP_METADATA,
-    TREE_METADATA,
-    is_temporary_name,
+from orbit_ckpt._src.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    UnsafePathError,
 )
-from orbit_ckpt._src.storage.object_commit import is_committed
-from orbit_ckpt._src.storage.path import resolve_local, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
-from orbit_ckpt._src.storage.system import is_directory
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.detect import find_format, format_name
+from orbit_ckpt._src.formats.orbax_layout import (
+    TreeSearch,
+    explain_no_tree,
+    find_items,
+    find_tree,
+)
+from orbit_ckpt._src.formats.run_metadata import latest_marked
+from orbit_ckpt._src.formats.runs import Run, is_one_checkpoint, locate_run
+from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import STEP_METADATA, number_in
+from orbit_ckpt._src.storage.path import resolve_local, resolve_path, storage_errors
+from orbit_ckpt._src.storage.store_path import StorePath
 
-BUILT_IN = {
-    "eformer": "eFormer",
-    "safetensors": "safetensors",
-    "t5x": "T5X",
-    "tf_checkpoint": "TensorFlow",
-    "flax_msgpack": "flax msgpack",
-    "levanter": "Levanter",
-}
-"""Modules of this package with a `FORMAT`, and its name; those with the surest signs first."""
-
-_WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
 _MARKED = ("eFormer", "Levanter")
-_NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
-_FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
-_FLAX_PREFIX = "checkpoint_"
-"""What every step of another program is, or has; these are told without the formats."""
-
-_FOREIGN_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+|checkpoint_tmp|checkpoint_[\d.]+tmp")
-"""What T5X and Flax call a save in progress."""
-
-_logger = logging.getLogger(__name__)
 
 
-class RunStep(Struct, frozen=True):
-    """One finished checkpoint of a run.
+class Kind(StrEnum):
+    """What may be at a path.
 
     Attributes:
-        path: Where it is.
-        step: Its number; None if it has none. Flax takes fractions too.
-        reader: The format it is read as; None for our own and Orbax's.
-        foreign: What another program recorded of it.
-        entries: What its directory holds; nothing for a file, and in a store.
-        is_bare: Whether only arrays show that it is a tree, as in Orbax's first releases.
+        CHECKPOINT: A complete checkpoint of Orbax's format, which is ours.
+        ITEM: An item of one.
+        RUN: A directory of finished checkpoints, by any program.
+        FOREIGN: A checkpoint of another program, or a part of one.
+        UNFINISHED: A save in progress, or what a dead one left.
+        NOTHING: Nothing of the above.
+    """
+
+    CHECKPOINT = "checkpoint"
+    ITEM = "item"
+    RUN = "run"
+    FOREIGN = "foreign"
+    UNFINISHED = "unfinished"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What is at a path.
+
+    Attributes:
+        path: The path.
+        kind: What is there.
+        tree: The directory of the tree of Orbax's format that `load` reads; None if there is none.
+        reader: The other program's format that it is read as, None for Orbax's.
+        problem: Why no tree can be read; None if one can.
+        run: The steps of a run, none of one checkpoint.
     """
 
     path: Path
-    step: float | None
+    kind: Kind
+    tree: Path | None = None
     reader: Format | None = None
-    foreign: ForeignStep | None = None
-    entries: Sequence[os.DirEntry[str]] = ()
-    is_bare: bool = False
+    problem: CheckpointError | None = None
+    run: Run = field(default_factory=Run)
 
     @property
-    def names(self) -> set[str]:
-        """Names of what its directory holds."""
-        return {entry.name for entry in self.entries}
-
-
-class Run(Struct, frozen=True):
-    """What a directory holds.
-
-    Attributes:
-        steps: Its finished checkpoints, ascending; those without a number first. Of two with one
-            number our own or Orbax's is the last.
-        unfinished: Names of saves in progress and of what dead ones left.
-    """
-
-    steps: Sequence[RunStep] = ()
-    unfinished: Sequence[str] = ()
+    def is_checkpoint(self) -> bool:
+        """Whether it is a complete checkpoint or an item of one, by any program."""
+        return self.kind in {Kind.CHECKPOINT, Kind.ITEM, Kind.FOREIGN}
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether several programs wrote into it."""
-        return len({step.reader and step.reader.name for step in self.steps}) > 1
+    def items(self) -> Sequence[str]:
+        """Names of the items of a checkpoint; an empty one for a tree without items."""
+        return [""] if self.tree == self.path else find_items(self.path)
 
     @property
-    def newest(self) -> RunStep | None:
-        """The step with the highest number, None if there is no step."""
-        numbered = [step for step in self.steps if step.step is not None]
-        return numbered[-1] if numbered else None
+    def format_name(self) -> str:
+        """What `detect_format` calls the format.
 
-    def warn_of_duplicates(self) -> None:
-        """Log which of two checkpoints with the newest number is used."""
-        newest = self.newest
-        for other in self.steps[:-1]:
-            if newest is not None and other.step == newest.step and other is not newest:
-                _logger.warning(
-                    "Step %s exists twice: %s is used, %s is not",
-                    *(newest.step, newest.path, other.path),
-                )
+        Raises:
+            CheckpointError: There is no checkpoint.
+        """
+        self.check()
+        newest = self.run.newest
+        if self.run.is_mixed and newest is not None:  # that of the step that is the latest
+            return format_name(newest.reader)
+        return format_name(self.reader)
+
+    def check(self) -> None:
+        """Check that there is a checkpoint or a run.
+
+        Raises:
+            CheckpointNotFoundError: There is neither; says what there is.
+            IncompleteCheckpointError: It is a save that did not finish.
+        """
+        if self.kind in {Kind.NOTHING, Kind.UNFINISHED} and self.problem is not None:
+            raise self.problem
+
+    def step_to_read(self) -> Path | None:
+        """Return which step of a run that several programs wrote into is loaded for the run itself.
+
+        A run of T5X is loaded as its newest step, and so is one that was continued by others.
+
+        Returns:
+            The newest step; None if the run is of one program, or the directory is no run.
+
+        Raises:
+            CheckpointNotFoundError: One of the steps has to be given, as in runs without T5X's.
+        """
+        newest = self.run.newest
+        if newest is None or self.tree is not None or not self.run.is_mixed:
+            return None
+        self.run.warn_of_duplicates()
+        if any(step.reader is not None and step.reader.name == "T5X" for step in self.run.steps):
+            return newest.path
+        names = [step.path.name for step in self.run.steps]
+        shown = f"{'..., ' if len(names) > 8 else ''}{', '.join(names[-8:])}"
+        raise CheckpointNotFoundError(
+            f"{self.path} holds several checkpoints ({shown}); give one of them, for example the "
+            f"newest, {newest.path}."
+        )
 
 
-def locate_run(root: Path) -> Run:
-    """Return the checkpoints in a directory, by any program; none if it is one checkpoint itself.
+def locate(path: Path) -> Located:
+    """Say what is at a path; looks at names and first bytes only.
 
-    Scans every directory in it once.
+    Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
+    older ones are used by others too, who are asked before.
 
     Raises:
-        OSError: The directory cannot be read.
+        OSError: It cannot be read.
     """
-    if isinstance(root, StorePath):
-        return _locate_in_store(root)
-    if not root.is_dir() or _is_checkpoint(root):
-        return Run()
-    steps: list[RunStep] = []
-    unfinished: list[str] = []
-    with os.scandir(root) as scanned:
-        children = sorted(scanned, key=lambda entry: entry.name)
-    for child in children:
-        entries = None if is_unfinished(child.name) else _scan(child)
-        if entries is None or _is_begun(entries):
-            unfinished.append(child.name)
-        elif (step := locate_step(root / child.name, entries)) is not None:
-            steps.append(step)
-    if len(steps) == 1 and steps[0].path.is_file():
-        steps = []  # the directory of a single file is that checkpoint
-    return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
+    search, missing = TreeSearch(None), None
+    try:
+        search = find_tree(path)
+    except IncompleteCheckpointError as error:
+        return Located(path, Kind.UNFINISHED, problem=error)
+    except UnsafePathError as error:
+        return Located(path, Kind.CHECKPOINT, problem=error)
+    except CheckpointNotFoundError as error:
+        missing = error
+    tree = search.directory
+    if search.is_sure and not (search.steps or _may_be_step(path, tree)):
+        return Located(path, _kind_at(path, tree), tree)
+    run = locate_run(path)
+    reader, lacks = None, ""
+    if not (search.is_sure or run.is_mixed or (search.steps and run.newest)):
+        reader, lacks = find_format(path)
+    names = search.steps or [step.path.name for step in run.steps]
+    kind, problem = Kind.NOTHING, None
+    if reader is not None:
+        is_run = any(step.reader is not None for step in run.steps)
+        kind, tree = Kind.RUN if is_run else Kind.FOREIGN, None
+    elif run.steps and (run.newest is not None or search.steps):
+        kind, tree = Kind.RUN, _tree_of_run(search, run)
+    elif tree is not None or (missing is None and _looks_complete(path)):
+        kind = _kind_at(path, tree)
+    elif run.steps:
+        kind = Kind.RUN
+    if reader is None and tree is None:
+        problem = CheckpointNotFoundError(f"{missing or explain_no_tree(path, names)}{lacks}")
+    return Located(path, kind, tree, reader, problem, run)
 
 
-def locate_step(path: Path, entries: Sequence[os.DirEntry[str]]) -> RunStep | None:
-    """Return the checkpoint at a local path, None if there is none that is complete.
+def _looks_complete(path: Path) -> bool:
+    """Whether a directory is a checkpoint without trees; in a store its marker has been seen."""
+    return isinstance(path, StorePath) or looks_like_checkpoint(path)
+
+
+def _kind_at(path: Path, tree: Path | None) -> Kind:
+    """Return whether a directory is a checkpoint or an item of the one that it is in."""
+    if tree is not None and tree != path:
+        return Kind.CHECKPOINT
+    around = path.parent / STEP_METADATA
+    return Kind.ITEM if around.is_file() else Kind.CHECKPOINT
+
+
+def _may_be_step(path: Path, tree: Path | None) -> bool:
+    """Whether the directory of a tree may be a step, of a release that did not mark its steps."""
+    is_numbered = tree is not None and tree != path and number_in(tree.name) is not None
+    return is_numbered and not (path / STEP_METADATA).is_file()
+
+
+def _tree_of_run(search: TreeSearch, run: Run) -> Path | None:
+    """Return the tree that is read from a run: an item beside the steps, or the only step."""
+    tree = search.directory
+    if tree is None or len(run.steps) == 1:
+        return tree
+    names = {step.path.name for step in run.steps if step.step is not None}
+    return None if tree.name in names or (run.is_mixed and not search.is_sure) else tree
+
+
+def detect_format(path: str | os.PathLike[str]) -> str:
+    """Return of which format a checkpoint or a run is; reads names and first bytes only.
+
+    A run that several programs wrote into is of the format of its newest step.
 
     Args:
-        path: A file or directory.
-        entries: What the directory holds.
-    """
-    names = {entry.name for entry in entries}
-    if IN_PROGRESS in names:
-        return None
-    if STEP_METADATA not in names and (not entries or not _FOREIGN_FILES.isdisjoint(names)):
-        found = foreign_step(path)
-        if found is not None:
-            return structs.replace(found, entries=entries)
-    if STEP_METADATA in names or looks_like_checkpoint(path, entries):
-        return RunStep(path, number_in(path.name), entries=entries)
-    if entries and _is_old_tree(path):
-        return RunStep(path, number_in(path.name), entries=entries, is_bare=True)
-    return None
+        path: What `load` takes, or the directory of a run; in an object store too.
 
-
-def scan_step(path: Path) -> RunStep | None:
-    """Scan a local path; return the complete checkpoint there, None if there is none.
+    Returns:
+        `"orbax"` for Orbax's format and ours, `"t5x"`, `"tf_checkpoint"`, `"eformer"`,
+        `"levanter"`, `"flax_msgpack"`, `"safetensors"`, or the name of a plug-in's format.
 
     Raises:
-        OSError: It cannot be read, or does not exist.
+        CheckpointNotFoundError: It is of no known format; lists what each format lacks.
+        IncompleteCheckpointError: It is a save that did not finish.
+        StorageError: It cannot be read.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_1", {"w": np.ones((2, 3))})
+        >>> orbit_ckpt.detect_format("run/step_1")
+        'orbax'
     """
-    entries: Sequence[os.DirEntry[str]] = ()
-    with contextlib.suppress(NotADirectoryError), os.scandir(path) as scanned:
-        entries = tuple(scanned)
-    return locate_step(path, entries)
-
-
-def foreign_step(path: Path) -> RunStep | None:
-    """Return the checkpoint that another program finished at a path, None if there is none."""
-    if not isinstance(path, StorePath) and not _has_foreign_sign(path):
-        return None
-    for known in built_in_formats(_WITH_RUNS):
-        found = known.step_at(path) if isinstance(known, StepRecognizer) else None
-        if found is not None:
-            # a writer of eFormer's that was not told the step records -1
-            step = number_in(path.name) if found.step < 0 else found.step
-            return RunStep(path, step, known, found)
-    return None
-
-
-def _has_foreign_sign(path: Path) -> bool:
-    """Whether a path may be a step of another program; most are not, and no format is imported."""
-    if os.path.isdir(path):
-        return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
-    return path.name.startswith(_FLAX_PREFIX)
+    place = resolve_path(path)
+    with storage_errors(place, "reading", "Check that it can be read."):
+        return locate(place).format_name
 
 
 def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
@@ -218,103 +250,6 @@ def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
         if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
             run.warn_of_duplicates()
             return run.newest and run.newest.path
-        if not run.steps and root.is_dir() and _is_checkpoint(root):
+        if not run.steps and root.is_dir() and is_one_checkpoint(root):
             return root
         return latest_marked(root)
-
-
-def step_to_read(root: Path) -> Path | None:
-    """Return which step of a run that several programs wrote into is loaded for the run itself.
-
-    A run of T5X is loaded as its newest step, and so is one that was continued by others.
-
-    Returns:
-        The newest step; None if the run is of one program, or the directory is no run.
-
-    Raises:
-        CheckpointNotFoundError: One of the steps has to be given, as in runs without T5X's.
-    """
-    run = locate_run(root)
-    newest = run.newest
-    if newest is None or not run.is_mixed:
-        return None
-    run.warn_of_duplicates()
-    if any(step.reader is not None and step.reader.name == "T5X" for step in run.steps):
-        return newest.path
-    names = [step.path.name for step in run.steps]
-    shown = f"{'..., ' if len(names) > 8 else ''}{', '.join(names[-8:])}"
-    raise CheckpointNotFoundError(
-        f"{root} holds several checkpoints ({shown}); give one of them, for example the newest, "
-        f"{newest.path}."
-    )
-
-
-def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
-    """Yield the formats of other programs that this package reads."""
-    for name in names:
-        module = importlib.import_module(f"orbit_ckpt._src.formats.{name}")
-        yield cast(Format, module.FORMAT)
-
-
-def _is_checkpoint(root: Path) -> bool:
-    own = any((root / name).exists() for name in (STEP_METADATA, TREE_METADATA, COMMIT_MARKER))
-    return own or holds_tree(root) or foreign_step(root) is not None
-
-
-def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
-    """Return what a directory holds; nothing for a file, and for what was deleted meanwhile."""
-    if not is_directory(child):
-        return ()
-    try:
-        with os.scandir(child.path) as entries:
-            return tuple(entries)
-    except FileNotFoundError:
-        return ()
-
-
-def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
-    """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
-    return any(entry.name == IN_PROGRESS for entry in entries)
-
-
-def _is_old_tree(directory: Path) -> bool:
-    """Whether only arrays tell that a directory is a tree, as of Orbax's first releases.
-
-    Such are also the saves of eFormer and Levanter that did not finish.
-    """
-    others = built_in_formats(("eformer", "levanter"))
-    return holds_tree(directory) and all(known.sniff(directory) is not None for known in others)
-
-
-def _locate_in_store(root: StorePath) -> Run:
-    if is_committed(root):
-        return Run()
-    directories = [root / name for name in root.directories()]
-    committed = map_paths(is_committed, directories, root=root)
-    own = [at for at, is_own in zip(directories, committed, strict=True) if is_own]
-    others = [at for at, is_own in zip(directories, committed, strict=True) if not is_own]
-    begun = map_paths(is_in_progress, others, root=root)
-    unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
-    (flax,) = built_in_formats(("flax_msgpack",))
-    files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
-    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
-    steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
-    steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
-    if not own and len(steps) == 1:
-        steps = []  # the directory of a single file is that checkpoint
-    return Run(sorted(steps, key=_order), unfinished)
-
-
-def _order(step: RunStep) -> tuple[float, bool]:
-    return -1 if step.step is None else step.step, step.reader is None
-
-
-def is_unfinished(name: str) -> bool:
-    """Whether our own, Orbax's, T5X's and Flax's saves in progress have such names."""
-    return is_temporary_name(name) or _FOREIGN_TEMPORARY.fullmatch(name) is not None
-
-
-def number_in(name: str) -> int | None:
-    """Return the number at the end of a name."""
-    found = _NUMBER.fullmatch(name)
-    return int(found[1]) if found else None

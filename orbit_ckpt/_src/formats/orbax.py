@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import StoredTree, TreeParts
-from orbit_ckpt._src.formats.orbax_layout import check_complete, holds_tree
 from orbit_ckpt._src.formats.orbax_legacy import (
     LegacyTree,
     infer_structure,
@@ -126,6 +125,3 @@ def _is_array_item(directory: Path, document: TreeDocument) -> bool:
     if isinstance(own, str):
         return own.endswith("ArrayCheckpointHandler")
     return document.leaves[0].typestr == UNKNOWN_TYPE
-
-
-__all__ = ["check_complete", "holds_tree", "open_arrays", "open_tree"]

@@ -6,7 +6,9 @@ Opens no documents, and so imports nothing that reads them.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from orbit_ckpt._src.storage.atomic import is_in_progress
@@ -21,6 +23,7 @@ from orbit_ckpt._src.storage.layout import (
     ZARR2_DOCUMENT,
     ZARR3_DOCUMENT,
     is_temporary_name,
+    number_in,
 )
 from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
@@ -30,7 +33,8 @@ from orbit_ckpt._src.text import shorten_list
 
 _USUAL_ITEMS = ("default", "state", "pytree")
 _NEVER_TREES = frozenset({"metrics", "metadata"})
-_TREE_FILES = (TREE_METADATA, OCDBT_MANIFEST, AGGREGATE)
+_SURE_FILES = (TREE_METADATA, OCDBT_MANIFEST)
+_TREE_FILES = (*_SURE_FILES, AGGREGATE)
 _ARRAY_FILES = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 
 
@@ -78,46 +82,68 @@ _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
 """Names that other programs, who write no marker, do not use."""
 
 
-def find_tree(path: Path) -> Path:
-    """Return the directory of the tree in a checkpoint: the path itself or one of its items.
+class TreeSearch(NamedTuple):
+    """What was found of trees of Orbax's format at a path.
+
+    Attributes:
+        directory: The directory of the tree: the path itself or one of its items; None if there is
+            none.
+        is_sure: Whether it has a file that only such trees have. Old writers leave none: their
+            trees are recognized by names that other programs use too.
+        steps: Names of the directories at the path that are checkpoints by themselves.
+    """
+
+    directory: Path | None
+    is_sure: bool = False
+    steps: Sequence[str] = ()
+
+
+def find_tree(path: Path) -> TreeSearch:
+    """Look for the tree in a complete checkpoint: at the path itself or in one of its items.
 
     Among several items one called `default`, `state` or `pytree` is taken, else the first that
     holds a tree.
 
     Raises:
         IncompleteCheckpointError: The checkpoint is a save that did not finish.
-        CheckpointNotFoundError: There is no tree; says what was found instead.
+        CheckpointNotFoundError: It is not a directory.
     """
     check_complete(path)
-    if holds_tree(path):
-        return path
+    sign = _sign_of(path)
+    if sign is not None:
+        return TreeSearch(path, sign in _SURE_FILES)
     names = find_items(path)
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
     if isinstance(path, StorePath):
-        checkpoints = [name for name in names if (path / name / STEP_METADATA).is_file()]
+        steps = [name for name in names if (path / name / STEP_METADATA).is_file()]
     else:
-        checkpoints = [name for name in names if _is_step(f"{path}/{name}")]
-    others = {*checkpoints, *_NEVER_TREES} - {*_USUAL_ITEMS}
+        steps = [name for name in names if _is_step(f"{path}/{name}")]
+    others = {*steps, *_NEVER_TREES} - {*_USUAL_ITEMS}
     items = [name for name in names if name not in others]
     usual = [name for name in _USUAL_ITEMS if name in items]
     for name in (*usual, *(name for name in items if name not in usual)):
-        if holds_tree(path / name):
-            return inner_file(path, name)
-    steps = checkpoints or [name for name in names if _step_of(name) is not None]
-    raise CheckpointNotFoundError(_no_tree_message(path, steps))
+        sign = _sign_of(path / name)
+        if sign is not None:
+            return TreeSearch(inner_file(path, name), sign in _SURE_FILES, steps)
+    return TreeSearch(None, steps=steps)
 
 
 def is_tree(directory: Path) -> bool:
-    """Whether a directory has a file that only trees of Orbax's format have.
-
-    Old writers leave none: their trees are recognized by names that other programs use too.
-    """
-    return any((directory / name).is_file() for name in (TREE_METADATA, OCDBT_MANIFEST))
+    """Whether a directory has a file that only trees of Orbax's format have."""
+    return any((directory / name).is_file() for name in _SURE_FILES)
 
 
 def holds_tree(path: Path) -> bool:
     """Whether a directory has the files of a tree."""
-    return any((path / name).is_file() for name in _TREE_FILES) or _holds_arrays(path)
+    return _sign_of(path) is not None
+
+
+def _sign_of(path: Path) -> str | None:
+    """Return the file that makes a directory a tree, empty if arrays do; None if it is none."""
+    for name in _TREE_FILES:
+        if (path / name).is_file():
+            return name
+    return "" if _holds_arrays(path) else None
 
 
 def _holds_arrays(path: Path) -> bool:
@@ -136,13 +162,6 @@ def _is_step(directory: str) -> bool:
     return os.path.isfile(f"{directory}/{STEP_METADATA}")
 
 
-def holds_steps(path: Path) -> bool:
-    """Whether a directory is a run of Orbax's format, told by the first step that is found."""
-    if isinstance(path, StorePath):
-        return path.is_dir() and any((path / n / STEP_METADATA).is_file() for n in find_items(path))
-    return path.is_dir() and any(_is_step(f"{path}/{name}") for name in find_items(path))
-
-
 def find_items(path: Path) -> list[str]:
     """Return the names of the items of a checkpoint: its directories."""
     if isinstance(path, StorePath):
@@ -151,14 +170,15 @@ def find_items(path: Path) -> list[str]:
         return sorted(e.name for e in entries if is_directory(e) and not is_temporary_name(e.name))
 
 
-def _step_of(name: str) -> int | None:
-    digits = name.rpartition("_")[2]
-    return int(digits) if digits.isdecimal() else None
+def explain_no_tree(path: Path, steps: Sequence[str] = ()) -> str:
+    """Return a message for a path without a tree.
 
-
-def _no_tree_message(path: Path, checkpoints: list[str]) -> str:
-    if checkpoints:
-        ordered = sorted(checkpoints, key=lambda name: (_step_of(name) or 0, name))
+    Args:
+        path: The path.
+        steps: Names of the checkpoints in it.
+    """
+    if steps:
+        ordered = sorted(steps, key=lambda name: (number_in(name) or 0, name))
         return (
             f"{path} holds several checkpoints ({shorten_list(ordered, 8)}); give one of them, "
             f"for example {path / ordered[-1]}."

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, FormatError
+from orbit_ckpt._src.errors import CheckpointError, FormatError
 from orbit_ckpt._src.formats.base import Format, StoredTree, WholeReader
-from orbit_ckpt._src.formats.detect import detect_format, find_format, foreign_format
-from orbit_ckpt._src.formats.locate import step_to_read
+from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.formats.orbax import open_tree
-from orbit_ckpt._src.formats.orbax_layout import find_tree, holds_steps, is_tree
 from orbit_ckpt._src.runtime.checks import show
 
 
@@ -22,9 +20,6 @@ def open_checkpoint(
     as_whole: bool = False,
 ) -> StoredTree:
     """Open the tree in a checkpoint of any format.
-
-    Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
-    older ones are used by others too, who are asked before.
 
     Args:
         path: A directory, or a file of a format with a single one.
@@ -40,22 +35,15 @@ def open_checkpoint(
     """
     if reader is not None:
         return _open(reader, path, as_whole=as_whole)
-    missing = directory = None
-    try:
-        directory = find_tree(path)
-    except CheckpointNotFoundError as error:
-        missing = str(error)
-    if directory is None or not is_tree(directory):
-        step = step_to_read(path)
-        if step is not None:
-            return open_checkpoint(step, allow_unstructured=allow_unstructured, as_whole=as_whole)
-        found = find_format(path)
-        if not isinstance(found, str):
-            return _open(found, path, as_whole=as_whole)
-        if directory is None:
-            others = "" if holds_steps(path) else found
-            raise CheckpointNotFoundError(f"{missing}{others}")
-    return open_tree(directory, allow_unstructured=allow_unstructured)
+    located = locate(path)
+    step = located.step_to_read()
+    if step is not None:
+        return open_checkpoint(step, allow_unstructured=allow_unstructured, as_whole=as_whole)
+    if located.reader is not None:
+        return _open(located.reader, path, as_whole=as_whole)
+    if located.tree is None and located.problem is not None:
+        raise located.problem
+    return open_tree(located.tree or path, allow_unstructured=allow_unstructured)
 
 
 def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
@@ -100,4 +88,4 @@ def check_reader(reader: object) -> None:
         )
 
 
-__all__ = ["check_reader", "detect_format", "find_format", "foreign_format", "open_checkpoint"]
+__all__ = ["check_reader", "open_checkpoint"]

@@ -12,8 +12,8 @@ from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.locate import foreign_step
 from orbit_ckpt._src.formats.orbax_layout import holds_tree, is_tree
+from orbit_ckpt._src.formats.runs import foreign_step
 from orbit_ckpt._src.items.base import (
     CheckpointArgs,
     CheckpointHandler,

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import FormatError, StorageError
-from orbit_ckpt._src.formats.locate import RunStep, scan_step
+from orbit_ckpt._src.formats.runs import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.step_details import read_step_details
 from orbit_ckpt._src.runtime.checks import check_int, check_type, show

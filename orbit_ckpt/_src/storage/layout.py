@@ -48,6 +48,7 @@ TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
 STATE_JSON, STATE_BYTES, STATE_TREE, STATE_RECORD = ".json", ".bin", ".tree", ".kind"
 """Endings of what holds the state of an object: the first is that of grain's files too."""
 
+_NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 
 _STATE_FILE = re.compile(r"process_(\d+)-of-(\d+)\.(json|bin|tree|kind)")
@@ -57,6 +58,12 @@ _PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
 def is_temporary_name(name: str) -> bool:
     """Whether a directory of this name holds a save that has not been committed."""
     return TEMPORARY_SUFFIX in name
+
+
+def number_in(name: str) -> int | None:
+    """Return the number at the end of a name."""
+    found = _NUMBER.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def partial_name(name: str, token: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,28 +9,19 @@ from pathlib import Path
 from orbit_ckpt._src.errors import (
     CheckpointError,
     CheckpointNotFoundError,
-    UnsafePathError,
 )
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.formats.locate import locate_run
-from orbit_ckpt._src.formats.orbax import check_complete, holds_tree
-from orbit_ckpt._src.formats.registry import check_reader, foreign_format
+from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
-from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.consistent_read import read_consistently
-from orbit_ckpt._src.storage.layout import (
-    is_temporary_name,
-)
-from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.path import (
-    explain_no_checkpoint,
     identity,
     resolve_path,
     storage_errors,
 )
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
 from orbit_ckpt._src.verify.verifier import Verifier, file_sizes
 
@@ -183,69 +173,8 @@ async def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
         CheckpointNotFoundError: There is none.
         IncompleteCheckpointError: It is a save that did not finish.
     """
-    run = locate_run(root)
-    if any(step.reader is not None for step in run.steps):
-        return {step.path: step.reader for step in run.steps}, len(run.unfinished)
-    foreign = None
-    if isinstance(root, StorePath):
-        try:
-            return _checkpoints(root)
-        except CheckpointNotFoundError:
-            foreign = foreign_format(root)
-            if foreign is None:
-                raise
-    else:
-        with contextlib.suppress(UnsafePathError):  # which is reported as damage
-            foreign = foreign_format(root)
-    if foreign is not None:
-        return {root: foreign}, 0
-    check_complete(root)
-    return _checkpoints(root)
-
-
-def _checkpoints(root: Path) -> tuple[Mapping[Path, None], int]:
-    """Return the checkpoints at a path: itself, or those in it; and how many are unfinished.
-
-    Raises:
-        CheckpointNotFoundError: There is none.
-    """
-    if isinstance(root, StorePath):
-        return _checkpoints_in_store(root)
-    if _is_checkpoint(root):
-        return {root: None}, 0
-    found: list[Path] = []
-    unfinished = 0
-    for child in sorted(root.iterdir(), key=_order):
-        if not child.is_dir():
-            continue
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-            if is_temporary_name(child.name) or is_in_progress(child):
-                unfinished += 1
-            elif _is_checkpoint(child):
-                found.append(child)
-    if not found:
-        advice = "Give the directory that was saved to, or the one with the steps of a run."
-        raise CheckpointNotFoundError(explain_no_checkpoint(root, advice))
-    return dict.fromkeys(found), unfinished
-
-
-def _checkpoints_in_store(root: StorePath) -> tuple[Mapping[Path, None], int]:
-    if is_committed(root):
-        return {root: None}, 0
-    names = [root / name for name in root.directories()]
-    there = map_paths(is_committed, names, root=root)
-    found: list[Path] = [path for path, is_there in zip(names, there, strict=True) if is_there]
-    if not found:
-        check_complete(root)  # which says what is wrong
-    others = [path for path, is_there in zip(names, there, strict=True) if not is_there]
-    unfinished = sum(map_paths(is_in_progress, others, root=root))
-    return dict.fromkeys(sorted(found, key=_order)), unfinished
-
-
-def _order(path: Path) -> tuple[int, str]:
-    digits = path.name[len(path.name.rstrip("0123456789")) :]
-    return int(digits or 0), path.name
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return looks_like_checkpoint(path) or holds_tree(path)
+    located = locate(root)
+    located.check()
+    if located.kind is not Kind.RUN:
+        return {root: located.reader}, 0
+    return {step.path: step.reader for step in located.run.steps}, len(located.run.unfinished)

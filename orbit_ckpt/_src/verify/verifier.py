@@ -12,7 +12,7 @@ from orbit_ckpt._src.errors import (
     UnsafePathError,
 )
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
-from orbit_ckpt._src.formats.orbax import holds_tree
+from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.items.detect import handler_class_in
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.metadata.files import read_step

@@ -1,0 +1,239 @@
+"""Scan the directory of a run: its checkpoints, by any program, and its unfinished saves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct, structs
+
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
+from orbit_ckpt._src.formats.detect import built_in_formats
+from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    IN_PROGRESS,
+    RUN_METADATA,
+    STEP_METADATA,
+    TREE_METADATA,
+    is_temporary_name,
+    number_in,
+)
+from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.system import is_directory
+
+_WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
+_FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
+_FLAX_PREFIX = "checkpoint_"
+"""What every step of another program is, or has; these are told without the formats."""
+
+_FOREIGN_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+|checkpoint_tmp|checkpoint_[\d.]+tmp")
+"""What T5X and Flax call a save in progress."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RunStep(Struct, frozen=True):
+    """One finished checkpoint of a run.
+
+    Attributes:
+        path: Where it is.
+        step: Its number; None if it has none. Flax takes fractions too.
+        reader: The format it is read as; None for our own and Orbax's.
+        foreign: What another program recorded of it.
+        entries: What its directory holds; nothing for a file, and in a store.
+        is_bare: Whether only arrays show that it is a tree, as in Orbax's first releases.
+    """
+
+    path: Path
+    step: float | None
+    reader: Format | None = None
+    foreign: ForeignStep | None = None
+    entries: Sequence[os.DirEntry[str]] = ()
+    is_bare: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """Names of what its directory holds."""
+        return {entry.name for entry in self.entries}
+
+
+class Run(Struct, frozen=True):
+    """What a directory holds.
+
+    Attributes:
+        steps: Its finished checkpoints, ascending; those without a number first. Of two with one
+            number our own or Orbax's is the last.
+        unfinished: Names of saves in progress and of what dead ones left.
+    """
+
+    steps: Sequence[RunStep] = ()
+    unfinished: Sequence[str] = ()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether several programs wrote into it."""
+        return len({step.reader and step.reader.name for step in self.steps}) > 1
+
+    @property
+    def newest(self) -> RunStep | None:
+        """The step with the highest number, None if there is no step."""
+        numbered = [step for step in self.steps if step.step is not None]
+        return numbered[-1] if numbered else None
+
+    def warn_of_duplicates(self) -> None:
+        """Log which of two checkpoints with the newest number is used."""
+        newest = self.newest
+        for other in self.steps[:-1]:
+            if newest is not None and other.step == newest.step and other is not newest:
+                _logger.warning(
+                    "Step %s exists twice: %s is used, %s is not",
+                    *(newest.step, newest.path, other.path),
+                )
+
+
+def locate_run(root: Path) -> Run:
+    """Return the checkpoints in a directory, by any program; none if it is one checkpoint itself.
+
+    Scans every directory in it once.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    if isinstance(root, StorePath):
+        return _locate_in_store(root)
+    if not root.is_dir() or is_one_checkpoint(root):
+        return Run()
+    steps: list[RunStep] = []
+    unfinished: list[str] = []
+    with os.scandir(root) as scanned:
+        children = sorted(scanned, key=lambda entry: entry.name)
+    for child in children:
+        entries = None if is_unfinished(child.name) else _scan(child)
+        if entries is None or _is_begun(entries):
+            unfinished.append(child.name)
+        elif (step := locate_step(root / child.name, entries)) is not None:
+            steps.append(step)
+    if len(steps) == 1 and steps[0].path.is_file():
+        steps = []  # the directory of a single file is that checkpoint
+    return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
+
+
+def locate_step(path: Path, entries: Sequence[os.DirEntry[str]]) -> RunStep | None:
+    """Return the checkpoint at a local path, None if there is none that is complete.
+
+    Args:
+        path: A file or directory.
+        entries: What the directory holds.
+    """
+    names = {entry.name for entry in entries}
+    if IN_PROGRESS in names:
+        return None
+    if STEP_METADATA not in names and (not entries or not _FOREIGN_FILES.isdisjoint(names)):
+        found = foreign_step(path)
+        if found is not None:
+            return structs.replace(found, entries=entries)
+    if STEP_METADATA in names or looks_like_checkpoint(path, entries):
+        return RunStep(path, number_in(path.name), entries=entries)
+    if entries and _is_old_tree(path):
+        return RunStep(path, number_in(path.name), entries=entries, is_bare=True)
+    return None
+
+
+def scan_step(path: Path) -> RunStep | None:
+    """Scan a local path; return the complete checkpoint there, None if there is none.
+
+    Raises:
+        OSError: It cannot be read, or does not exist.
+    """
+    entries: Sequence[os.DirEntry[str]] = ()
+    with contextlib.suppress(NotADirectoryError), os.scandir(path) as scanned:
+        entries = tuple(scanned)
+    return locate_step(path, entries)
+
+
+def foreign_step(path: Path) -> RunStep | None:
+    """Return the checkpoint that another program finished at a path, None if there is none."""
+    if not isinstance(path, StorePath) and not _has_foreign_sign(path):
+        return None
+    for known in built_in_formats(_WITH_RUNS):
+        found = known.step_at(path) if isinstance(known, StepRecognizer) else None
+        if found is not None:
+            # a writer of eFormer's that was not told the step records -1
+            step = number_in(path.name) if found.step < 0 else found.step
+            return RunStep(path, step, known, found)
+    return None
+
+
+def _has_foreign_sign(path: Path) -> bool:
+    """Whether a path may be a step of another program; most are not, and no format is imported."""
+    if os.path.isdir(path):
+        return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
+    return path.name.startswith(_FLAX_PREFIX)
+
+
+def is_one_checkpoint(root: Path) -> bool:
+    """Whether a local directory is a checkpoint, so that what is in it are no steps."""
+    own = any((root / name).exists() for name in (STEP_METADATA, TREE_METADATA, COMMIT_MARKER))
+    return own or holds_tree(root) or foreign_step(root) is not None
+
+
+def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
+    """Return what a directory holds; nothing for a file, and for what was deleted meanwhile."""
+    if not is_directory(child):
+        return ()
+    try:
+        with os.scandir(child.path) as entries:
+            return tuple(entries)
+    except FileNotFoundError:
+        return ()
+
+
+def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
+    """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
+    return any(entry.name == IN_PROGRESS for entry in entries)
+
+
+def _is_old_tree(directory: Path) -> bool:
+    """Whether only arrays tell that a directory is a tree, as of Orbax's first releases.
+
+    Such are also the saves of eFormer and Levanter that did not finish.
+    """
+    others = built_in_formats(("eformer", "levanter"))
+    return holds_tree(directory) and all(known.sniff(directory) is not None for known in others)
+
+
+def _locate_in_store(root: StorePath) -> Run:
+    if is_committed(root):
+        return Run()
+    directories = [root / name for name in root.directories()]
+    committed = map_paths(is_committed, directories, root=root)
+    own = [at for at, is_own in zip(directories, committed, strict=True) if is_own]
+    others = [at for at, is_own in zip(directories, committed, strict=True) if not is_own]
+    begun = map_paths(is_in_progress, others, root=root)
+    unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
+    (flax,) = built_in_formats(("flax_msgpack",))
+    files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
+    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
+    steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
+    steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
+    if not own and len(steps) == 1:
+        steps = []  # the directory of a single file is that checkpoint
+    return Run(sorted(steps, key=_order), unfinished)
+
+
+def _order(step: RunStep) -> tuple[float, bool]:
+    return -1 if step.step is None else step.step, step.reader is None
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether our own, Orbax's, T5X's and Flax's saves in progress have such names."""
+    return is_temporary_name(name) or _FOREIGN_TEMPORARY.fullmatch(name) is not None
