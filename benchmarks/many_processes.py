@@ -16,6 +16,7 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.recorded_sharding import NamedShardingMetadata, encode_sharding
 from orbit_ckpt._src.arrays.replicas import (
     Division,
     ReplicaOptions,
@@ -23,7 +24,6 @@ from orbit_ckpt._src.arrays.replicas import (
     divide_among,
     owners_of,
 )
-from orbit_ckpt._src.arrays.sharding import NamedShardingMetadata, encode_sharding
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices
 from orbit_ckpt._src.metadata.schema import (
     JAX_ARRAY,

@@ -75,13 +75,9 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.storage.atomic import AtomicityMode
     from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
     from orbit_ckpt._src.transform.trees import merge_trees
-    from orbit_ckpt._src.tree.flatten import PLACEHOLDER
-    from orbit_ckpt._src.type_handlers.base import (
-        ArrayRestoreArgs,
-        ParamInfo,
-        RestoreArgs,
-        SaveArgs,
-    )
+    from orbit_ckpt._src.tree.build import PLACEHOLDER
+    from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+    from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs
     from orbit_ckpt._src.type_handlers.lazy import LazyArray
     from orbit_ckpt._src.verify.api import verify
     from orbit_ckpt._src.verify.report import VerifyReport
@@ -204,8 +200,9 @@ __getattr__, __dir__ = lazy_names(
         "storage.atomic": "AtomicityMode",
         "transform.legacy": "apply_transformations, RestoreTransform, Transform",
         "transform.trees": "merge_trees",
-        "tree.flatten": "PLACEHOLDER",
+        "tree.build": "PLACEHOLDER",
         "type_handlers.lazy": "LazyArray",
-        "type_handlers.base": "ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs",
+        "type_handlers.array_args": "ArrayRestoreArgs",
+        "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs",
     },
 )

@@ -8,7 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.transform.engine import Rule
-    from orbit_ckpt._src.transform.patterns import partition
+    from orbit_ckpt._src.transform.partition import partition
     from orbit_ckpt._src.transform.rule_file import parse_rules
     from orbit_ckpt._src.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename
     from orbit_ckpt._src.transform.state import StateTransform
@@ -49,7 +49,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "transform.engine": "Rule",
-        "transform.patterns": "partition",
+        "transform.partition": "partition",
         "transform.rule_file": "parse_rules",
         "transform.rules": "AssignmentMap, Copy, Drop, Fallback, Rename",
         "transform.state": "StateTransform",

@@ -8,13 +8,8 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.type_handlers.array import ArrayHandler
-    from orbit_ckpt._src.type_handlers.base import (
-        ArrayRestoreArgs,
-        ParamInfo,
-        RestoreArgs,
-        SaveArgs,
-        TypeHandler,
-    )
+    from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+    from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs, TypeHandler
     from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
     from orbit_ckpt._src.type_handlers.registry import (
         GLOBAL_TYPE_HANDLER_REGISTRY,
@@ -57,7 +52,8 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "type_handlers.array": "ArrayHandler",
-        "type_handlers.base": "ArrayRestoreArgs, ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
+        "type_handlers.array_args": "ArrayRestoreArgs",
+        "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
         "type_handlers.numpy": "NumpyHandler",
         "type_handlers.registry": (
             "create_type_handler_registry, get_type_handler, GLOBAL_TYPE_HANDLER_REGISTRY, "

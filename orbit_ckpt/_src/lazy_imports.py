@@ -1,13 +1,20 @@
 """Lazy imports: a public module imports what it exports when a name is first used.
 
-Opening a public module thus costs nothing, and a command that needs no JAX imports none.
+Opening a public module thus costs nothing, and a command that needs no JAX imports none. What JAX
+must know of a class is registered once a program imports it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
+
+from typing_extensions import override
 
 
 def lazy_getattr(module: dict[str, Any], sources: Mapping[str, str]) -> Callable[[str], object]:
@@ -46,3 +53,68 @@ def lazy_names(
             at = f"orbit_ckpt._src.{source}:{name}" if source else f"orbit_ckpt.{name}"
             sources[alias or name] = at
     return lazy_getattr(module, sources), lambda: sorted(module["__all__"])
+
+
+def when_imported(name: str, callback: Callable[[ModuleType], object]) -> None:
+    """Call a function with a package once it has been imported: now, or when a program does.
+
+    Args:
+        name: A top-level package.
+        callback: Called once; the package's import ends when it has returned.
+    """
+    observer = _ImportObserver(name, callback)
+    sys.meta_path.insert(0, observer)
+    if name in sys.modules:
+        observer.imported(importlib.import_module(name))  # waits for another thread's import
+
+
+class _ImportObserver(MetaPathFinder):
+    """Finds one package as the other finders do, and calls a function after its import."""
+
+    def __init__(self, name: str, callback: Callable[[ModuleType], object]) -> None:
+        self._name = name
+        self._callback = callback
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        if fullname != self._name or self not in finders:
+            return None
+        after = finders[finders.index(self) + 1 :]
+        found = (finder.find_spec(fullname, path, target) for finder in after)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ObservedLoader(spec.loader, self.imported)
+        return spec
+
+    def imported(self, module: ModuleType) -> None:
+        """Call the function, unless that has been done."""
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return
+        self._callback(module)
+
+
+class _ObservedLoader(Loader):
+    """Loads a module as another loader does, and calls a function once that has succeeded."""
+
+    def __init__(self, loader: Loader, done: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._done = done
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)  # `get_data` and the like
+
+    @override
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    @override
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._done(module)

@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.checkpointer.api import PathLike
     from orbit_ckpt._src.formats.base import Format
     from orbit_ckpt._src.metadata.values import TreeMetadata
+    from orbit_ckpt._src.storage.path import PathLike
 
 
 class MetadataModule(ModuleType):
@@ -30,6 +30,6 @@ class MetadataModule(ModuleType):
             CheckpointNotFoundError: There is no checkpoint; the message lists what exists.
             IncompleteCheckpointError: The save did not finish.
         """
-        from orbit_ckpt._src.checkpointer.api import metadata  # noqa: PLC0415 - imports JAX
+        from orbit_ckpt._src.checkpointer.describe import metadata  # noqa: PLC0415 - imports TensorStore
 
         return metadata(path, reader=reader)

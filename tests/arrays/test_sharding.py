@@ -10,17 +10,15 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt._src.arrays.sharding import (
+from orbit_ckpt._src.arrays.recorded_sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
-    ShardingResolver,
     SingleDeviceShardingMetadata,
     decode_sharding,
-    default_sharding,
-    describe_sharding,
     encode_sharding,
     is_same_sharding,
 )
+from orbit_ckpt._src.arrays.sharding import ShardingResolver, default_sharding, describe_sharding
 from tests.support import make_mesh
 
 ABSENT = NamedShardingMetadata((2,), ("x",), ("x",), device_mesh=(7, 8))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -97,6 +100,29 @@ def test_commands_about_a_run_import_no_slow_package(run_of_steps: Path) -> None
     assert sorted(path.name for path in run_of_steps.iterdir()) == ["3", "notes.txt"]
 
 
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    pair = collections.namedtuple("pair", "mu nu")
+    tree = {
+        "layers": [{"w": jnp.ones((2, 3))}, {"w": jnp.zeros(4, jnp.bfloat16)}],
+        "opt": pair(np.arange(4), (1, 2.5)),
+        "by_step": {10: "ten", 9: None},
+        "empty": {},
+    }
+    ocp.save(tmp_path / "checkpoint", tree)
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["ls", "tree"])
+def test_listing_a_checkpoint_imports_no_jax(checkpoint: Path, command: str) -> None:
+    for status, out, loaded in run_in_turn(
+        ([command, str(checkpoint)], {}), ([command, str(checkpoint), "--json"], {})
+    ):
+        assert status == 0, out
+        assert "jax" not in loaded
+
+
 def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
     modules = ["orbit_ckpt", *(f"orbit_ckpt.{p.stem}" for p in PUBLIC if p.stem != "__init__")]
     script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
@@ -107,6 +133,39 @@ def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
     assert not {"jax", "tensorstore", "numpy"} & set(out.split())
 
 
+def run_script(script: str, *arguments: object) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *map(str, arguments)],
+        check=True,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@pytest.mark.slow
+def test_metadata_read_without_jax_become_a_pytree_once_it_is_imported(checkpoint: Path) -> None:
+    script = """
+import sys, orbit_ckpt as ocp
+found = ocp.metadata(sys.argv[1])
+print("jax" in sys.modules, found["layers"][0]["w"].shape, found["opt"].mu.dtype)
+import jax
+names = jax.tree.map(lambda leaf: leaf.name, found)
+print(type(names) is type(found), names["by_step"], names["empty"])
+"""
+    assert run_script(script, checkpoint).splitlines() == [
+        "False (2, 3) int64",
+        "True {9: None, 10: 'by_step.10'} {}",
+    ]
+
+
+@pytest.mark.slow
+def test_metadata_of_typed_keys_have_their_dtype_in_a_process_without_jax(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "keys", {"key": jax.random.key(0)})
+    script = "import sys, orbit_ckpt as ocp; print(ocp.metadata(sys.argv[1])['key'].dtype)"
+    assert run_script(script, tmp_path / "keys") == "key<fry>\n"
+
+
 def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
     step = run_of_steps / "1" / "default"
     script = (
@@ -114,11 +173,4 @@ def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
         "from orbit_ckpt.metadata import TreeMetadata\n"
         f"print(first is ocp.metadata, isinstance(ocp.metadata({str(step)!r}), TreeMetadata))"
     )
-    out = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        check=True,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert out == "True True\n"
+    assert run_script(script) == "True True\n"

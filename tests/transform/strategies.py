@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jax.tree_util import DictKey
 
 from orbit_ckpt._src.transform.patterns import split_name
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, build_tree, flatten
+from orbit_ckpt._src.tree.build import PLACEHOLDER, build_tree
+from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import find_name_collisions
 from orbit_ckpt.transform import (
     AssignmentMap,

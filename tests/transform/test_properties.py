@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import orbit_ckpt as ocp
 from orbit_ckpt._src.transform.engine import apply_rules
 from orbit_ckpt._src.transform.nodes import ArrayInfo, sources_of
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, flatten, is_empty_node
+from orbit_ckpt._src.tree.build import PLACEHOLDER
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import storage_name
 from orbit_ckpt.errors import (
     CorruptionError,

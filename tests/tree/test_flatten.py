@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node, is_namedtuple
+from orbit_ckpt._src.tree.build import build_tree, is_namedtuple
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 
 
 class Pair(NamedTuple):

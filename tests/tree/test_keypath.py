@@ -13,8 +13,11 @@ from orbit_ckpt._src.tree.keypath import (
     find_name_collisions,
     format_path,
     is_sequence_key,
+    jax_path,
+    key_class,
     key_kind,
     key_name,
+    key_value,
     make_key,
     name_path,
     storage_name,
@@ -97,14 +100,25 @@ def test_key_none_is_recovered() -> None:
     # DictKey(None) itself is a TypeError before JAX 0.10.1
     (path,) = flatten({None: 1}).paths
     assert key_kind(path[0]) is KeyKind.LITERAL
-    assert make_key("None", is_sequence=False, kind=KeyKind.LITERAL) == path[0]
+    made = make_key("None", is_sequence=False, kind=KeyKind.LITERAL)
+    assert jax_path((made,)) == path
 
 
 @given(keys)
 def test_key_is_recovered_from_its_name_and_kind(key: object) -> None:
     found = make_key(key_name(key), is_sequence=is_sequence_key(key), kind=key_kind(key))
-    assert repr(found) == repr(key)
-    assert type(found) is type(key)
+    (converted,) = jax_path((found,))
+    assert repr(converted) == repr(key)
+    assert type(converted) is type(key)
+
+
+@given(keys)
+def test_own_key_looks_like_the_key_of_jax(key: object) -> None:
+    own = make_key(key_name(key), is_sequence=is_sequence_key(key), kind=key_kind(key))
+    assert str(own) == str(key)
+    assert (key_name(own), key_value(own)) == (key_name(key), key_value(key))
+    assert (is_sequence_key(own), key_kind(own)) == (is_sequence_key(key), key_kind(key))
+    assert key_class(own) is key_class(key)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Host memory for arrays that JAX can take over without copying them."""
+"""Host memory of arrays: views of it, and arenas that JAX can take over without a copy."""
 
 from __future__ import annotations
 
@@ -99,3 +99,9 @@ def _mapped(nbytes: int, flags: int) -> memoryview:
 _MAP_FLAGS: int | None = (
     mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if hasattr(mmap, "MAP_ANONYMOUS") else None
 )
+
+
+def byte_view(array: HostArray) -> memoryview:
+    """Return the memory of an array in C order."""
+    flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
+    return memoryview(cast(bytearray, flat))

@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.memory import Arena
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
 
@@ -196,12 +196,6 @@ def host_blocks(data: Data, region: Region, max_bytes: int) -> Iterator[HostArra
     if not isinstance(data, DeviceSlice):
         data = DeviceSlice(data, whole(data.shape))
     yield from map(np.asarray, data.blocks(region, max_bytes))
-
-
-def byte_view(array: HostArray) -> memoryview:
-    """Return the memory of an array in C order."""
-    flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
-    return memoryview(cast(bytearray, flat))
 
 
 def _slice(data: jax.Array, region: Region) -> jax.Array:

@@ -365,24 +365,6 @@ _CHOICES = {
 }
 
 
-def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
-    """Return what is known of a saved pytree without reading its arrays or touching a device.
-
-    Args:
-        path: As for `load`.
-        reader: As for `load`.
-
-    Returns:
-        `.tree` with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
-        storage), `ScalarMetadata` and `StringMetadata` for leaves, and `.custom_metadata`.
-
-    Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
-        IncompleteCheckpointError: The save did not finish.
-    """
-    return _TREES.metadata(resolve_path(path), reader=reader)
-
-
 def _within(memory_limit: int | None) -> TreeIO:
     """Return the engine, limited to so many bytes of host memory for reading.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
-from orbit_ckpt._src.checkpointer.api import load, metadata
+from orbit_ckpt._src.checkpointer.api import load
+from orbit_ckpt._src.checkpointer.describe import metadata
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
 from orbit_ckpt._src.formats.base import Format

@@ -11,8 +11,8 @@ import typer
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
-from orbit_ckpt._src.checkpointer.api import metadata
 from orbit_ckpt._src.checkpointer.compare import diff as compare
+from orbit_ckpt._src.checkpointer.describe import metadata
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules

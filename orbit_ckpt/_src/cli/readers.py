@@ -6,21 +6,19 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.formats.t5x import T5XFormat
-from orbit_ckpt._src.formats.t5x_spec import Uint16
-from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat
-from orbit_ckpt._src.formats.tf_names import translate_t5
-from orbit_ckpt._src.transform.engine import Rule
-from orbit_ckpt._src.transform.rule_file import parse_rules
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.transform.engine import Rule
 
 _FLAGS = {"true": True, "false": False}
-_NAMES = {"t5": translate_t5, "none": None}
+
+_Reader = tuple[Callable[..., Format], Mapping[str, Callable[[str], object]]]
 
 
 def _choice(choices: Mapping[str, object]) -> Callable[[str], object]:
@@ -38,17 +36,20 @@ def _step(text: str) -> int:
     return int(text)
 
 
-_READERS: Mapping[str, tuple[Callable[..., Format], Mapping[str, Callable[[str], object]]]] = {
-    "t5x": (
-        T5XFormat,
-        {
-            "step": _step,
-            "uint16": _choice({name: name for name in get_args(Uint16)}),
-            "allow_legacy": _choice(_FLAGS),
-        },
-    ),
-    "tf": (TensorFlowFormat, {"translate": _choice(_NAMES)}),
-}
+def _readers() -> Mapping[str, _Reader]:
+    """Return the formats by name, with their options."""
+    from orbit_ckpt._src.formats.t5x import T5XFormat  # noqa: PLC0415 - imports JAX
+    from orbit_ckpt._src.formats.t5x_spec import Uint16  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.formats.tf_names import translate_t5  # noqa: PLC0415 - as above
+
+    options = {
+        "step": _step,
+        "uint16": _choice({name: name for name in get_args(Uint16)}),
+        "allow_legacy": _choice(_FLAGS),
+    }
+    names = {"t5": translate_t5, "none": None}
+    return {"t5x": (T5XFormat, options), "tf": (TensorFlowFormat, {"translate": _choice(names)})}
 
 
 def parse_reader(text: str | None) -> Format | None:
@@ -59,13 +60,14 @@ def parse_reader(text: str | None) -> Format | None:
     """
     if text is None:
         return None
+    readers = _readers()
     name, _, rest = text.partition(":")
-    if name not in _READERS:
+    if name not in readers:
         raise typer.BadParameter(
-            f"--reader {text!r}: give {' or '.join(_READERS)}, with options "
+            f"--reader {text!r}: give {' or '.join(readers)}, with options "
             "behind a colon, such as t5x:step=5."
         )
-    make, options = _READERS[name]
+    make, options = readers[name]
     given: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
         key, _, value = part.partition("=")
@@ -99,4 +101,6 @@ def read_rules(file: Path) -> list[Rule]:
         raise TransformError(f"{file}: not a text in UTF-8: {error}") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise TransformError(f"{file}: not {file.suffix[1:].upper()}: {error}") from error
+    from orbit_ckpt._src.transform.rule_file import parse_rules  # noqa: PLC0415 - imports JAX
+
     return parse_rules(document, str(file))

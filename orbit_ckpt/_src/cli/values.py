@@ -11,14 +11,8 @@ import typer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
-from orbit_ckpt._src.cli.leaves import (
-    Leaf,
-    as_host,
-    choose,
-    list_leaves,
-    open_leaves,
-    statistics_of,
-)
+from orbit_ckpt._src.cli.blocks import as_host, open_leaves, statistics_of
+from orbit_ckpt._src.cli.leaves import Leaf, choose, list_leaves
 from orbit_ckpt._src.cli.output import echo, human_bytes, human_number, print_json, print_table
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader

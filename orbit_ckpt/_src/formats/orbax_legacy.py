@@ -10,16 +10,21 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, UNKNOWN_TYPE, LeafRecord, TreeDocument
+from orbit_ckpt._src.metadata.schema import (
+    EMPTY_TYPES,
+    STRING,
+    UNKNOWN_TYPE,
+    LeafRecord,
+    TreeDocument,
+)
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT
 from orbit_ckpt._src.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import is_directory
-from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
 from orbit_ckpt._src.tree.keypath import KeyPath, make_key
 
 _DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
-STRING = "string"
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
 
@@ -57,13 +62,13 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     """
     from orbit_ckpt._src.formats.msgpack_scan import scan_bytes  # noqa: PLC0415 - for old ones only
 
-    flat: FlatTree = flatten(scan_bytes(data, f"{where}: not an aggregate file of Orbax"))
+    tree = scan_bytes(data, f"{where}: not an aggregate file of Orbax")
     leaves: list[LeafRecord] = []
     inline: dict[str, object] = {}
-    for path, value in zip(flat.paths, flat.values, strict=True):
+    for path, value in leaves_of(tree):
         if isinstance(value, str) and value.startswith(_STORED_ELSEWHERE):
             leaves.append(LeafRecord.at(path, UNKNOWN_TYPE))
-        elif is_empty_node(value):
+        elif is_empty_container(value):
             leaves.append(LeafRecord.at(path, empty_typestr(value), is_empty=True))
         else:
             record = LeafRecord.at(path, UNKNOWN_TYPE)

@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype
+from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.arrays.transfer import byte_view
 from orbit_ckpt._src.errors import CheckpointExistsError, UnsupportedLeafError
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.atomic import make_directories, sync_directory

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jax.tree_util import DictKey
 from msgspec import Struct
 from typing_extensions import override
 
@@ -37,6 +36,7 @@ from orbit_ckpt._src.storage.store_path import (
     read_extent,
 )
 from orbit_ckpt._src.text import shorten_list
+from orbit_ckpt._src.tree.keypath import DictKey
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"

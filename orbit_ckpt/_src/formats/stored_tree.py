@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
 from orbit_ckpt._src.storage.array_sums import ArraySum
 from orbit_ckpt._src.storage.batch_read import BatchReader
@@ -16,6 +17,9 @@ from orbit_ckpt._src.storage.identity import OpenedDirectory
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import TREE_METADATA
 from orbit_ckpt._src.type_handlers.base import LoadBatch
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.arrays.sharding import ShardingResolver
 
 
 class TreeParts(Struct, frozen=True):
@@ -112,5 +116,5 @@ class StoredTree(Struct, frozen=True):
             decode_shardings=parts.decode_shardings,
             details=self.details.leaves,
             strings=parts.strings,
-            resolver=resolver or ShardingResolver(),
+            given_resolver=resolver,
         )

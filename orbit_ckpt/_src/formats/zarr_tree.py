@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jax.tree_util import DictKey, SequenceKey
 from msgspec import Struct
 from typing_extensions import override
 
@@ -18,7 +17,15 @@ from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
 from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.value_read import read_value
 from orbit_ckpt._src.storage.zarr import parse_array
-from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path, is_sequence_key, key_name
+from orbit_ckpt._src.tree.keypath import (
+    DictKey,
+    KeyPath,
+    NamePath,
+    SequenceKey,
+    format_path,
+    is_sequence_key,
+    key_name,
+)
 
 
 class ArrayEntry(Struct, frozen=True):

@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, decode_sharding, encode_sharding
+from orbit_ckpt._src.arrays.recorded_sharding import (
+    ShardingMetadata,
+    decode_sharding,
+    encode_sharding,
+)
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.schema import (

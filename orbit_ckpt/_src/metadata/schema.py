@@ -42,7 +42,9 @@ DETAILS_VERSION = 1
 
 JAX_ARRAY = "jax.Array"
 NUMPY_ARRAY = "np.ndarray"
-"""Value type of JAX arrays."""
+SCALAR = "scalar"
+STRING = "string"
+"""Value types of leaves that the built-in handlers write."""
 
 RANDOM_KEY_IMPL = "random_key_impl"
 

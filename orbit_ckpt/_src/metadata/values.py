@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.lazy_imports import when_imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,6 @@ class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
         return hash(StringMetadata)
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TreeMetadata:
     """Metadata of a tree; itself a pytree whose leaves are those of `tree`.
@@ -164,6 +164,13 @@ class TreeMetadata:
     def _container(self) -> Any:
         """The outermost container, which a single leaf does not have."""
         return self.tree
+
+
+def _register(jax: ModuleType) -> None:
+    jax.tree_util.register_dataclass(TreeMetadata)
+
+
+when_imported("jax", _register)
 
 
 class StepStatistics(dict[str, object]):

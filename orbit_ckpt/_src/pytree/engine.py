@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from orbit_ckpt._src.arrays.memory import available_bytes
 from orbit_ckpt._src.arrays.sharding import ShardingResolver
-from orbit_ckpt._src.formats.base import Format, StoredTree
-from orbit_ckpt._src.formats.orbax import open_tree
-from orbit_ckpt._src.formats.registry import open_checkpoint
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.pytree.describe import describe_tree
+from orbit_ckpt._src.pytree.read import read_tree
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.pytree.restore.tree import (
     ResolvedRestore,
-    read_metadata,
-    rebuild,
     resolve_restore,
     restore_tree,
 )
@@ -32,8 +31,6 @@ from orbit_ckpt._src.pytree.save.stage import TreeSaveOptions, stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
-from orbit_ckpt._src.runtime.warn import warn_caller
-from orbit_ckpt._src.storage.consistent_read import read_consistently
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
 if TYPE_CHECKING:
@@ -233,13 +230,13 @@ class TreeIO:
             CheckpointNotFoundError: There is no tree.
             CorruptionError: Stored data is missing or damaged.
         """
-
-        async def read(source: StoredTree) -> TreeMetadata:
-            found = await read_metadata(source, source.load_batch(), self.registry)
-            tree = rebuild(source, found, rich_types=self.rich_types)
-            return TreeMetadata(tree, source.document.custom_metadata)
-
-        return self._read(path, read, reader=reader)
+        return describe_tree(
+            path,
+            self.registry,
+            reader=reader,
+            aggregate=self.aggregate,
+            rich_types=self.rich_types,
+        )
 
     def _run(
         self,
@@ -260,38 +257,11 @@ class TreeIO:
                 batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
                 return await run(await resolve_restore(source, batch, self.registry, options))
 
-        return self._read(
+        return read_tree(
             path,
             read,
             reader=options.reader,
+            aggregate=self.aggregate,
             has_target=options.target is not None,
             as_whole=as_whole,
         )
-
-    def _read(
-        self,
-        path: Path,
-        read: Callable[[StoredTree], Coroutine[object, object, T]],
-        *,
-        reader: Format | None,
-        has_target: bool = False,
-        as_whole: bool = False,
-    ) -> T:
-        """Open a tree and read from it; warn of what is lost without a target."""
-        losses: set[str | None] = set()
-        aggregate = None if reader is not None else self.aggregate
-
-        async def open_and_read(path: Path) -> T:
-            if aggregate and (path / aggregate).is_file():
-                source = open_tree(path, aggregate=aggregate)
-            else:
-                source = open_checkpoint(
-                    path, allow_unstructured=has_target, reader=reader, as_whole=as_whole
-                )
-            losses.add(None if has_target else source.loss)
-            return await read(source)
-
-        result = read_consistently([path], open_and_read)
-        for loss in filter(None, losses):
-            warn_caller(loss)
-        return result

@@ -8,12 +8,17 @@ from collections.abc import Collection, Generator
 from hashlib import blake2b
 from typing import Any
 
-from jax._src.distributed import global_state  # the only way to the coordination service
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
 from orbit_ckpt._src.runtime.forking import reset_in_child
-from orbit_ckpt._src.runtime.process import Process, ProcessGroup, SingleProcess, process_of_jax
+from orbit_ckpt._src.runtime.process import (
+    Process,
+    ProcessGroup,
+    SingleProcess,
+    distributed_state,
+    process_of_jax,
+)
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 
 
@@ -26,8 +31,8 @@ class _Membership:
 
     def after_fork_in_child(self) -> None:
         """Use nothing of the parent's connection, whose threads are gone."""
-        state: Any = global_state
-        self.is_inherited = state.client is not None
+        state = distributed_state()
+        self.is_inherited = state is not None and state.client is not None
 
 
 _membership = _Membership()
@@ -36,7 +41,9 @@ _membership = _Membership()
 
 def has_preemption_service() -> bool:
     """Return whether JAX watches for the end of the job; it can with one process, too."""
-    state: Any = global_state
+    state = distributed_state()
+    if state is None:
+        return False
     return state.preemption_sync_manager is not None and not _membership.is_inherited
 
 
@@ -146,7 +153,7 @@ class _JaxKeyValueStore(KeyValueStore):
     """The key-value store of `jax.distributed`."""
 
     def __init__(self) -> None:
-        state: Any = global_state
+        state = distributed_state()
         self._client: Any = state.client
 
     @override

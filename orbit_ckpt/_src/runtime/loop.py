@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Executor, Future, wait
 from typing import Any, Generic, TypeVar, cast
 
-import jax
 from typing_extensions import TypeVarTuple, override
 
 from orbit_ckpt._src.runtime.collector import CollectorPause
+from orbit_ckpt._src.runtime.loaded import loaded_jax
 from orbit_ckpt._src.runtime.workers import Workers
 
 T = TypeVar("T")
@@ -244,6 +244,9 @@ def _running_loop_left() -> Generator[None]:
 
 def _jax_settings() -> contextlib.AbstractContextManager[None]:
     """Return a context that gives another thread the settings that JAX keeps per thread."""
+    jax = loaded_jax()
+    if jax is None:
+        return contextlib.nullcontext()
     device: Any = jax.config.jax_default_device
     x64: Any = jax.config.jax_enable_x64
 

@@ -10,11 +10,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from jax._src.distributed import global_state  # initialises no devices
 from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.runtime.loaded import loaded_jax
 
 
 class Process(Struct, frozen=True):
@@ -62,10 +62,19 @@ def this_process() -> Process:
 
 def process_of_jax() -> Process:
     """Return which process of JAX's this is; initialises no device."""
-    state: Any = global_state
-    if state.client is None:
+    state = distributed_state()
+    if state is None or state.client is None:
         return Process()
     return Process(state.process_id, state.num_processes)
+
+
+def distributed_state() -> Any:
+    """Return what JAX knows of its processes, without initialising devices; None without JAX."""
+    if loaded_jax() is None:
+        return None
+    from jax._src.distributed import global_state  # noqa: PLC0415 - the only way to it
+
+    return global_state
 
 
 class Rendezvous(Protocol):

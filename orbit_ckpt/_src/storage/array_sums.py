@@ -9,8 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, whole
-from orbit_ckpt._src.arrays.transfer import byte_view
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 

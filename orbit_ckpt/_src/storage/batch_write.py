@@ -18,12 +18,12 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
+from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt._src.arrays.transfer import (
     DeferredData,
     Shard,
     begin_transfer,
-    byte_view,
     copy_to_host,
     host_blocks,
     is_on_host,

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape
-from orbit_ckpt._src.arrays.transfer import byte_view
 from orbit_ckpt._src.storage.ocdbt_encode import Extent
 from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_read import MAX_OBJECT_AHEAD_BYTES, ValueReader, part_of

@@ -10,9 +10,8 @@ from crc32c import crc32c
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
-from orbit_ckpt._src.arrays.transfer import byte_view
 from orbit_ckpt._src.errors import CorruptionError, FormatError, UnsafePathError
 from orbit_ckpt._src.storage.box_read import read_box
 from orbit_ckpt._src.storage.codec import (

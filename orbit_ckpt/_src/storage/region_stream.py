@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import (
     Region,
     Shape,
@@ -16,7 +16,6 @@ from orbit_ckpt._src.arrays.slices import (
     split_by_rows,
     whole,
 )
-from orbit_ckpt._src.arrays.transfer import byte_view
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead, damaged_chunk, recorded_checksum
 from orbit_ckpt._src.storage.codec import PIECE_BYTES, ChunkStream

@@ -24,8 +24,9 @@ from msgspec import Struct
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.transform.nodes import Apply, FromTarget, Node, Read
 from orbit_ckpt._src.transform.patterns import join_name, names_by_text
+from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
 
 _RESTORE_ONLY = "Must use RestoreTransform in order to use multi_value_fn during restore."

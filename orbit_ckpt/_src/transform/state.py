@@ -17,7 +17,8 @@ from orbit_ckpt._src.transform.engine import Leaves, Rule
 from orbit_ckpt._src.transform.legacy import Undeclared
 from orbit_ckpt._src.transform.nodes import UNKNOWN, Apply, ArrayInfo, Node, Shape
 from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.build import build_tree
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath
 
 StateFunction = Callable[..., Any]

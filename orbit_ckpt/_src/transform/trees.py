@@ -7,7 +7,8 @@ from typing import Any
 
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.tree.flatten import build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.build import build_tree
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 
 

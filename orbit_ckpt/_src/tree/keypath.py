@@ -1,23 +1,20 @@
 """Key paths: where a leaf sits in a tree, and the names derived from that.
 
-A `KeyPath` is JAX's own: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and
-`FlattenedIndexKey`. Two leaves are the same leaf to a checkpoint if the *names* of their keys
-agree: `{'0': x}`, `{0: x}` and `[x]` all store one leaf called `0`, as in Orbax.
+A `KeyPath` is a tuple of keys: of JAX's in a tree that was flattened, of this module's in one that
+metadata describe. Both have the same kinds and attributes, and reading needs no JAX. Two leaves are
+the same leaf to a checkpoint if the *names* of their keys agree: `{'0': x}`, `{0: x}` and `[x]` all
+store one leaf called `0`, as in Orbax.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import sys
 from enum import StrEnum
+from typing import Any, cast
 
-import jax
-from jax.tree_util import (
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    SequenceKey,
-)
+from msgspec import Struct
+from typing_extensions import override
 
 KeyPath = tuple[object, ...]
 NamePath = tuple[str, ...]
@@ -37,21 +34,71 @@ class KeyKind(StrEnum):
     FLAT = "flat"
 
 
-_ATTRIBUTES: Mapping[type, str] = {
-    SequenceKey: "idx",
-    DictKey: "key",
-    GetAttrKey: "name",
-    FlattenedIndexKey: "key",
-}
+class SequenceKey(Struct, frozen=True, gc=False):
+    """A position in a list or tuple."""
+
+    idx: int
+
+    @override
+    def __str__(self) -> str:
+        return f"[{self.idx!r}]"
 
 
-_SEQUENCE_KEYS = frozenset({SequenceKey, FlattenedIndexKey})
+class DictKey(Struct, frozen=True, gc=False):
+    """A key of a dict."""
+
+    key: object
+
+    @override
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+class GetAttrKey(Struct, frozen=True, gc=False):
+    """A field of a namedtuple, dataclass or other node with named children."""
+
+    name: str
+
+    @override
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+
+class FlattenedIndexKey(Struct, frozen=True, gc=False):
+    """A child of a node registered without keys."""
+
+    key: int
+
+    @override
+    def __str__(self) -> str:
+        return f"[<flat index {self.key}>]"
+
+
+_ATTRIBUTES = {SequenceKey: "idx", DictKey: "key", GetAttrKey: "name", FlattenedIndexKey: "key"}
+
+
+class _KeyClasses(dict[type, type | None]):
+    """The class of this module for each class of keys, JAX's included; None for other classes."""
+
+    def __missing__(self, kind: type) -> type | None:
+        loaded = sys.modules.get("jax.tree_util")  # JAX's keys exist only once it is loaded
+        named = (own for own in _ATTRIBUTES if getattr(loaded, own.__name__, None) is kind)
+        self[kind] = own = next(named, None)
+        return own
+
+
+_classes = _KeyClasses({kind: kind for kind in _ATTRIBUTES})
+
+
+def key_class(key: object) -> type | None:
+    """Return the class of this module that a key is of, also for JAX's keys; None for no key."""
+    return _classes[type(key)]
 
 
 def key_value(key: object) -> object:
     """Return what a key looks up: an index, a dict key or an attribute's name."""
-    attribute = _ATTRIBUTES.get(type(key))
-    return key if attribute is None else getattr(key, attribute)
+    kind = _classes[type(key)]
+    return key if kind is None else getattr(key, _ATTRIBUTES[kind])
 
 
 def key_name(key: object) -> str:
@@ -61,7 +108,8 @@ def key_name(key: object) -> str:
 
 def is_sequence_key(key: object) -> bool:
     """Whether Orbax's metadata records the key as a position instead of a name."""
-    return type(key) in _SEQUENCE_KEYS
+    kind = _classes[type(key)]
+    return kind is SequenceKey or kind is FlattenedIndexKey
 
 
 def name_path(path: KeyPath) -> NamePath:
@@ -93,13 +141,12 @@ def key_kind(key: object) -> KeyKind | None:
     Dict keys that are neither strings nor literals (an enum member, say) also give None: they
     are restored by name.
     """
-    value = key_value(key)
-    kind = type(key)
+    value, kind = key_value(key), _classes[type(key)]
     if kind is SequenceKey or (kind is DictKey and type(value) is str):
         return None
-    if isinstance(key, GetAttrKey):
+    if kind is GetAttrKey:
         return KeyKind.ATTRIBUTE
-    if isinstance(key, FlattenedIndexKey):
+    if kind is FlattenedIndexKey:
         return KeyKind.FLAT
     if type(value) is str:
         return None
@@ -114,8 +161,7 @@ def make_key(name: str, *, is_sequence: bool, kind: KeyKind | None = None) -> ob
     """
     match kind:
         case KeyKind.LITERAL:
-            value = _parse_literal(name)
-            return DictKey(value) if value is not None else _none_key()
+            return DictKey(_parse_literal(name))
         case KeyKind.ATTRIBUTE:
             return GetAttrKey(name)
         case KeyKind.FLAT:
@@ -144,12 +190,6 @@ def _is_literal(value: object) -> bool:
     return type(parsed) is type(value) and bool(parsed == value)
 
 
-def _none_key() -> object:
-    # DictKey(None) is a TypeError before JAX 0.10.1; flattening makes one in every version
-    leaves_with_path = getattr(jax.tree_util, "tree_leaves_with_path")  # noqa: B009 - loosely typed
-    return leaves_with_path({None: 0})[0][0][0]
-
-
 def _parse_literal(text: str) -> object:
     try:
         return ast.literal_eval(text)
@@ -173,3 +213,20 @@ class KeysByName(dict[str, object]):
             raise ValueError(f"{name!r} is not how a position is written")
         self[name] = key
         return key
+
+
+def jax_path(path: KeyPath) -> KeyPath:
+    """Return a path with JAX's keys, for code outside this package; imports JAX."""
+    from jax import tree_util  # noqa: PLC0415 - nothing else here needs it
+
+    def convert(key: object) -> object:
+        kind = type(key)
+        if kind not in _ATTRIBUTES:
+            return key
+        value = key_value(key)
+        if value is None:  # DictKey(None) is a TypeError before JAX 0.10.1; flattening makes one
+            pairs = cast(Any, tree_util).tree_leaves_with_path({None: 0})
+            return pairs[0][0][0]
+        return getattr(tree_util, kind.__name__)(value)
+
+    return tuple(map(convert, path))

@@ -31,10 +31,10 @@ from orbit_ckpt._src.type_handlers.base import (
     save_batch_of,
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
 from orbit_ckpt._src.type_handlers.stored import (
     add_array,
-    array_metadata,
     default_save_args,
     warn_of_metadata_key,
     whole_reads,

@@ -10,34 +10,29 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
-from orbit_ckpt._src.arrays.sharding import (
+from orbit_ckpt._src.arrays.recorded_sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
     SingleDeviceShardingMetadata,
-    as_sharding,
-    check_divides,
 )
+from orbit_ckpt._src.arrays.sharding import as_sharding, check_divides
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, whole
 from orbit_ckpt._src.arrays.transfer import local_regions
 from orbit_ckpt._src.errors import TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
-    ArrayRestoreArgs,
     LoadBatch,
     ParamInfo,
     RestoreArgs,
     load_batch_of,
     logical_dtype,
 )
+from orbit_ckpt._src.type_handlers.described import key_type_of, layouts_of
 from orbit_ckpt._src.type_handlers.prng import wrap_keys
-from orbit_ckpt._src.type_handlers.stored import (
-    cast_host,
-    default_restore_args,
-    key_type_of,
-    layouts_of,
-)
+from orbit_ckpt._src.type_handlers.stored import cast_host, default_restore_args
 
 
 class Placement(Struct, frozen=True):

@@ -11,33 +11,33 @@ What else a handler can do is said by optional protocols: `ValueChecker`, `Value
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MemberDescriptorType
-from typing import Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-import jax
 import msgspec
 import tensorstore as ts
-from jax.sharding import Mesh, PartitionSpec
 from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, stored_dtype
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, ShardingResolver
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
-from orbit_ckpt._src.runtime.checks import as_flag, check_axes, check_int
+from orbit_ckpt._src.runtime.checks import check_axes, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
-from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.tree.keypath import KeyPath, format_path, jax_path
 from orbit_ckpt._src.unused import warn_set
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.arrays.sharding import ShardingResolver
+    from orbit_ckpt._src.storage.batch_write import BatchWriter
 
 
 @dataclass
@@ -84,58 +84,6 @@ class RestoreArgs:
         check_dtype("RestoreArgs.dtype", self.dtype)
 
 
-@dataclass
-class ArrayRestoreArgs(RestoreArgs):
-    """How one leaf is restored as a JAX array.
-
-    The sharding is that of `mesh` and `mesh_axes`, else `sharding`, else the recorded one if its
-    devices are here, else the default device.
-
-    Attributes:
-        restore_type: `jax.Array`; None leaves a numpy array that was saved one, unless a fallback
-            sharding is given.
-        mesh: Devices to restore on.
-        mesh_axes: Partitioning over `mesh`.
-        sharding: Sharding wanted, JAX's or as recorded in a checkpoint.
-        global_shape: Shape wanted; None for the saved one.
-        shape: Another name for `global_shape`.
-        strict: Whether a different shape is an error; else the array is padded with zeros or cut.
-    """
-
-    restore_type: object = jax.Array
-    mesh: Mesh | None = None
-    mesh_axes: PartitionSpec | None = None
-    sharding: jax.sharding.Sharding | ShardingMetadata | None = None
-    global_shape: Shape | None = None
-    shape: Shape | None = None
-    strict: bool = True
-
-    def __post_init__(self) -> None:
-        check_dtype("ArrayRestoreArgs.dtype", self.dtype)
-        if (self.mesh is None) != (self.mesh_axes is None):
-            alone = "mesh" if self.mesh_axes is None else "mesh_axes"
-            warnings.warn(
-                f"ArrayRestoreArgs: {alone}= alone does nothing; give both mesh= and mesh_axes=, "
-                "or sharding=NamedSharding(mesh, PartitionSpec(...)).",
-                stacklevel=3,
-            )
-        if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
-            self.strict = as_flag("ArrayRestoreArgs.strict", self.strict)
-        if not isinstance(self.shape, tuple | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
-            check_axes("ArrayRestoreArgs.shape", self.shape)
-        if not isinstance(self.global_shape, tuple | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
-            check_axes("ArrayRestoreArgs.global_shape", self.global_shape)
-        if self.shape is None:
-            self.shape = self.global_shape
-        elif self.global_shape is None:
-            self.global_shape = self.shape
-        elif tuple(self.shape) != tuple(self.global_shape):
-            raise ValueError(
-                f"shape={self.shape} and global_shape={self.global_shape} mean the same and must "
-                "match"
-            )
-
-
 class SaveBatch(Struct):
     """What the handlers of one save share.
 
@@ -169,7 +117,8 @@ class LoadBatch(Struct, frozen=True, dict=True):
         decode_shardings: Returns their recorded shardings.
         details: What Orbax's documents lose of a leaf.
         strings: Contents of the strings file.
-        resolver: Turns recorded shardings into JAX's.
+        given_resolver: Turns recorded shardings into JAX's; None for the default device where they
+            cannot be used.
     """
 
     reader: BatchReader
@@ -177,7 +126,14 @@ class LoadBatch(Struct, frozen=True, dict=True):
     decode_shardings: Callable[[], Mapping[str, ShardingMetadata]]
     details: Mapping[str, LeafDetail]
     strings: Mapping[str, object]
-    resolver: ShardingResolver
+    given_resolver: ShardingResolver | None = None
+
+    @functools.cached_property
+    def resolver(self) -> ShardingResolver:
+        """What turns recorded shardings into JAX's; made when a value is restored."""
+        from orbit_ckpt._src.arrays.sharding import ShardingResolver  # noqa: PLC0415 - imports JAX
+
+        return self.given_resolver or ShardingResolver()
 
     @functools.cached_property
     def shardings(self) -> Mapping[str, ShardingMetadata]:
@@ -243,7 +199,8 @@ class ParamInfo(Struct, kw_only=True, gc=False):
     @property
     def location(self) -> KeyPath:
         """Where the leaf sits, known or not."""
-        return (self.name,) if self.keypath is None else self.keypath
+        path: KeyPath | None = _keypath.__get__(self)
+        return (self.name,) if path is None else path
 
     @property
     def label(self) -> str:
@@ -271,7 +228,23 @@ class _JoinedPath:
         self._given.__set__(info, path)
 
 
+class _KeysOfJax:
+    """The attribute `ParamInfo.keypath`: with JAX's keys, as handlers written for Orbax expect."""
+
+    def __init__(self, given: MemberDescriptorType) -> None:
+        self._given = given
+
+    def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> KeyPath | None:
+        path = cast(KeyPath | None, self._given.__get__(info, owner))
+        return None if path is None else jax_path(path)
+
+    def __set__(self, info: ParamInfo, path: KeyPath | None) -> None:
+        self._given.__set__(info, path)
+
+
+_keypath = cast(MemberDescriptorType, vars(ParamInfo)["keypath"])
 setattr(ParamInfo, "path", _JoinedPath(vars(ParamInfo)["path"]))  # noqa: B010 - declared as a field
+setattr(ParamInfo, "keypath", _KeysOfJax(_keypath))  # noqa: B010 - as above
 
 
 @runtime_checkable

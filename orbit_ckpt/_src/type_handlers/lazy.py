@@ -12,7 +12,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype
 from orbit_ckpt._src.arrays.indexing import select
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
 from orbit_ckpt._src.type_handlers.prng import wrap_keys

@@ -13,8 +13,8 @@ from orbit_ckpt._src.arrays.transfer import TakenArray, shards_of
 from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
-    ArrayRestoreArgs,
     Future,
     ParamInfo,
     RestoreArgs,
@@ -24,9 +24,9 @@ from orbit_ckpt._src.type_handlers.base import (
     logical_dtype,
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.stored import (
     add_array,
-    array_metadata,
     cast_host,
     default_save_args,
     read_each,

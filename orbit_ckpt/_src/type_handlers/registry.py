@@ -4,6 +4,8 @@ On save a handler is looked up by the leaf's type: among those registered explic
 built-in ones, then plug-ins; in each by the nearest class of the type's method resolution order.
 On restore it is looked up by the typestr that the checkpoint records, in the same order of
 registrations. Installing a package therefore never changes how a built-in type is written.
+
+The built-in handlers need JAX, which is imported when one is looked up. Metadata do not need them.
 """
 
 from __future__ import annotations
@@ -11,18 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-import jax
 import numpy as np
 
+from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY, UNKNOWN_TYPE
 from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.runtime.checks import check_callable, show
-from orbit_ckpt._src.type_handlers.array import ArrayHandler
 from orbit_ckpt._src.type_handlers.base import TypeHandler
-from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
-from orbit_ckpt._src.type_handlers.lazy_save import LazyHandler
-from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
-from orbit_ckpt._src.type_handlers.scalar import PYTHON_SCALARS, ScalarHandler
-from orbit_ckpt._src.type_handlers.string import StringHandler
+from orbit_ckpt._src.type_handlers.described import BUILT_IN, LeafDescriber
 
 Predicate = Callable[[type], bool]
 
@@ -32,7 +29,7 @@ class TypeHandlerRegistry:
 
     def __init__(self) -> None:
         self._explicit = _Layer()
-        self._builtin = _builtin_layer()
+        self._builtin: _Layer | None = None
         self._plugins: _Layer | None = None
         self._found: dict[type, TypeHandler | None] = {}
 
@@ -67,8 +64,8 @@ class TypeHandlerRegistry:
     def _check_typestr(self, ty: type, handler: TypeHandler) -> None:
         """Check that a handler of another type does not take over what a built-in one reads."""
         typestr = handler.typestr()
-        built_in = self._builtin.by_typestr(typestr)
-        own = self._builtin.by_type(ty)
+        built_in = self._builtin_layer().by_typestr(typestr)
+        own = self._builtin_layer().by_type(ty)
         if built_in is not None and (own is None or own.typestr() != typestr):
             raise ValueError(
                 f"The typestr {typestr!r} of {type(handler).__qualname__} is that of "
@@ -96,28 +93,48 @@ class TypeHandlerRegistry:
         """Whether there is a handler of a type, or of a typestr."""
         return (self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)) is not None
 
+    def describer(self, typestr: str) -> LeafDescriber | None:
+        """Return what describes stored leaves of a typestr, None if nothing does.
+
+        That is their handler, except that leaves of the built-in types are described without JAX.
+        """
+        if typestr == UNKNOWN_TYPE:
+            return self._explicit.by_type(np.ndarray) or BUILT_IN[NUMPY_ARRAY]
+        found = self._explicit.by_typestr(typestr) or BUILT_IN.get(typestr)
+        return found or self._plugin_layer().by_typestr(typestr)
+
     def supported_types(self) -> list[type]:
         """Return the types that handlers are registered for."""
-        return [*self._explicit.types, *self._builtin.types]
+        return [*self._explicit.types, *self._builtin_layer().types]
 
     def _by_type(self, ty: type) -> TypeHandler | None:
         if not isinstance(ty, type):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
             raise TypeError(f"ty must be a type or a typestr, found {show(ty)}. Give its class.")
         if ty not in self._found:
-            found = self._explicit.by_type(ty) or self._of_lazy(ty) or self._builtin.by_type(ty)
+            found = self._explicit.by_type(ty) or self._of_lazy(ty)
+            found = found or self._builtin_layer().by_type(ty)
             self._found[ty] = found or self._plugin_layer().by_type(ty)
         return self._found[ty]
 
     def _of_lazy(self, ty: type) -> TypeHandler | None:
         """Return what writes lazy arrays as a handler registered for their values does."""
-        if not issubclass(ty, LazyArray):
-            return None
-        values = self._explicit.by_type(np.ndarray if issubclass(ty, LazyHostArray) else jax.Array)
-        return None if values is None else LazyHandler(values)
+        from orbit_ckpt._src.type_handlers.builtin import lazy_handler  # noqa: PLC0415 - imports JAX
+
+        return lazy_handler(ty, self._explicit.by_type)
 
     def _by_typestr(self, typestr: str) -> TypeHandler | None:
-        found = self._explicit.by_typestr(typestr) or self._builtin.by_typestr(typestr)
+        found = self._explicit.by_typestr(typestr) or self._builtin_layer().by_typestr(typestr)
         return found or self._plugin_layer().by_typestr(typestr)
+
+    def _builtin_layer(self) -> _Layer:
+        """Return the built-in handlers, which need JAX: it is imported once one is asked for."""
+        if self._builtin is None:
+            from orbit_ckpt._src.type_handlers.builtin import built_in_handlers  # noqa: PLC0415 - as above
+
+            self._builtin = layer = _Layer()
+            for ty, handler in built_in_handlers():
+                layer.add(ty, handler, None, override=True)
+        return self._builtin
 
     def _plugin_layer(self) -> _Layer:
         if self._plugins is None:
@@ -215,21 +232,6 @@ class _Layer:
 
     def by_typestr(self, typestr: str) -> TypeHandler | None:
         return self._typestrs.get(typestr)
-
-
-def _builtin_layer() -> _Layer:
-    layer = _Layer()
-    scalars, arrays, strings = ScalarHandler(), NumpyHandler(), StringHandler()
-    # before the handlers of the same typestrs, which then are those that restore
-    layer.add(LazyArray, LazyHandler(ArrayHandler()), None, override=True)
-    layer.add(LazyHostArray, LazyHandler(arrays), None, override=True)
-    for ty in (*PYTHON_SCALARS, np.generic):
-        layer.add(ty, scalars, None, override=True)
-    for ty in (np.ndarray, bytes):
-        layer.add(ty, arrays, None, override=True)
-    layer.add(jax.Array, ArrayHandler(), None, override=True)
-    layer.add(str, strings, None, override=True)
-    return layer
 
 
 GLOBAL_TYPE_HANDLER_REGISTRY = TypeHandlerRegistry()

@@ -11,6 +11,7 @@ import numpy as np
 from orbit_ckpt._src.arrays.dtypes import python_scalar, why_not_storable
 from orbit_ckpt._src.arrays.transfer import shards_of
 from orbit_ckpt._src.errors import TreeMismatchError
+from orbit_ckpt._src.metadata.schema import SCALAR
 from orbit_ckpt._src.metadata.values import ScalarMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.base import (
@@ -22,9 +23,9 @@ from orbit_ckpt._src.type_handlers.base import (
     load_batch_of,
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.stored import (
     add_array,
-    array_metadata,
     cast_host,
     default_save_args,
     read_each,
@@ -47,7 +48,7 @@ class ScalarHandler:
 
     def typestr(self) -> str:
         """See `TypeHandler`."""
-        return "scalar"
+        return SCALAR
 
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, TypeVar, cast
 
-import numpy as np
-
 from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import (
     DType,
@@ -21,9 +19,8 @@ from orbit_ckpt._src.arrays.dtypes import (
 )
 from orbit_ckpt._src.arrays.slices import Shape, whole
 from orbit_ckpt._src.arrays.transfer import Shard
-from orbit_ckpt._src.errors import FormatError, TreeMismatchError, UnsupportedLeafError
+from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import LeafDetail
-from orbit_ckpt._src.metadata.values import ArrayMetadata, StorageMetadata
 from orbit_ckpt._src.storage.batch_write import ArrayWrite
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
@@ -36,10 +33,9 @@ from orbit_ckpt._src.type_handlers.base import (
     logical_dtype,
     save_batch_of,
 )
-from orbit_ckpt._src.type_handlers.prng import key_type
+from orbit_ckpt._src.type_handlers.described import layouts_of
 
 T = TypeVar("T")
-MetadataT = TypeVar("MetadataT", bound=ArrayMetadata)
 
 
 def add_array(
@@ -136,13 +132,6 @@ def _plan_array(
     return _ArrayPlan(layout, document, native, detail, arg)
 
 
-def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
-    """Return how arrays of one restore are stored."""
-    if not infos:
-        return []
-    return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
-
-
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
     """Return what reads whole arrays."""
     return [
@@ -203,54 +192,6 @@ def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
         raise TreeMismatchError(
             f"{format_path(path)}: {error}; restore it as a wider dtype.",
             paths=[format_path(path)],
-        ) from error
-
-
-def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:
-    """Return what is known of stored arrays, as values of a class."""
-    if not infos:
-        return []
-    batch = load_batch_of(infos[0])
-    arrays, shardings, details = batch.arrays, batch.shardings, batch.details
-    directory = infos[0].parent_dir
-    storages: dict[object, StorageMetadata] = {}
-    found: list[MetadataT] = []
-    for info, layout in zip(infos, layouts_of(infos), strict=True):
-        name, write_shape = info.name, info.write_shape
-        shape = layout.shape
-        dtype = logical_dtype(info, layout.dtype) if details else layout.dtype
-        record = arrays.get(name)
-        if record is not None:
-            write_shape = record.write_shape if write_shape is None else write_shape
-            if record.random_key_impl is not None:
-                dtype, trailing = key_type_of(info, layout.dtype)
-                shape = shape[: len(shape) - trailing]
-        storage = storages.get((id(layout), write_shape))
-        if storage is None:
-            storage = StorageMetadata(layout.chunk_shape, write_shape, layout.compression)
-            storages[id(layout), write_shape] = storage
-        found.append(make(name, directory, shape, shardings.get(name), dtype, storage))
-    return found
-
-
-def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
-    """Return the dtype of stored keys and how many trailing dimensions their data has.
-
-    Raises:
-        FormatError: Their data is of another dtype than keys have.
-        UnsupportedLeafError: This JAX does not have their implementation.
-    """
-    impl = load_batch_of(info).arrays[info.name].random_key_impl or ""
-    if stored != np.uint32:
-        raise FormatError(f"{info.label}: PRNG keys are stored as uint32, found {stored}")
-    try:
-        return key_type(impl)
-    except (ValueError, KeyError) as error:
-        raise UnsupportedLeafError(
-            f"{info.label}: PRNG keys of implementation {impl!r} cannot be restored: {error}. "
-            "Register the implementation with JAX, or restore the data with "
-            "restore_type=np.ndarray.",
-            paths=[info.label],
         ) from error
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.files import find_string
-from orbit_ckpt._src.metadata.schema import LeafDetail
+from orbit_ckpt._src.metadata.schema import STRING, LeafDetail
 from orbit_ckpt._src.metadata.values import StringMetadata
 from orbit_ckpt._src.storage.layout import STRINGS
 from orbit_ckpt._src.type_handlers.base import (
@@ -21,6 +21,7 @@ from orbit_ckpt._src.type_handlers.base import (
     load_batch_of,
     save_batch_of,
 )
+from orbit_ckpt._src.type_handlers.described import string_metadata
 
 NUMPY = "numpy"
 """Type recorded for a `np.str_`."""
@@ -31,11 +32,11 @@ class StringHandler:
 
     def typestr(self) -> str:
         """See `TypeHandler`."""
-        return "string"
+        return STRING
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[StringMetadata]:
         """See `TypeHandler`."""
-        return [StringMetadata(info.name, info.parent_dir) for info in infos]
+        return string_metadata(infos)
 
     def take(self, values: Sequence[object]) -> Sequence[object]:
         """See `ValueTaker`; nobody can change these."""

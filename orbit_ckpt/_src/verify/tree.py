@@ -15,8 +15,8 @@ from orbit_ckpt._src.errors import (
     CheckpointError,
     UnsupportedLeafError,
 )
-from orbit_ckpt._src.formats.base import StoredTree
 from orbit_ckpt._src.formats.orbax import open_arrays, open_tree
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves

@@ -11,20 +11,21 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic
 from orbit_ckpt._src.arrays.dtypes import DType, is_prng_dtype
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, is_same_sharding
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata, is_same_sharding
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.formats.base import Format, StoredTree
+from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.registry import open_checkpoint
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
 from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves, naming_checkpoint
+from orbit_ckpt._src.pytree.describe import rebuild
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves
-from orbit_ckpt._src.pytree.restore.tree import rebuild
 from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.tree.build import is_namedtuple
 from orbit_ckpt._src.tree.diff import compare_names, match_renamed
-from orbit_ckpt._src.tree.flatten import is_namedtuple
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.numpy import NUMPY_BYTES
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry

@@ -38,8 +38,8 @@ from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, logical_dtype
 from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
+from orbit_ckpt._src.type_handlers.described import key_type_of
 from orbit_ckpt._src.type_handlers.prng import key_data
-from orbit_ckpt._src.type_handlers.stored import key_type_of
 
 _PART_BYTES = 1 << 25
 """Most bytes of an array that one thread reads or compares at once."""

@@ -23,8 +23,9 @@ from orbit_ckpt._src.pytree.restore.options import Casting, RestoreOptions
 from orbit_ckpt._src.pytree.restore.target import ArrayLike, is_abstract
 from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.diff import TreeDifference, compare_names
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 

@@ -9,12 +9,14 @@ import jax
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, is_prng_dtype, python_scalar
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, check_divides
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.sharding import check_divides
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.array_target import check_width, requested_sharding
-from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, LoadBatch, RestoreArgs
+from orbit_ckpt._src.type_handlers.base import LoadBatch, RestoreArgs
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.type_handlers.stored import cast_host
 
@@ -97,8 +99,7 @@ def _put(path: KeyPath, value: HostArray | jax.Array, sharding: jax.sharding.Sha
         check_divides(sharding, value.shape, value.ndim)
     except ValueError as error:
         raise ValueError(f"{format_path(path)}: {error}") from error
-    device_put = cast(Callable[..., jax.Array], getattr(jax, "device_put"))  # noqa: B009 - untyped
-    return device_put(value, sharding)
+    return jax.device_put(value, sharding)  # pyright: ignore[reportUnknownMemberType] - partly untyped
 
 
 def _fitted(path: KeyPath, host: HostArray, arg: ArrayRestoreArgs) -> HostArray:

@@ -10,7 +10,8 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import as_dtype, is_prng_dtype
-from orbit_ckpt._src.arrays.sharding import ShardingMetadata, describe_sharding
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
@@ -29,10 +30,11 @@ from orbit_ckpt._src.transform.nodes import (
     sources_of,
 )
 from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER
+from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.keypath import NamePath
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.array_target import requested_sharding
-from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.capabilities import ReadPlanner, capability
 
 _SHOWN = 60

@@ -9,81 +9,47 @@ import numpy as np
 from msgspec import structs
 
 from orbit_ckpt._src.errors import (
-    FormatError,
     TreeMismatchError,
-    UnsupportedLeafError,
 )
-from orbit_ckpt._src.formats.base import StoredTree
-from orbit_ckpt._src.metadata.rich_types import (
-    find_namedtuple,
-)
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.schema import (
-    EMPTY_TYPES,
     JAX_ARRAY,
     NUMPY_ARRAY,
+    STRING,
     UNKNOWN_TYPE,
     LeafRecord,
 )
-from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.pytree.describe import DescribedLeaves, empty_value, no_handler
 from orbit_ckpt._src.pytree.restore.convert import convert_value, is_keys
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.identity import OpenedDirectory
-from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
-    ArrayRestoreArgs,
     LoadBatch,
-    ParamInfo,
     RestoreArgs,
     TypeHandler,
 )
 from orbit_ckpt._src.type_handlers.capabilities import LazyReader, capability, plain_arrays
+from orbit_ckpt._src.type_handlers.described import layouts_of
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
 from orbit_ckpt._src.type_handlers.lazy_leaf import open_leaf
 from orbit_ckpt._src.type_handlers.numpy import bytes_type
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
-from orbit_ckpt._src.type_handlers.stored import layouts_of
 
-_STRING = "string"
 _ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
 
 AS_SAVED = RestoreArgs()
 """Arguments of a leaf of which nothing is said."""
 
 
-class StoredLeaves:
+class StoredLeaves(DescribedLeaves):
     """The leaves of a stored tree and the handlers that read them."""
 
     def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
-        self.source = source
-        self.batch = batch
-        self._registry = registry
+        super().__init__(source, batch, registry)
         self._handlers: dict[tuple[object, str], TypeHandler] = {}
-        self._template = ParamInfo(
-            name="",
-            parent_dir=as_epath(source.path),
-            skip_deserialize=False,
-            byte_limiter=batch.reader.limiter,
-            is_ocdbt_checkpoint=source.document.use_ocdbt,
-            use_zarr3=source.document.use_zarr3,
-            raise_array_data_missing_error=source.document.stores_fill_values,
-            load_batch=batch,
-        )
-
-    def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
-        """Return where leaves are."""
-        replace, template = structs.replace, self._template
-        return [
-            replace(
-                template,
-                name=record.name,
-                keypath=record.path,
-                value_typestr=record.typestr,
-                write_shape=record.write_shape,
-            )
-            for record in records
-        ]
 
     def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
         """Return what reads a leaf as the type that is asked for."""
@@ -100,21 +66,6 @@ class StoredLeaves:
             handler = _find_handler(record, record.typestr if is_raw else key, self._registry)
             self._handlers[key, record.typestr] = handler
         return handler
-
-    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
-        """Return metadata of leaves, empty containers as they are."""
-        source = self.source
-        found: dict[NamePath, object] = {}
-        others, groups = self.split(records, {})
-        for record in others:
-            is_inline = record.name in source.inline
-            found[record.names] = (
-                Metadata(record.name, source.path) if is_inline else _empty_value(source, record)
-            )
-        for handler, group in groups:
-            values = await handler.metadata(self.infos(group))
-            found.update(zip([record.names for record in group], values, strict=True))
-        return found
 
     def split(
         self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
@@ -154,7 +105,7 @@ async def read_leaves(
             value = source.inline[record.name]
             values[record.names] = convert_value(stored.batch, record.path, value, arg)
         else:
-            values[record.names] = _empty_value(source, record)
+            values[record.names] = empty_value(source, record)
     results = await run_all(
         handler.deserialize(
             stored.infos(group),
@@ -223,7 +174,7 @@ def _as_wanted(value: object, arg: RestoreArgs) -> object:
 def _find_handler(
     record: LeafRecord, key: type | str, registry: TypeHandlerRegistry
 ) -> TypeHandler:
-    if (key in (str, _STRING)) != (record.typestr == _STRING):
+    if (key in (str, STRING)) != (record.typestr == STRING):
         where = format_path(record.path)
         raise TreeMismatchError(
             f"{where}: {key!r} was asked for, a leaf of type {record.typestr!r} is stored; a "
@@ -231,22 +182,5 @@ def _find_handler(
             paths=[where],
         )
     if not registry.has(key):
-        raise UnsupportedLeafError(
-            f"{format_path(record.path)}: no type handler is registered for {key!r}. Install or "
-            "register the one that wrote it.",
-            paths=[format_path(record.path)],
-        )
+        raise no_handler(record, key)
     return registry.get(key)
-
-
-def _empty_value(source: StoredTree, record: LeafRecord) -> object:
-    detail = source.details.leaves.get(record.name)
-    if record.typestr == "NamedTuple":
-        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
-        return known() if known is not None else ()
-    if record.typestr not in EMPTY_TYPES:
-        raise FormatError(
-            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
-        )
-    empty = EMPTY_TYPES[record.typestr]
-    return empty if empty is None else type(empty)()

@@ -24,9 +24,11 @@ from orbit_ckpt._src.transform.patterns import (
     join_name,
     names_matching,
 )
-from orbit_ckpt._src.tree.flatten import build_tree, flatten
+from orbit_ckpt._src.tree.build import build_tree
+from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs, SaveArgs
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
 
 _SHOWN = 20
 _UNSAID = RestoreArgs()

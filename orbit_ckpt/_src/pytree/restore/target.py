@@ -15,12 +15,12 @@ from orbit_ckpt._src.arrays.dtypes import (
     is_prng_dtype,
     python_scalar,
 )
-from orbit_ckpt._src.arrays.sharding import (
+from orbit_ckpt._src.arrays.recorded_sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
     SingleDeviceShardingMetadata,
-    as_sharding,
 )
+from orbit_ckpt._src.arrays.sharding import as_sharding
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.values import (
     ArrayMetadata,
@@ -32,10 +32,12 @@ from orbit_ckpt._src.metadata.values import (
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import check_callable
+from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
-from orbit_ckpt._src.type_handlers.base import ArrayRestoreArgs, RestoreArgs
+from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
 from orbit_ckpt._src.unused import warn_set
 

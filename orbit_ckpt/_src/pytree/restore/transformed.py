@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
-from jax.tree_util import DictKey
 from msgspec import Struct, field, structs
 
 from orbit_ckpt._src.errors import TransformError
@@ -35,8 +34,9 @@ from orbit_ckpt._src.transform.patterns import (
     names_matching,
     split_name,
 )
-from orbit_ckpt._src.tree.flatten import FlatTree, build_tree, flatten, is_empty_node
-from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
+from orbit_ckpt._src.tree.build import build_tree
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import DictKey, KeyPath, NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
 
 _SHOWN = 20

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.errors import FormatError, TransformError
-from orbit_ckpt._src.formats.base import StoredTree
-from orbit_ckpt._src.metadata.rich_types import decode_rich_types, has_rich_types
+from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
+from orbit_ckpt._src.pytree.describe import rebuild
 from orbit_ckpt._src.pytree.restore.align import (
     Alignment,
     align,
@@ -40,8 +40,9 @@ from orbit_ckpt._src.pytree.restore.transformed import (
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.tree.build import PLACEHOLDER, build_tree
 from orbit_ckpt._src.tree.diff import TreeDifference
-from orbit_ckpt._src.tree.flatten import PLACEHOLDER, FlatTree, build_tree, flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
 from orbit_ckpt._src.type_handlers.base import LoadBatch
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
@@ -305,13 +306,6 @@ def _check_computed(
             raise mismatch(TreeDifference([], [], {names: change}))
 
 
-async def read_metadata(
-    source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry
-) -> dict[NamePath, object]:
-    """Return leaf metadata, empty containers as they are; no array is opened."""
-    return await StoredLeaves(source, batch, registry).metadata(source.document.leaves)
-
-
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
     """Return the stored leaves by names; if nothing records them, those of the target."""
     leaves = source.document.leaves
@@ -321,29 +315,3 @@ def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, Leaf
             for path, value in zip(target.paths, target.values, strict=True)
         ]
     return {record.names: record for record in leaves}
-
-
-def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:
-    """Return values in the recorded structure.
-
-    Args:
-        source: What records it.
-        values: A value for every leaf and empty container, by names.
-        rich_types: Whether tuples and namedtuples are rebuilt where recorded.
-
-    Raises:
-        FormatError: The recorded structure is not a tree.
-    """
-    leaves = source.document.leaves
-    text = source.document.rich_types
-    where = str(source.path)
-    if rich_types and text is not None and (not leaves or has_rich_types(text)):
-        kinds = source.details.key_kinds
-        paths = {leaf.names: leaf.path for leaf in leaves if leaf.name in kinds}
-        return decode_rich_types(text, where, values.__getitem__, paths)
-    try:
-        return build_tree(
-            [(leaf.path, values[leaf.names]) for leaf in leaves], [leaf.names for leaf in leaves]
-        )
-    except ValueError as error:
-        raise FormatError(f"{where}: the recorded structure is not a tree: {error}") from error

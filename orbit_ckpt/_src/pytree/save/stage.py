@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.transfer import TakenArray
 from orbit_ckpt._src.metadata import files
-from orbit_ckpt._src.metadata.rich_types import encode_rich_types
+from orbit_ckpt._src.metadata.outline import encode_rich_types
 from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.pytree.save.cross_process_check import check_agreement

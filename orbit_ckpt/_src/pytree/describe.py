@@ -1,0 +1,172 @@
+"""Describe a stored tree without reading its arrays; imports JAX for leaves of plug-ins only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from orbit_ckpt._src.errors import FormatError, UnsupportedLeafError
+from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.stored_tree import StoredTree
+from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
+from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
+from orbit_ckpt._src.metadata.values import Metadata, TreeMetadata
+from orbit_ckpt._src.pytree.read import read_tree
+from orbit_ckpt._src.storage.path import as_epath
+from orbit_ckpt._src.tree.build import build_tree
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.type_handlers.base import LoadBatch, ParamInfo
+from orbit_ckpt._src.type_handlers.described import LeafDescriber
+from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
+
+
+def describe_tree(
+    path: Path,
+    registry: TypeHandlerRegistry,
+    *,
+    reader: Format | None = None,
+    aggregate: str | None = None,
+    rich_types: bool = True,
+) -> TreeMetadata:
+    """Return metadata of the leaves of a stored tree; reads no array, touches no device.
+
+    Args:
+        path: Where the tree is.
+        registry: Where handlers of leaves of other than the built-in types are looked up.
+        reader: The format to read as, None to detect it.
+        aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
+        rich_types: Whether tuples and namedtuples are rebuilt where recorded.
+
+    Raises:
+        CheckpointNotFoundError: There is no tree.
+        CorruptionError: Stored data is missing or damaged.
+    """
+
+    async def read(source: StoredTree) -> TreeMetadata:
+        leaves = DescribedLeaves(source, source.load_batch(), registry)
+        found = await leaves.metadata(source.document.leaves)
+        tree = rebuild(source, found, rich_types=rich_types)
+        return TreeMetadata(tree, source.document.custom_metadata)
+
+    return read_tree(path, read, reader=reader, aggregate=aggregate)
+
+
+class DescribedLeaves:
+    """The leaves of a stored tree and where they are."""
+
+    def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
+        self.source = source
+        self.batch = batch
+        self._registry = registry
+        self._template = ParamInfo(
+            name="",
+            parent_dir=as_epath(source.path),
+            skip_deserialize=False,
+            byte_limiter=batch.reader.limiter,
+            is_ocdbt_checkpoint=source.document.use_ocdbt,
+            use_zarr3=source.document.use_zarr3,
+            raise_array_data_missing_error=source.document.stores_fill_values,
+            load_batch=batch,
+        )
+
+    def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
+        """Return where leaves are."""
+        replace, template = structs.replace, self._template
+        return [
+            replace(
+                template,
+                name=record.name,
+                keypath=record.path,
+                value_typestr=record.typestr,
+                write_shape=record.write_shape,
+            )
+            for record in records
+        ]
+
+    async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return metadata of leaves, empty containers as they are; no array is opened.
+
+        Raises:
+            UnsupportedLeafError: No handler is registered for some of the leaves.
+        """
+        source = self.source
+        found: dict[NamePath, object] = {}
+        groups: dict[str, list[LeafRecord]] = {}
+        for record in records:
+            if record.name in source.inline:
+                found[record.names] = Metadata(record.name, source.path)
+            elif record.is_empty:
+                found[record.names] = empty_value(source, record)
+            else:
+                groups.setdefault(record.typestr, []).append(record)
+        for typestr, group in groups.items():
+            values = await self._describer(typestr, group[0]).metadata(self.infos(group))
+            found.update(zip([record.names for record in group], values, strict=True))
+        return found
+
+    def _describer(self, typestr: str, record: LeafRecord) -> LeafDescriber:
+        registry = self._registry
+        if isinstance(registry, TypeHandlerRegistry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may give another with `get` and `has`
+            found = registry.describer(typestr)
+            if found is None:
+                raise no_handler(record, typestr)
+            return found
+        if not registry.has(typestr):
+            raise no_handler(record, typestr)
+        return registry.get(typestr)
+
+
+def no_handler(record: LeafRecord, key: type | str) -> UnsupportedLeafError:
+    """Return the error for a leaf that no handler reads."""
+    where = format_path(record.path)
+    return UnsupportedLeafError(
+        f"{where}: no type handler is registered for {key!r}. Install or register the one that "
+        "wrote it.",
+        paths=[where],
+    )
+
+
+def empty_value(source: StoredTree, record: LeafRecord) -> object:
+    """Return the empty container that a record stands for.
+
+    Raises:
+        FormatError: It is of an unknown kind.
+    """
+    detail = source.details.leaves.get(record.name)
+    if record.typestr == "NamedTuple":
+        known = find_namedtuple(detail.type, ()) if detail and detail.type else None
+        return known() if known is not None else ()
+    if record.typestr not in EMPTY_TYPES:
+        raise FormatError(
+            f"{format_path(record.path)}: unknown kind of empty container {record.typestr!r}"
+        )
+    empty = EMPTY_TYPES[record.typestr]
+    return empty if empty is None else type(empty)()
+
+
+def rebuild(source: StoredTree, values: Mapping[NamePath, object], *, rich_types: bool) -> object:
+    """Return values in the recorded structure.
+
+    Args:
+        source: What records it.
+        values: A value for every leaf and empty container, by names.
+        rich_types: Whether tuples and namedtuples are rebuilt where recorded.
+
+    Raises:
+        FormatError: The recorded structure is not a tree.
+    """
+    leaves = source.document.leaves
+    text = source.document.rich_types
+    where = str(source.path)
+    if rich_types and text is not None and (not leaves or has_rich_types(text)):
+        kinds = source.details.key_kinds
+        paths = {leaf.names: leaf.path for leaf in leaves if leaf.name in kinds}
+        return decode_rich_types(text, where, values.__getitem__, paths)
+    try:
+        return build_tree(
+            [(leaf.path, values[leaf.names]) for leaf in leaves], [leaf.names for leaf in leaves]
+        )
+    except ValueError as error:
+        raise FormatError(f"{where}: the recorded structure is not a tree: {error}") from error

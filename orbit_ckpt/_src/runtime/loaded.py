@@ -1,0 +1,15 @@
+"""JAX, if the program uses it: what it has not imported has no settings, processes or nodes."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+
+def loaded_jax() -> ModuleType | None:
+    """Return JAX if this process has imported it, else None."""
+    if "jax" not in sys.modules:
+        return None
+    import jax  # noqa: PLC0415 - waits for an import in progress on another thread
+
+    return jax
