@@ -123,6 +123,13 @@ def test_listing_a_checkpoint_imports_no_jax(checkpoint: Path, command: str) -> 
         assert "jax" not in loaded
 
 
+@pytest.mark.slow
+def test_comparing_metadata_of_checkpoints_imports_no_jax(checkpoint: Path) -> None:
+    ((status, out, loaded),) = run_in_turn((["diff", str(checkpoint), str(checkpoint)], {}))
+    assert status == 0, out
+    assert "jax" not in loaded
+
+
 def test_importing_public_modules_imports_neither_jax_nor_tensorstore() -> None:
     modules = ["orbit_ckpt", *(f"orbit_ckpt.{p.stem}" for p in PUBLIC if p.stem != "__init__")]
     script = f"import sys, {', '.join(modules)}; print(*sys.modules)"

@@ -1,4 +1,4 @@
-"""Whether things are as they should be: differences, damage, what a restore would do."""
+"""Whether things are as they should be: damage, what a restore would do."""
 
 from __future__ import annotations
 
@@ -11,50 +11,18 @@ import typer
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
-from orbit_ckpt._src.checkpointer.compare import diff as compare
 from orbit_ckpt._src.checkpointer.describe import metadata
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
-from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.api import verify as verify_path
-
-
-def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
-    """Compare two checkpoints; exits with 1 if they differ."""
-    found = compare(a, b, values=values, reader=parse_reader(reader))
-    if as_json:
-        print_json(
-            "diff",
-            a=found.a,
-            b=found.b,
-            same=found.is_same,
-            values_compared=found.has_values,
-            common=found.common,
-            only_in_a=[_fields(leaf) for leaf in found.only_in_a],
-            only_in_b=[_fields(leaf) for leaf in found.only_in_b],
-            changed=[_change(change) for change in found.changed],
-            notes=[_change(change) for change in found.notes],
-        )
-    else:
-        echo(found.describe(most=None) if everything else str(found))
-    if found:
-        raise typer.Exit(1)
-
-
-def _fields(leaf: object) -> dict[str, object]:
-    return {name: getattr(leaf, name) for name in ("path", "leaf", "renamed")}
-
-
-def _change(change: LeafChange) -> dict[str, object]:
-    return {"path": change.path, "what": change.what, "detail": change.detail}
 
 
 def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:

@@ -109,9 +109,9 @@ def diff(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Compare two checkpoints; exits with 1 if they differ."""
-    from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
 
-    check.diff(a, b, values, everything, reader, as_json)
+    command.diff(a, b, values, everything, reader, as_json)
 
 
 def verify(

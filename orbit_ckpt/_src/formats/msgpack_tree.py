@@ -22,6 +22,7 @@ from orbit_ckpt._src.formats.msgpack_nodes import (
 from orbit_ckpt._src.formats.orbax_legacy import empty_typestr
 from orbit_ckpt._src.metadata.outline import encode_rich_types, outline_of
 from orbit_ckpt._src.metadata.schema import (
+    BYTES,
     NUMPY_ARRAY,
     UNKNOWN_TYPE,
     LeafDetail,
@@ -33,7 +34,6 @@ from orbit_ckpt._src.metadata.schema import (
 from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore, RawArray
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import format_path, name_path, storage_name
-from orbit_ckpt._src.type_handlers.numpy import BYTES
 from orbit_ckpt._src.type_handlers.scalar import NUMPY
 
 _ELSEWHERE = "//GDAPlaceholder:"

@@ -46,6 +46,9 @@ SCALAR = "scalar"
 STRING = "string"
 """Value types of leaves that the built-in handlers write."""
 
+BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
+"""What `LeafDetail.type` says of bytes and of NumPy's, which are stored as arrays."""
+
 RANDOM_KEY_IMPL = "random_key_impl"
 
 _SEQUENCE, _DICT = 1, 2

@@ -59,7 +59,7 @@ class DescribedLeaves:
     def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
         self.source = source
         self.batch = batch
-        self._registry = registry
+        self.registry = registry
         self._template = ParamInfo(
             name="",
             parent_dir=as_epath(source.path),
@@ -107,7 +107,7 @@ class DescribedLeaves:
         return found
 
     def _describer(self, typestr: str, record: LeafRecord) -> LeafDescriber:
-        registry = self._registry
+        registry = self.registry
         if isinstance(registry, TypeHandlerRegistry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may give another with `get` and `has`
             found = registry.describer(typestr)
             if found is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
 from orbit_ckpt._src.arrays.transfer import TakenArray, shards_of
-from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY
+from orbit_ckpt._src.metadata.schema import BYTES, NUMPY_ARRAY, NUMPY_BYTES
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
@@ -33,8 +33,6 @@ from orbit_ckpt._src.type_handlers.stored import (
     warn_of_metadata_key,
     whole_reads,
 )
-
-BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 
 
 class NumpyHandler:

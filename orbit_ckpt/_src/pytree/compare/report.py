@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from orbit_ckpt._src.arrays.compare import ValueChange, format_value
+from orbit_ckpt._src.errors import CheckpointError
 
 Aspect = Literal[
     "container", "kind", "shape", "dtype", "values", "type", "sharding", "bits", "layout"
@@ -162,3 +164,13 @@ def _section(title: str, rows: Sequence[_Row], most: int) -> list[str]:
     lines = [f"  {path:{first}}  {what:{second}}  {rest}".rstrip() for path, what, rest in shown]
     more = [f"  ... and {len(rows) - most} more"] if len(rows) > most else []
     return [f"{title}: {len(rows)}", *lines, *more]
+
+
+@contextlib.contextmanager
+def naming_checkpoint(path: Path) -> Generator[None]:
+    """Say in errors of the block which checkpoint they are about."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.add_note(f"This is about the checkpoint at {path}.")
+        raise

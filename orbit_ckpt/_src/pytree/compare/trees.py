@@ -17,17 +17,19 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
-from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
+from orbit_ckpt._src.metadata.schema import NUMPY_BYTES, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
-from orbit_ckpt._src.pytree.compare.report import CheckpointDiff, LeafChange, UnmatchedLeaf
-from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves, naming_checkpoint
-from orbit_ckpt._src.pytree.describe import rebuild
-from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves
+from orbit_ckpt._src.pytree.compare.report import (
+    CheckpointDiff,
+    LeafChange,
+    UnmatchedLeaf,
+    naming_checkpoint,
+)
+from orbit_ckpt._src.pytree.describe import DescribedLeaves, rebuild
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.tree.build import is_namedtuple
 from orbit_ckpt._src.tree.diff import compare_names, match_renamed
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
-from orbit_ckpt._src.type_handlers.numpy import NUMPY_BYTES
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 
 _ARRAY, _SCALAR, _BYTES, _UNKNOWN = "array", "scalar", "bytes", "unknown"
@@ -132,12 +134,12 @@ class _Side(Struct, frozen=True):
     """One of the checkpoints.
 
     Attributes:
-        stored: Reads its leaves.
+        stored: Its leaves.
         leaves: What is known of them, by names.
         containers: Kinds of its containers.
     """
 
-    stored: StoredLeaves
+    stored: DescribedLeaves
     leaves: Mapping[NamePath, _Leaf]
     containers: Mapping[NamePath, str]
 
@@ -145,7 +147,7 @@ class _Side(Struct, frozen=True):
 async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None) -> _Side:
     with naming_checkpoint(path):
         source = open_checkpoint(path, reader=reader)
-        stored = StoredLeaves(source, source.load_batch(), registry)
+        stored = DescribedLeaves(source, source.load_batch(), registry)
         records = source.document.leaves
         metadata = await stored.metadata(records)
         leaves = {
@@ -233,12 +235,19 @@ def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
 async def _compare_values(
     a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int
 ) -> dict[NamePath, ValueChange]:
+    # both import JAX, which a comparison of metadata does not need
+    from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves  # noqa: PLC0415
+    from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415
+
     pairs = [
         RecordPair(a.leaves[names].record, b.leaves[names].record)
         for names in common
         if a.leaves[names].has_values_like(b.leaves[names])
     ]
-    return await compare_leaves(a.stored, b.stored, pairs, max_bytes=max_bytes)
+    first, second = (
+        StoredLeaves(side.stored.source, side.stored.batch, side.stored.registry) for side in (a, b)
+    )
+    return await compare_leaves(first, second, pairs, max_bytes=max_bytes)
 
 
 def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Iterator[LeafChange]:

@@ -8,10 +8,8 @@ compares wants to know about just that chunk. It only shows that a chunk is what
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import jax
@@ -26,8 +24,8 @@ from orbit_ckpt._src.arrays.compare import (
 )
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, storable
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
-from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.metadata.schema import LeafRecord
+from orbit_ckpt._src.pytree.compare.report import naming_checkpoint
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
@@ -98,16 +96,6 @@ async def compare_leaves(
     for pair in streamed:
         found[pair.names] = await _compare_streamed(a, b, pair, window_bytes // 2)
     return found
-
-
-@contextlib.contextmanager
-def naming_checkpoint(path: Path) -> Generator[None]:
-    """Say in errors of the block which checkpoint they are about."""
-    try:
-        yield
-    except CheckpointError as error:
-        error.add_note(f"This is about the checkpoint at {path}.")
-        raise
 
 
 class _StoredArray(Struct, frozen=True):

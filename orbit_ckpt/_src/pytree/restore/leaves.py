@@ -62,8 +62,8 @@ class StoredLeaves(DescribedLeaves):
         key = record.typestr if wanted is None or not isinstance(wanted, type | str) else wanted
         handler = self._handlers.get((key, record.typestr))
         if handler is None:
-            is_raw = key is np.ndarray and _holds_other_values(record.typestr, self._registry)
-            handler = _find_handler(record, record.typestr if is_raw else key, self._registry)
+            is_raw = key is np.ndarray and _holds_other_values(record.typestr, self.registry)
+            handler = _find_handler(record, record.typestr if is_raw else key, self.registry)
             self._handlers[key, record.typestr] = handler
         return handler
 
