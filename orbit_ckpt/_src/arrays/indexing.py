@@ -7,9 +7,10 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.slices import Region, Shape
 
@@ -21,7 +22,7 @@ Chosen = range | IntArray
 Source = slice | IntArray
 
 
-class ChunkSelection(NamedTuple):
+class ChunkSelection(Struct, frozen=True, gc=False):
     """A box to read, and the elements to copy out of it.
 
     Attributes:
@@ -41,7 +42,7 @@ class ChunkSelection(NamedTuple):
         return values
 
 
-class Selection(NamedTuple):
+class Selection(Struct, frozen=True, gc=False):
     """What an index expression asks for.
 
     The chosen elements make up a smaller array; an index of that is the result.
@@ -125,7 +126,7 @@ def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
     return Selection(tuple(chosen), (*result, *[slice(None)] * len(trailing)))
 
 
-class _Run(NamedTuple):
+class _Run(Struct, frozen=True, gc=False):
     """Chosen indices along one dimension that are read together."""
 
     start: int
@@ -183,7 +184,7 @@ def _entries(entry: object) -> list[object]:
     )
 
 
-class _Mask(NamedTuple):
+class _Mask(Struct, frozen=True, gc=False):
     """Where an array of booleans is true along one of its dimensions, and how long that is."""
 
     where: IntArray

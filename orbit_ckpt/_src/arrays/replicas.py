@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 from msgspec import Struct
@@ -57,7 +56,7 @@ class ReplicaOptions(Struct, frozen=True):
         return processes if self.max_replicas is None else min(processes, self.max_replicas)
 
 
-class Division(NamedTuple):
+class Division(Struct, frozen=True, gc=False):
     """How each shard of an array is cut.
 
     Attributes:
@@ -161,7 +160,7 @@ class WriterRotation:
         return first
 
 
-class Holders(NamedTuple):
+class Holders(Struct, frozen=True, gc=False):
     """Which parts of an array a process has, and who else.
 
     Attributes:

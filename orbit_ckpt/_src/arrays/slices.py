@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 Shape = tuple[int, ...]
 
 
-class Region(NamedTuple):
-    """A box inside an array; a tuple, because every leaf has some.
+class Region(Struct, frozen=True, gc=False):
+    """A box inside an array.
 
     Attributes:
         start: Index of its first element along every dimension.

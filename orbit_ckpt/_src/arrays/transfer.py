@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.memory import Arena
@@ -16,7 +17,7 @@ from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_rows, whole
 
 
-class DeferredData(NamedTuple):
+class DeferredData(Struct, frozen=True, gc=False):
     """Data that is fetched when it is needed, that of a stored array for example.
 
     Attributes:
@@ -30,7 +31,7 @@ class DeferredData(NamedTuple):
     fetch: Callable[[Region, int], Iterator[HostArray]]
 
 
-class DeviceSlice(NamedTuple):
+class DeviceSlice(Struct, frozen=True, gc=False):
     """A box of a JAX array on one device, which is cut when it is needed.
 
     Attributes:
@@ -59,8 +60,8 @@ Data = np.ndarray | jax.Array | DeviceSlice | DeferredData
 """Where values are: in a numpy array, on one device, or to be fetched."""
 
 
-class Shard(NamedTuple):
-    """A part of an array and where its data is; a tuple, because every leaf has some.
+class Shard(Struct, frozen=True, gc=False):
+    """A part of an array and where its data is.
 
     Attributes:
         region: The part.
@@ -76,8 +77,8 @@ class Shard(NamedTuple):
         return math.prod(self.region.shape) * self.data.dtype.itemsize
 
 
-class TakenArray(NamedTuple):
-    """What a save needs of an array once its owner may change it; a tuple, as `Shard` is.
+class TakenArray(Struct, frozen=True, gc=False):
+    """What a save needs of an array once its owner may change it.
 
     Attributes:
         shape: Its shape.

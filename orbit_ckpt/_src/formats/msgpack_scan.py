@@ -11,9 +11,10 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgpack
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt._src.arrays.slices import Shape
@@ -41,7 +42,7 @@ _TIMESTAMP = -1
 """The extension type of msgpack itself."""
 
 
-class _Head(NamedTuple):
+class _Head(Struct, frozen=True, gc=False):
     """What the first bytes of a value say: its kind, and how long it is or what it is."""
 
     kind: str
@@ -114,7 +115,7 @@ class _File:
         return Extent(self._file, start, length)
 
 
-class _Memory(NamedTuple):
+class _Memory(Struct, frozen=True, gc=False):
     """Bytes in memory."""
 
     data: bytes

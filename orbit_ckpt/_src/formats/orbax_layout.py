@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from orbit_ckpt._src.storage.atomic import is_in_progress
@@ -82,7 +83,7 @@ _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
 """Names that other programs, who write no marker, do not use."""
 
 
-class TreeSearch(NamedTuple):
+class TreeSearch(Struct, frozen=True, gc=False):
     """What was found of trees of Orbax's format at a path.
 
     Attributes:

@@ -9,7 +9,6 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from crc32c import crc32c
 from msgspec import Struct
@@ -121,7 +120,7 @@ def _limited(nbytes: int) -> int:
     return nbytes
 
 
-class _Handle(NamedTuple):
+class _Handle(Struct, frozen=True, gc=False):
     """Where a block is."""
 
     offset: int

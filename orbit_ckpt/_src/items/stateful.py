@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 from msgspec import Struct
@@ -300,7 +300,7 @@ class StatefulHandler(
         return decode_json(data, object, str(checked.path / name)) if is_json else data
 
 
-class _Methods(NamedTuple):
+class _Methods(Struct, frozen=True):
     """How an object gives and takes its state."""
 
     get: Callable[[], Any]

@@ -8,7 +8,7 @@ begin with an underscore have the fields of a document one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -199,7 +199,7 @@ class TreeDetails(Struct, frozen=True):
         return msgspec.structs.replace(leaf, path=path)
 
 
-class ArrayRecord(NamedTuple):
+class ArrayRecord(Struct, frozen=True, gc=False):
     """One JAX array in `array_metadatas/process_<i>`.
 
     Attributes:

@@ -21,9 +21,10 @@ from collections.abc import (
 from contextlib import contextmanager
 from copy import copy
 from itertools import repeat
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
@@ -56,7 +57,7 @@ _MOST_BYTES = 1 << 31
 """The default budget: every core decodes or casts something while the next is read."""
 
 
-class ReadCost(NamedTuple):
+class ReadCost(Struct, frozen=True, gc=False):
     """What it costs to read parts of an array.
 
     Attributes:
@@ -70,7 +71,7 @@ class ReadCost(NamedTuple):
     wanted: int
 
 
-class ChunkCheck(NamedTuple):
+class ChunkCheck(Struct, frozen=True, gc=False):
     """What came out when chunks were read to their ends.
 
     Attributes:

@@ -12,10 +12,9 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt._src.arrays.memory import byte_view
@@ -48,8 +47,8 @@ _TASK_BYTES = 1 << 25
 _THREADS = max(2, min(16, os.cpu_count() or 2))
 
 
-class ArrayWrite(NamedTuple):
-    """One array to write; a tuple, because there are as many as leaves.
+class ArrayWrite(Struct, frozen=True, gc=False):
+    """One array to write.
 
     Attributes:
         name: Storage name.
@@ -120,7 +119,9 @@ class BatchWriter:
         others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
         shards = [shard for write in writes for shard in write.shards]
         copies = iter(await copy_to_host_within(self._options.max_transfer_bytes, shards))
-        writes = [write._replace(shards=[next(copies) for _ in write.shards]) for write in writes]
+        writes = [
+            structs.replace(write, shards=[next(copies) for _ in write.shards]) for write in writes
+        ]
         self._writes = writes + others
 
     async def commit(self) -> None:
@@ -186,7 +187,7 @@ def _nbytes_of(shard: Shard) -> int:
     return shard.nbytes
 
 
-class _Part(NamedTuple):
+class _Part(Struct, frozen=True, gc=False):
     """Chunks of one array that one thread writes.
 
     Attributes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from orbit_ckpt._src.storage.store_path import StorePath
 
 
-class OtherFile(NamedTuple):
+class OtherFile(Struct, frozen=True, gc=False):
     """A file or a directory that is not read.
 
     Attributes:

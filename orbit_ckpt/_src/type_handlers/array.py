@@ -9,8 +9,10 @@ from typing import cast
 
 import jax
 from jax.sharding import SingleDeviceSharding
+from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.transfer import DeferredData, TakenArray, shards_of
@@ -144,8 +146,15 @@ class ArrayHandler:
             for value in values
         ]
         _check_global(taken, infos)
+        described: dict[object, ShardingMetadata | None] = {None: None}
         for array, info, arg in zip(taken, infos, default_save_args(infos, args), strict=True):
             self._add(array, info, arg)
+            sharding = array.sharding
+            if sharding is not None and sharding not in described:
+                described[sharding] = describe_sharding(sharding)
+            recorded = described[sharding]
+            if recorded is not None:
+                save_batch_of(info).shardings[info.name] = recorded
         return []
 
     def _taken(self, array: jax.Array, rotation: WriterRotation | None) -> TakenArray:
@@ -172,11 +181,8 @@ class ArrayHandler:
             # of other arrays of one process it says nothing that is not elsewhere
             record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
             if not batch.process.is_alone:
-                record = record._replace(shape=layout.shape, dtype=layout.dtype.name)
+                record = structs.replace(record, shape=layout.shape, dtype=layout.dtype.name)
             batch.arrays.append(record)
-        sharding = None if array.sharding is None else describe_sharding(array.sharding)
-        if sharding is not None:
-            batch.shardings[info.name] = sharding
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None

@@ -41,11 +41,13 @@ class Placement(Struct, frozen=True):
     Attributes:
         regions: The distinct parts; of a padded array they may reach beyond what is stored.
         stored: What of them is stored, in the same order; empty regions are None.
+        reads: The stored parts that are not empty.
         on_host: Whether the parts stay in host memory as they were read.
     """
 
     regions: Sequence[Region]
     stored: Sequence[Region | None]
+    reads: Sequence[Region]
     on_host: bool
 
 
@@ -164,7 +166,7 @@ class _Planner:
             UnsupportedLeafError: Its dtype needs JAX's 64-bit mode, which is off.
             ValueError: The sharding does not divide its shape.
         """
-        wanted = arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
+        wanted = arg if isinstance(arg, ArrayRestoreArgs) else self._array_args(arg.dtype)
         record = self._batch.arrays.get(info.name)
         impl = record.random_key_impl if record is not None else None
         shape = layout.shape if impl is not None else wanted_shape(info, wanted, layout)
@@ -183,9 +185,14 @@ class _Planner:
             )
         except ValueError as error:
             raise ValueError(f"{info.label}: {error}") from error
-        regions = [region for region in placement.stored if region is not None]
-        read = ArrayRead(info.location, info.name, layout, regions)
+        read = ArrayRead(info.location, info.name, layout, placement.reads)
         return ArrayTarget(info.location, shape, logical, dtype, sharding, placement, read, impl)
+
+    def _array_args(self, dtype: object) -> ArrayRestoreArgs:
+        """Return the arguments that only ask for a dtype."""
+        if dtype is None:
+            return _AS_SAVED
+        return ArrayRestoreArgs(dtype=dtype)
 
     def _sharding(
         self, info: ParamInfo, arg: ArrayRestoreArgs, shape: Shape
@@ -209,7 +216,8 @@ class _Planner:
             )
             parts = [region.intersect(whole(stored)) for region in regions]
             on_host = regions == parts and all(d.platform == "cpu" for d in held)
-            self._placements[key] = Placement(regions, parts, on_host)
+            reads = [part for part in parts if part is not None]
+            self._placements[key] = Placement(regions, parts, reads, on_host)
         return self._placements[key]
 
 
@@ -252,6 +260,8 @@ def requested_sharding(
         return arg.sharding
     return as_sharding(wanted, f"{format_path(path)}: sharding")
 
+
+_AS_SAVED = ArrayRestoreArgs()
 
 _SHARDINGS = (
     SingleDeviceSharding,

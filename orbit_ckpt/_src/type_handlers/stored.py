@@ -6,7 +6,9 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
+
+from msgspec import Struct
 
 from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import (
@@ -76,7 +78,7 @@ def add_array(
     return plan.layout
 
 
-class _ArrayPlan(NamedTuple):
+class _ArrayPlan(Struct, frozen=True, gc=False):
     """How arrays of some shape and dtype are stored.
 
     Attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ _OBJECTS = 256
 """Leaves of other kinds that are held at once."""
 
 
-class RecordPair(NamedTuple):
+class RecordPair(Struct, frozen=True, gc=False):
     """One leaf in both trees."""
 
     a: LeafRecord
@@ -218,7 +218,7 @@ def _decoder_bytes(layout: ZarrArray) -> int:
     return math.prod(-(-n // c) for n, c in grid) * min(layout.chunk_nbytes, DECODER_BYTES)
 
 
-class _Part(NamedTuple):
+class _Part(Struct, frozen=True, gc=False):
     """A part of an array in both trees."""
 
     pair: _ArrayPair

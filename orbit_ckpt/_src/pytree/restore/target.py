@@ -271,13 +271,24 @@ def requested_args(
 
 
 def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
+    """Return the restore arguments that leaves of a target stand for; arrays alike share theirs."""
     args: Args = {}
+    shared: dict[object, RestoreArgs] = {}
     for name, leaf in zip(names, leaves, strict=True):
-        if leaf is not PLACEHOLDER and not is_empty_node(leaf):
-            try:
-                args[name] = restore_args_of(leaf, strict=strict)
-            except TypeError as error:
-                raise TypeError(f"{format_path(name)}: {error}") from error
+        if leaf is PLACEHOLDER or is_empty_node(leaf):
+            continue
+        kind = (
+            (leaf.shape, leaf.dtype, leaf.sharding)
+            if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+            else None
+        )
+        try:
+            arg = shared.get(kind) or restore_args_of(leaf, strict=strict)
+        except TypeError as error:
+            raise TypeError(f"{format_path(name)}: {error}") from error
+        if kind is not None:
+            shared[kind] = arg
+        args[name] = arg
     return args
 
 

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -53,7 +52,7 @@ _MAX_DEPTH = 200
 _EMPTY_TYPESTRS: Mapping[type, str] = {dict: "Dict", list: "List", tuple: "Tuple"}
 
 
-class PlannedLeaf(NamedTuple):
+class PlannedLeaf(Struct, frozen=True, gc=False):
     """One leaf to write; a tuple, because there may be many.
 
     Attributes:
