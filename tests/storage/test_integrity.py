@@ -251,7 +251,7 @@ def test_a_manifest_cannot_name_a_file_outside_of_its_directory(
 ) -> None:
     files = {name: FileRecord(1, 1)} if field == "files" else {}
     sizes = {name: 1} if field == "database" else {}
-    document = Manifest(files, database=DatabaseRecord(0, files=sizes)).to_bytes()
+    document = Manifest(files, database=DatabaseRecord(0, b"", sizes)).to_bytes()
     (tmp_path / MANIFEST).write_bytes(document)
     with pytest.raises(UnsafePathError, match=MANIFEST):
         read_manifest(tmp_path)

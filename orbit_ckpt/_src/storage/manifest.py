@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import struct
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from crc32c import crc32c
@@ -31,7 +31,7 @@ OWN_CHECKSUM = 0x48674BC7
 """crc32c of anything that ends in its own crc32c; tells no two such files apart."""
 
 
-class FileRecord(Struct, frozen=True):
+class FileRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a file's contents must be.
 
     Attributes:
@@ -40,8 +40,8 @@ class FileRecord(Struct, frozen=True):
             zarr3 chunks, that one.
     """
 
-    nbytes: int
-    crc32c: int
+    nbytes: _Count
+    crc32c: _Checksum
 
     @classmethod
     def of(cls, nbytes: int, checksum: int, tail: bytes) -> FileRecord:
@@ -66,9 +66,13 @@ class DatabaseRecord(Struct, frozen=True):
         files: Sizes of the data files that hold those values.
     """
 
-    index: int
-    values: bytes = b""
-    files: Mapping[str, int] = field(default_factory=dict[str, int])
+    index: _Checksum
+    values: bytes
+    files: Mapping[str, _Count]
+
+    def __post_init__(self) -> None:
+        if len(self.values) % 4:
+            raise ValueError(f"{len(self.values)} bytes of checksums of four bytes each")
 
     def checksums(self) -> Sequence[int]:
         """Return the checksums of the values."""
@@ -133,29 +137,42 @@ class Manifest(Struct, frozen=True):
         if tail != f"{crc32c(body):08x}".encode():
             raise damaged_file(file, "its checksum does not match")
         try:
-            document = _parse(body)
-            version = int(document["format_version"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
-        check_version(file, version, FORMAT_VERSION)
-        try:
-            records = msgspec.convert(document["files"], dict[str, tuple[_Count, _Checksum]])
-            files = {path: FileRecord(*record) for path, record in records.items()}
-            self_checked = msgspec.convert(document["self_checked"], tuple[str, ...])
-            database = _decode_database(document.get("database"))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
+            document = _DECODER.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            document = _decode_slowly(body, file)
+        check_version(file, document.format_version, FORMAT_VERSION)
+        files, database = document.files, document.database
         for path in chain(files, database.files if database else ()):
             if not is_inner_name(path):
                 check_name(path, file)
-        return cls(files, self_checked, version, database)
+        return cls(files, document.self_checked, document.format_version, database)
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+class _Document(Struct):
+    """A manifest as its file has it."""
+
+    format_version: int
+    self_checked: tuple[str, ...]
+    files: dict[str, FileRecord]
+    database: DatabaseRecord | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Document)
+
+
+def _decode_slowly(body: bytes, file: str) -> _Document:
+    """Decode what names files that are not text, or raise what is wrong with it.
+
+    Raises:
+        FormatError: It is not understood.
+        VersionError: A later version wrote it.
+    """
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # file names need not be text
-        return json.loads(body)
+        document = json.loads(body)
+        check_version(file, int(document["format_version"]), FORMAT_VERSION)
+        return msgspec.convert(document, _Document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{file}: {type(error).__name__}: {error}") from error
 
 
 def damaged_file(file: Path | str, what: str) -> CorruptionError:
@@ -164,17 +181,4 @@ def damaged_file(file: Path | str, what: str) -> CorruptionError:
         f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
         file=str(file),
         what=what,
-    )
-
-
-def _decode_database(fields: Mapping[str, object] | None) -> DatabaseRecord | None:
-    if fields is None:
-        return None
-    values = b64decode(str(fields["values"]), validate=True)
-    if len(values) % 4:
-        raise ValueError(f"{len(values)} bytes of checksums of four bytes each")
-    return DatabaseRecord(
-        msgspec.convert(fields["index"], _Checksum),
-        values,
-        msgspec.convert(fields["files"], dict[str, _Count]),
     )

@@ -88,7 +88,7 @@ def _joined(records: Iterable[tuple[str, Manifest]]) -> Manifest:
         files.update((f"{part}/{name}", file) for name, file in record.files.items())
         found: Mapping[str, int] = record.database.files if record.database else {}
         sizes.update((f"{part}/{name}", nbytes) for name, nbytes in found.items())
-    return Manifest(files, database=DatabaseRecord(0, files=sizes))
+    return Manifest(files, database=DatabaseRecord(0, b"", sizes))
 
 
 def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> None:
