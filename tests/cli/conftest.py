@@ -1,14 +1,19 @@
-"""The command line as a user runs it: another process, real checkpoints."""
+"""The command line as a user runs it: another process, real checkpoints.
+
+One server per test run forks a process for each command; `fresh` starts Python anew.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pexpect
 import pytest
+from pexpect import fdpexpect
 
 import orbit_ckpt as ocp
 from tests.support import put
@@ -44,35 +51,96 @@ class Result:
 Run = Callable[..., Result]
 
 
+class Server:
+    """The process of `server.py`, which runs commands."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("server.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+
+    def start(self, args: Sequence[object], cwd: Path, **files: object) -> None:
+        """Start a command; `out` and `err`, or `terminal`, name its files."""
+        assert self._process.stdin is not None
+        request = {"args": [*map(str, args)], "cwd": str(cwd)}
+        request |= {name: str(file) for name, file in files.items()}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        assert self._answer() == "started"
+
+    def wait(self) -> int:
+        """Return the exit code of the command."""
+        return int(self._answer())
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[subprocess.Popen[str]]:
-    """Return a process that runs commands; see `server.py`."""
-    command = [sys.executable, str(Path(__file__).parent / "server.py")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        yield process
-        process.terminate()
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
-def cli(tmp_path: Path, server: subprocess.Popen[str]) -> Run:
+def cli(tmp_path: Path, server: Server) -> Run:
     """Return what runs a command in a directory."""
 
     def run(*args: object, status: int | None = 0) -> Result:
-        files = {name: tmp_path.with_name(f"{tmp_path.name}.{name}") for name in ("out", "err")}
-        request = {"args": [*map(str, args)], "cwd": str(tmp_path)}
-        request |= {name: str(file) for name, file in files.items()}
-        assert server.stdin is not None
-        assert server.stdout is not None
-        print(json.dumps(request), file=server.stdin, flush=True)
-        code = int(server.stdout.readline())
-        out, err = (file.read_text() for file in files.values())
-        assert "Traceback" not in err, err
-        assert status is None or code == status, out + err
-        return Result(code, out, err)
+        out, err = (tmp_path.with_name(f"{tmp_path.name}.{name}") for name in ("out", "err"))
+        server.start(args, tmp_path, out=out, err=err)
+        code = server.wait()
+        result = Result(code, out.read_text(), err.read_text())
+        assert "Traceback" not in result.err, result.err
+        assert status is None or code == status, result.out + result.err
+        return result
 
     return run
+
+
+class Terminal(fdpexpect.fdspawn):
+    """A command on a terminal."""
+
+    def __init__(self, server: Server, args: Sequence[object], cwd: Path) -> None:
+        ours, other = pty.openpty()
+        termios.tcsetwinsize(ours, (40, 120))
+        super().__init__(ours, encoding="utf-8", timeout=120)
+        self._server = server
+        server.start(args, cwd, terminal=os.ttyname(other))
+        os.close(other)  # so that the output ends with the command
+
+    def interrupt(self) -> None:
+        """Press Ctrl+C."""
+        self.send("\3")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and what was printed since the last `expect`."""
+        self.expect(pexpect.EOF)
+        self.close()
+        assert isinstance(self.before, str)
+        return self._server.wait(), self.before
+
+
+@pytest.fixture
+def on_terminal(server: Server, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Return what runs a command on a terminal."""
+    opened: list[Terminal] = []
+
+    def start(*args: object) -> Terminal:
+        opened.append(Terminal(server, args, tmp_path))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        if not terminal.closed:  # the test failed; a terminal that goes away ends its command
+            terminal.close()
+            server.wait()
 
 
 @pytest.fixture

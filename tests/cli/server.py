@@ -1,41 +1,82 @@
-"""Runs commands, each in a process of its own that need not import JAX again.
+"""Run commands, each in a forked process that imports nothing again.
 
-Reads one JSON object a line, `args`, `cwd`, `out` and `err`; writes the exit code of the command.
+Reads one JSON object per line and writes the exit code of the command: `args`, `cwd`, and the files
+`out` and `err`, or `terminal`, the terminal that the process gets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import io
 import json
 import os
+import pkgutil
 import sys
+import termios
+import threading
 import traceback
 
-import orbit_ckpt
-from orbit_ckpt._src.cli import app, check, convert, inspect, main, manage, report, values
+import typer.main
 
-assert all((app, check, convert, inspect, manage, report, values))  # what commands need
-for name in orbit_ckpt.__all__:
-    getattr(orbit_ckpt, name)  # is imported when it is asked for
+from orbit_ckpt import _src
+from orbit_ckpt._src.cli import main
 
 
 def serve() -> None:
+    warm_up()
     for line in sys.stdin:
         request = json.loads(line)
+        files = open_files(request)
         child = os.fork()
         if child == 0:
-            run(request)
+            run(request, files)
+        for file in files:
+            os.close(file)
+        print("started", flush=True)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def run(request: dict[str, str]) -> None:
+def open_files(request: dict[str, str]) -> list[int]:
+    """Open what the process gets as standard input, output and error."""
+    if "terminal" in request:
+        return [os.open(request["terminal"], os.O_RDWR | os.O_NOCTTY) for _ in range(3)]
+    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    outputs = [os.open(request[name], write) for name in ("out", "err")]
+    return [os.open(os.devnull, os.O_RDONLY), *outputs]
+
+
+def warm_up() -> None:
+    """Import all that commands need."""
+    for module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
+        importlib.import_module(module.name)
+    for command in ("plugins", "--help"):
+        sys.argv = ["orbit-ckpt", command]
+        out = io.TextIOWrapper(io.BytesIO())
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            main()
+    assert threading.active_count() == 1  # threads do not survive a fork
+    gc.freeze()
+    # every call of a Typer application builds its commands
+    typer.main.get_command = functools.cache(typer.main.get_command)
+
+
+def run(request: dict[str, str], files: list[int]) -> None:
     os.chdir(request["cwd"])
-    for number, file, flags in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (2, request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-    ):
-        os.dup2(os.open(file, flags), number)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    if "terminal" in request:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal then sends interrupts
+        os.environ["TERM"] = "xterm-256color"
+    # buffered as files or terminals are
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     sys.argv = ["orbit-ckpt", *request["args"]]
     code: object = 1
     try:

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pexpect
 import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.leaves import list_leaves
 from orbit_ckpt._src.cli.values import measure_all
-from tests.cli.conftest import COMMAND, ENVIRONMENT, Run
+from tests.cli.conftest import Run, Terminal
 
-pytestmark = [
-    pytest.mark.slow,
-    # a terminal needs a fork, which JAX warns of; the child becomes another program at once
-    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
-]
+pytestmark = pytest.mark.slow
+
+OnTerminal = Callable[..., Terminal]
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-def on_terminal(*args: object) -> pexpect.spawn:
-    env = {**ENVIRONMENT, "TERM": "xterm-256color"}
-    return pexpect.spawn(
-        sys.executable,
-        [*COMMAND[1:], *map(str, args)],
-        env=env,
-        encoding="utf-8",
-        timeout=120,
-        dimensions=(40, 120),
-    )
-
-
-def ending(child: pexpect.spawn) -> str:
-    """Wait for the end; return what was printed since the last `expect`."""
-    child.expect(pexpect.EOF)
-    child.close()
-    assert isinstance(child.before, str)
-    return child.before
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +34,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "title"), [("verify", "Checking"), ("stats", "Reading"), ("cp", "Copying")]
 )
 def test_long_work_shows_bytes_rate_and_time_left(
-    command: str, title: str, large: Path, tmp_path: Path, cli: Run
+    command: str, title: str, large: Path, tmp_path: Path, cli: Run, on_terminal: OnTerminal
 ) -> None:
     args = [command, large, *([tmp_path / "copy"] if command == "cp" else [])]
     child = on_terminal(*args)
     child.expect(title)
-    shown = ESCAPE.sub("", ending(child))
-    assert child.exitstatus == 0
+    status, text = child.end()
+    shown = ESCAPE.sub("", text)
+    assert status == 0
     assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? MB", shown), shown  # done of all
     assert re.search(r"\d+:\d\d:\d\d", shown), shown  # time left
     if command == "cp":
@@ -91,39 +69,40 @@ def test_progress_goes_on_within_a_leaf_and_an_error_ends_all(large: Path) -> No
     assert len(told) <= len(leaves)  # none goes on after it
 
 
-def test_tables_have_colours_on_a_terminal_only(run_directory: Path, cli: Run) -> None:
-    child = on_terminal("ls", run_directory)
-    shown = ending(child)
-    assert child.exitstatus == 0
+def test_tables_have_colours_on_a_terminal_only(
+    run_directory: Path, cli: Run, on_terminal: OnTerminal
+) -> None:
+    status, shown = on_terminal("ls", run_directory).end()
+    assert status == 0
     assert "\x1b[1m" in shown
     plain = [line.rstrip() for line in ESCAPE.sub("", shown).splitlines()]
     assert plain == cli("ls", run_directory).out.splitlines()
 
 
-def test_names_are_printed_as_they_are(tmp_path: Path, cli: Run) -> None:
+def test_names_are_printed_as_they_are(tmp_path: Path, cli: Run, on_terminal: OnTerminal) -> None:
     ocp.save(tmp_path / "checkpoint", {"[red]w[/red]": np.ones(2), ":smile:": 1})
-    shown = ending(on_terminal("tree", tmp_path / "checkpoint"))
+    _, shown = on_terminal("tree", tmp_path / "checkpoint").end()
     assert "[red]w[/red]" in shown
     assert ":smile:" in shown
     assert "[red]w[/red]" in cli("tree", "checkpoint").out
 
 
-def test_deleting_asks_first(own_run: Path) -> None:
+def test_deleting_asks_first(own_run: Path, on_terminal: OnTerminal) -> None:
     for answer, expected in (("n\n", True), ("\4", True), ("y\n", False)):  # \4: end of input
         child = on_terminal("rm", own_run / "20")
         child.expect("Delete .*\\?")
         child.send(answer)
-        ending(child)
-        assert child.exitstatus == (2 if expected else 0)
+        status, _ = child.end()
+        assert status == (2 if expected else 0)
         assert (own_run / "20").exists() is expected
 
 
-def test_an_interrupt_leaves_no_copy(large: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_copy(large: Path, tmp_path: Path, on_terminal: OnTerminal) -> None:
     child = on_terminal("cp", large, tmp_path / "copies" / "a")
     child.expect("Copying")
-    child.sendintr()
-    ending(child)
-    assert child.exitstatus != 0 or (tmp_path / "copies/a").is_dir()
+    child.interrupt()
+    status, _ = child.end()
+    assert status != 0 or (tmp_path / "copies/a").is_dir()
     if (tmp_path / "copies").exists():
         left = [path.name for path in (tmp_path / "copies").iterdir()]
         assert left in ([], ["a"])
