@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,13 @@ def checkpointer(*, rich_types: bool = True, **options: Any) -> ocp.Checkpointer
     """Return a checkpointer of trees; with the defaults it stores what `ocp.save` does."""
     metadata_options = ocp.PyTreeMetadataOptions(support_rich_types=rich_types)
     return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=metadata_options, **options))
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

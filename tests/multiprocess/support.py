@@ -6,7 +6,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -15,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from tests.multiprocess import life
+from tests.support import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +32,7 @@ class Life:
 
     def __init__(self, count: int, plan: dict[str, Any], logs: Path) -> None:
         """Start them; their standard error goes to files in `logs`."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.logs = [logs / f"process_{index}.log" for index in range(count)]
         self.reports: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         self._reported = threading.Condition()

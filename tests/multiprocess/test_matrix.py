@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from orbit_ckpt._src.storage.kvstore import open_store
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CorruptionError
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
+from tests.support import free_port
 
 pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
 
@@ -35,9 +35,7 @@ Reports = dict[tuple[int, int], dict[str, Any]]
 
 def start(directory: Path, scenario: str, devices: list[int]) -> list[subprocess.Popen[bytes]]:
     """Start a group of processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes: list[subprocess.Popen[bytes]] = []
     for index, count in enumerate(devices):
         environment = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
+from tests.support import free_port
 
 pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
 
@@ -23,9 +23,7 @@ TIMEOUT_S = 120
 
 def run(scenario: str, directory: Path | str) -> list[subprocess.CompletedProcess[str]]:
     """Run a scenario of `worker.py` in two processes with two devices each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

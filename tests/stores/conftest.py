@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Generator, Iterator
 from http.client import HTTPConnection
@@ -17,20 +15,11 @@ import pytest
 from orbit_ckpt._src.storage import buckets
 from tests.stores.proxy import Proxy
 
-_START_S = 60
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The endpoint of an S3 server that lives as long as the tests."""
-    with _running("-m", "moto.server", "-H", "127.0.0.1", "-p") as endpoint:
+    with _running("s3_server.py") as endpoint:
         yield endpoint
 
 
@@ -38,34 +27,24 @@ def s3_server() -> Iterator[str]:
 def google_server() -> Iterator[str]:
     """The endpoint of a server that speaks the protocol of Google's store."""
     pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed")
-    with _running(str(Path(__file__).with_name("google_server.py"))) as endpoint:
+    with _running("google_server.py") as endpoint:
         yield endpoint
 
 
 @contextlib.contextmanager
-def _running(*arguments: str) -> Generator[str]:
-    """Run a server in Python, which is given the number of a free port; yield its endpoint."""
-    port = free_port()
+def _running(script: str) -> Generator[str]:
+    """Run a server of this directory, which prints its port; yield its endpoint."""
     with subprocess.Popen(
-        [sys.executable, *arguments, str(port)],
-        stdout=subprocess.DEVNULL,
+        [sys.executable, Path(__file__).with_name(script)],
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
+        assert process.stdout is not None
         try:
-            _wait_for(port, process)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.kill()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)  # the server is another program, which tells nobody
-    raise RuntimeError("the server did not start")
 
 
 @pytest.fixture

@@ -1,16 +1,17 @@
-"""A server that speaks the protocol of Google's store; run as `google_server.py <port>`.
+"""A server that speaks the protocol of Google's store; prints its port.
 
 It is the package gcp-storage-emulator, with what Google's own servers do and it does not: a range
 behind the end of an object is answered with 416, an object may be empty, and `startOffset` and
-`endOffset` bound a listing (without them TensorStore would delete everything).
+`endOffset` bound a listing (without them TensorStore would delete everything). At every change the
+package writes a description of all objects; this server does not.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from http import HTTPStatus
+from http.server import HTTPServer
 from typing import Any
 
 from gcp_storage_emulator.handlers import objects
@@ -60,6 +61,15 @@ def read_data(handler: Any, query: Any) -> Any:
 
 server._read_data = read_data
 
+
+storage: Any = server.Storage
+storage._write_config_to_file = lambda _: None
+HTTPServer.request_queue_size = (
+    128  # a connection that is not accepted is tried again a second later
+)
+
 if __name__ == "__main__":
-    with server.create_server("127.0.0.1", int(sys.argv[1]), in_memory=True):
+    with server.create_server("127.0.0.1", 0, in_memory=True) as running:
+        listening: Any = running._api._httpd
+        print(listening.server_port, flush=True)
         threading.Event().wait()

@@ -23,6 +23,11 @@ _NO_KEY = (
 )
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # a client that finds it full waits a second
+
+
 class Proxy:
     """The proxy.
 
@@ -102,8 +107,7 @@ class Proxy:
                     if self.command != "HEAD":
                         self.wfile.write(answer)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def pass_late(self) -> None:

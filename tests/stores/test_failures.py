@@ -24,8 +24,8 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
-from tests.stores.conftest import free_port
 from tests.stores.proxy import Failure, Proxy
+from tests.support import free_port
 
 SECRETS = re.compile("test-key-id|test-secret-value")
 
