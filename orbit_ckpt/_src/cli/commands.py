@@ -1,7 +1,7 @@
-"""What the commands are called with.
+"""The commands and their options.
 
-A command imports its implementation when it runs: most need JAX, whose import takes a second, and
-the help, the version and completion do not.
+A command imports its implementation when it runs: most need JAX, whose import takes a second, while
+help, version and completion do not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def ls(
 ) -> None:
     """List the steps of a run, or the items of a checkpoint.
 
-    What a run keeps is not recorded in it: with the options of `prune`, a column tells which rule
-    would keep each step.
+    A run does not record its retention rules. With the options of `prune`, a column shows which
+    rule would keep each step.
     """
     from orbit_ckpt._src.cli import listing  # noqa: PLC0415 - see above
 
@@ -51,13 +51,13 @@ def tree(
     path: str,
     patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
     depth: Annotated[
-        int | None, typer.Option(min=1, help="Sum up what is below N keys.", metavar="N")
+        int | None, typer.Option(min=1, help="Group leaves by their first N keys.", metavar="N")
     ] = None,
-    sort: Annotated[Order, typer.Option(help="In which order.")] = Order.TREE,
+    sort: Annotated[Order, typer.Option(help="Sort order.")] = Order.TREE,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
+    """List the leaves of a checkpoint with shapes, dtypes, sizes and shardings."""
     from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - see above
 
     inspect.tree(path, patterns, depth, sort, reader, as_json)
@@ -70,9 +70,9 @@ def show(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Print one leaf: what it is, its statistics, and the values in its corners.
+    """Print one leaf: its metadata, statistics, and the values in its corners.
 
-    LEAF is its keys joined by slashes, as `tree` prints it.
+    LEAF is the leaf's keys joined by slashes, as `tree` prints them.
     """
     from orbit_ckpt._src.cli import values  # noqa: PLC0415 - see above
 
@@ -89,9 +89,9 @@ def stats(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf.
+    """Print minimum, maximum, mean, L2 norm, and counts of NaN and Inf of every leaf.
 
-    NaN and infinite values are left out of all but their counts.
+    NaN and infinite values are excluded from all statistics except their counts.
     """
     from orbit_ckpt._src.cli import values  # noqa: PLC0415 - see above
 
@@ -103,12 +103,12 @@ def diff(
     b: str,
     values: Annotated[bool, typer.Option("--values", help="Compare values too.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print all lines, not twenty of every sort.")
+        bool, typer.Option("--all", help="Print all lines instead of twenty per section.")
     ] = False,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Compare two checkpoints; exits with 1 if they differ."""
+    """Compare two checkpoints; exit with 1 if they differ."""
     from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
 
     command.diff(a, b, values, everything, reader, as_json)
@@ -117,14 +117,14 @@ def diff(
 def verify(
     path: str,
     memory: Annotated[
-        int, typer.Option("--memory", min=1, help="About how many MB to hold.", metavar="MB")
+        int, typer.Option("--memory", min=1, help="Memory limit, approximate.", metavar="MB")
     ] = 256,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged.
+    """Check every byte of a checkpoint or run; exit with 1 if any is damaged.
 
-    If nothing is, but something is of a version that cannot be verified, it exits with 2.
+    Exit with 2 if nothing is damaged but a checkpoint has a version that cannot be verified.
     """
     from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
 
@@ -135,19 +135,20 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     rules: Annotated[Path | None, RULES_OPTION] = None,
     like: Annotated[
-        str | None, typer.Option(help="Restore what this checkpoint has.", metavar="CHECKPOINT")
+        str | None,
+        typer.Option(help="Restore into this checkpoint's structure.", metavar="CHECKPOINT"),
     ] = None,
-    only: Annotated[list[str], typer.Option(help="Only leaves that match.")] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], typer.Option(help="No leaves that match.")] = [],  # noqa: B006 - copied
+    only: Annotated[list[str], typer.Option(help="Select leaves that match.")] = [],  # noqa: B006 - copied
+    skip: Annotated[list[str], typer.Option(help="Omit leaves that match.")] = [],  # noqa: B006 - copied
     missing: Annotated[
-        str, typer.Option(help="Leaves of --like that there are not: error or skip.")
+        str, typer.Option(help="For leaves that only --like has: error or skip.")
     ] = "error",
     unexpected: Annotated[
-        str, typer.Option(help="Leaves that --like does not have: error or ignore.")
+        str, typer.Option(help="For leaves that --like lacks: error or ignore.")
     ] = "error",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Say what a restore would do, leaf by leaf; exits with 1 if it would fail."""
+    """Show what a restore would do, leaf by leaf; exit with 1 if it would fail."""
     from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
 
     check.plan(path, rules, like, only, skip, missing, unexpected, as_json)
@@ -155,17 +156,17 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
 
 def report(
     path: str,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.", metavar="FILE")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")],
     stats: Annotated[
-        bool, typer.Option("--stats/--no-stats", help="Whether to read all values.")
+        bool, typer.Option("--stats/--no-stats", help="Read all values for statistics.")
     ] = True,
     memory: Annotated[int, MEMORY_OPTION] = 256,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Write a page about a checkpoint, or about a run and its newest step.
+    """Write an HTML page about a checkpoint, or about a run and its newest step.
 
-    It has a treemap of bytes, a table of leaves with statistics, and the history of a run. All of
-    it is in one file, which fetches nothing.
+    The page contains a treemap of bytes, a table of leaves with statistics, and the history of a
+    run. It is one self-contained file.
     """
     from orbit_ckpt._src.cli import report  # noqa: PLC0415 - see above
 
@@ -180,32 +181,32 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     cast: Annotated[
         list[str],
         typer.Option(
-            help="Dtype for numbers of its kind: 'bfloat16', or 'params/**=bfloat16' for leaves "
-            "that match; may be repeated, the first that matches counts.",
+            help="Cast numbers of the dtype's kind: 'bfloat16' for all leaves, "
+            "'params/**=bfloat16' for matching leaves. May be repeated; the first match counts.",
             metavar="[PATTERN=]DTYPE",
         ),
     ] = [],  # noqa: B006 - Typer copies it
-    only: Annotated[list[str], typer.Option(help="Only leaves that match.")] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], typer.Option(help="No leaves that match.")] = [],  # noqa: B006 - copied
+    only: Annotated[list[str], typer.Option(help="Select leaves that match.")] = [],  # noqa: B006 - copied
+    skip: Annotated[list[str], typer.Option(help="Omit leaves that match.")] = [],  # noqa: B006 - copied
     max_shard_bytes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="For a directory of safetensors: begin a new file above N bytes.",
+            help="In a directory of safetensors files, start a new file above N bytes.",
             metavar="N",
         ),
     ] = None,
     memory: Annotated[int, MEMORY_OPTION] = 256,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file or a checkpoint that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file or checkpoint.")
     ] = False,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Write a checkpoint anew in another format, whatever format it is in.
+    """Convert a checkpoint of any format to another format.
 
-    Arrays pass through in parts. What is written appears under its name when it is complete; if it
-    cannot be completed nothing is left.
+    Arrays are copied in parts. The result appears under its name when it is complete; a failed
+    conversion leaves nothing behind.
     """
     from orbit_ckpt._src.cli import convert  # noqa: PLC0415 - see above
 
@@ -229,17 +230,15 @@ def cp(
     source: str,
     destination: str,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Whether to verify the copy.")
-    ] = True,
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="Verify the copy.")] = True,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Copy a checkpoint.
 
-    The copy is compared with what was read and verified before it appears under its name; if it
-    cannot be completed nothing is left.
+    The copy is compared with the source and verified before it appears under its name; a failed
+    copy leaves nothing behind.
     """
     from orbit_ckpt._src.cli import convert  # noqa: PLC0415 - see above
 
@@ -249,12 +248,12 @@ def cp(
 def rm(
     path: str,
     yes: Annotated[bool, YES] = False,
-    force: Annotated[bool, typer.Option("--force", help="Pinned checkpoints too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete a pinned checkpoint too.")] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Delete one checkpoint, or what a save or conversion that died has left.
+    """Delete one checkpoint, or the leftovers of an abandoned save or conversion.
 
-    It is renamed first, so that nobody finds half of it.
+    The directory is renamed first, so that no reader finds half a checkpoint.
     """
     from orbit_ckpt._src.cli import manage  # noqa: PLC0415 - see above
 
@@ -269,14 +268,14 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     metric: Annotated[str | None, METRIC] = None,
     lowest: Annotated[bool, LOWEST] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Only say what would be deleted.")
+        bool, typer.Option("--dry-run", "-n", help="Only show which steps would be deleted.")
     ] = False,
     yes: Annotated[bool, YES] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Delete the steps of a run that no rule keeps.
 
-    A step stays if one of the options wants it. Pinned steps and the newest one always stay.
+    A step is kept if one of the options keeps it. Pinned steps and the newest step are always kept.
     """
     from orbit_ckpt._src.cli import manage  # noqa: PLC0415 - see above
 
@@ -284,7 +283,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
-    """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
+    """List supported formats and plug-ins; exit with 1 if a plug-in cannot be used."""
     from orbit_ckpt._src.cli import plugins  # noqa: PLC0415 - see above
 
     plugins.plugins(as_json)

@@ -1,4 +1,4 @@
-"""Options that several commands have, and their choices."""
+"""Options shared by several commands, and their choices."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from enum import StrEnum
 
 import typer
 
-JSON_OPTION = typer.Option("--json", help="Print JSON, see the reference.")
+JSON_OPTION = typer.Option("--json", help="Print JSON; the reference lists the fields.")
 FILTER_OPTION = typer.Option(
-    "--filter", "-f", help="Only leaves that match, such as 'params/**'; may be repeated."
+    "--filter", "-f", help="Select leaves that match, such as 'params/**'; may be repeated."
 )
-KEEP_LAST = typer.Option("--keep-last", min=0, help="Keep the newest N steps.")
-KEEP_EVERY = typer.Option("--keep-every", min=1, help="Keep the multiples of K.")
-KEEP_BEST = typer.Option("--keep-best", min=0, help="Keep the N steps of the best --metric.")
-METRIC = typer.Option("--metric", help="Name of the metric that --keep-best ranks by.")
-LOWEST = typer.Option("--lowest", help="The lowest metric is the best, not the highest.")
+KEEP_LAST = typer.Option("--keep-last", min=0, help="Keep the newest N steps.", metavar="N")
+KEEP_EVERY = typer.Option("--keep-every", min=1, help="Keep the multiples of K.", metavar="K")
+KEEP_BEST = typer.Option(
+    "--keep-best", min=0, help="Keep the N steps with the best --metric.", metavar="N"
+)
+METRIC = typer.Option("--metric", help="Metric that --keep-best ranks by.", metavar="NAME")
+LOWEST = typer.Option("--lowest", help="Treat the lowest metric as the best.")
 MEMORY_OPTION = typer.Option(
-    "--memory", min=1, help="About how many MB of values to hold at once.", metavar="MB"
+    "--memory", min=1, help="Memory limit for values, approximate.", metavar="MB"
 )
 READER_OPTION = typer.Option(
-    help="Read as T5X's or TensorFlow's with options, such as t5x:step=5,uint16=as_bfloat16.",
+    help="Read as T5X or TensorFlow with options, such as t5x:step=5,uint16=as_bfloat16.",
     metavar="FORMAT[:OPTION=VALUE,...]",
 )
-RULES_OPTION = typer.Option(help="Rules, TOML or JSON; see the reference.", metavar="FILE")
-YES = typer.Option("--yes", "-y", help="Do not ask.")
+RULES_OPTION = typer.Option(help="Rule file, TOML or JSON; see the reference.", metavar="FILE")
+YES = typer.Option("--yes", "-y", help="Do not ask for confirmation.")
 
 
 class Order(StrEnum):
-    """How leaves are sorted."""
+    """Orders of leaves."""
 
     TREE = "tree"
     NAME = "name"
