@@ -4,115 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orbit_ckpt import policies
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt import policies as preservation_policy
     from orbit_ckpt import policies as save_decision_policy
-    from orbit_ckpt._src.manager.preservation import (
-        AllPreservationPolicy,
-        AmongPermanent,
-        AnyPreservationPolicy,
-        BestN,
-        CustomSteps,
-        EveryNSeconds,
-        EveryNSteps,
-        EveryNStepsClosest,
-        InTurn,
-        LatestDuration,
-        LatestN,
-        LatestTemporary,
-        Pinned,
-        PreservationContext,
-        PreservationPolicy,
-        PreserveAll,
-        SaveBest,
-    )
-    from orbit_ckpt._src.manager.retention import RetentionPlan, RetentionRules, StepRetention
-    from orbit_ckpt._src.manager.save_policies import (
-        AllSavePolicy,
-        AnySavePolicy,
-        BoundedOverheadPolicy,
-        CheckpointInterval,
-        ContinuousCheckpointingPolicy,
-        DecisionContext,
-        FixedIntervalPolicy,
-        FunctionPolicy,
-        InitialSavePolicy,
-        IntervalsPolicy,
-        PreemptionCheckpointingPolicy,
-        SaveDecision,
-        SaveDecisionPolicy,
-        SpecificStepsPolicy,
-        TemporaryPolicy,
-        TimeIntervalPolicy,
-        decide,
-    )
-    from orbit_ckpt._src.manager.step_info import StepInfo
-    from orbit_ckpt._src.manager.step_info import StepInfo as PolicyCheckpointInfo
+    from orbit_ckpt.policies import *  # noqa: F403 - the same names
 
-__all__ = [
-    "AllPreservationPolicy",
-    "AllSavePolicy",
-    "AmongPermanent",
-    "AnyPreservationPolicy",
-    "AnySavePolicy",
-    "BestN",
-    "BoundedOverheadPolicy",
-    "CheckpointInterval",
-    "ContinuousCheckpointingPolicy",
-    "CustomSteps",
-    "DecisionContext",
-    "EveryNSeconds",
-    "EveryNSteps",
-    "EveryNStepsClosest",
-    "FixedIntervalPolicy",
-    "FunctionPolicy",
-    "InTurn",
-    "InitialSavePolicy",
-    "IntervalsPolicy",
-    "LatestDuration",
-    "LatestN",
-    "LatestTemporary",
-    "Pinned",
-    "PolicyCheckpointInfo",
-    "PreemptionCheckpointingPolicy",
-    "PreservationContext",
-    "PreservationPolicy",
-    "PreserveAll",
-    "RetentionPlan",
-    "RetentionRules",
-    "SaveBest",
-    "SaveDecision",
-    "SaveDecisionPolicy",
-    "SpecificStepsPolicy",
-    "StepInfo",
-    "StepRetention",
-    "TemporaryPolicy",
-    "TimeIntervalPolicy",
-    "decide",
-    "preservation_policy",
-    "save_decision_policy",
-]
+__all__ = ["preservation_policy", "save_decision_policy"]
+__all__ += policies.__all__
 
-__getattr__, __dir__ = lazy_names(
-    globals(),
-    {
-        "": "policies as preservation_policy, policies as save_decision_policy",
-        "manager.preservation": (
-            "AllPreservationPolicy, AmongPermanent, AnyPreservationPolicy, BestN, CustomSteps, "
-            "EveryNSeconds, EveryNSteps, EveryNStepsClosest, InTurn, LatestDuration, LatestN, "
-            "LatestTemporary, Pinned, PreservationContext, PreservationPolicy, PreserveAll, "
-            "SaveBest"
-        ),
-        "manager.retention": "RetentionPlan, RetentionRules, StepRetention",
-        "manager.save_policies": (
-            "AllSavePolicy, AnySavePolicy, BoundedOverheadPolicy, CheckpointInterval, "
-            "ContinuousCheckpointingPolicy, decide, DecisionContext, FixedIntervalPolicy, "
-            "FunctionPolicy, InitialSavePolicy, IntervalsPolicy, PreemptionCheckpointingPolicy, "
-            "SaveDecision, SaveDecisionPolicy, SpecificStepsPolicy, TemporaryPolicy, "
-            "TimeIntervalPolicy"
-        ),
-        "manager.step_info": "StepInfo as PolicyCheckpointInfo, StepInfo",
-    },
-)
+_POLICIES = [f"policies:{name} as {name}" for name in policies.__all__]
+_MODULES = [f"policies as {name}" for name in ("preservation_policy", "save_decision_policy")]
+
+__getattr__, __dir__ = lazy_names(globals(), {"": ", ".join([*_POLICIES, *_MODULES])})

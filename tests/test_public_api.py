@@ -168,7 +168,8 @@ def test_what_a_type_checker_sees_is_what_a_program_gets(name: str) -> None:
     for node in imports:
         source = importlib.import_module(node.module or "")
         for imported in node.names:
-            seen[imported.asname or imported.name] = getattr(source, imported.name)
+            names = source.__all__ if imported.name == "*" else [imported.name]
+            seen |= {imported.asname or name: getattr(source, name) for name in names}
     lazily = {public: getattr(module, public) for public in PUBLIC[name] & seen.keys()}
     assert lazily == {public: seen[public] for public in lazily}
     assert PUBLIC[name] - seen.keys() <= {"main", "metadata"}
