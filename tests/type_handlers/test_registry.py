@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.type_handlers import builtin
 from orbit_ckpt._src.type_handlers import registry as registry_module
 from orbit_ckpt.type_handlers import (
     GLOBAL_TYPE_HANDLER_REGISTRY,
@@ -121,6 +122,15 @@ def default_registry(monkeypatch: pytest.MonkeyPatch) -> TypeHandlerRegistry:
 def test_built_in_handlers_have_the_names_of_orbax(value: object, typestr: str) -> None:
     assert get_type_handler(type(value)).typestr() == typestr
     assert get_type_handler(typestr) is get_type_handler(type(value))
+
+
+def test_built_in_handler_describes_leaves_that_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = Handler("point")
+    handlers = [*builtin.built_in_handlers(), (Point, mine)]
+    monkeypatch.setattr(builtin, "built_in_handlers", lambda: handlers)
+    assert TypeHandlerRegistry().describer("point") is mine
 
 
 def test_handler_of_the_nearest_class_is_taken() -> None:

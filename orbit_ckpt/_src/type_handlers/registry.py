@@ -101,7 +101,9 @@ class TypeHandlerRegistry:
         if typestr == UNKNOWN_TYPE:
             return self._explicit.by_type(np.ndarray) or BUILT_IN[NUMPY_ARRAY]
         found = self._explicit.by_typestr(typestr) or BUILT_IN.get(typestr)
-        return found or self._plugin_layer().by_typestr(typestr)
+        found = found or self._plugin_layer().by_typestr(typestr)
+        # last, because making the built-in handlers imports JAX
+        return found or self._builtin_layer().by_typestr(typestr)
 
     def supported_types(self) -> list[type]:
         """Return the types that handlers are registered for."""
