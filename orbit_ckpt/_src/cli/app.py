@@ -1,4 +1,4 @@
-"""The commands, and what all have in common: options, exit codes, errors."""
+"""The application: registers the commands, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ import traceback
 import typer
 
 from orbit_ckpt._src.cli import EXTRA
-from orbit_ckpt._src.cli.commands import (
-    convert,
-    cp,
-    diff,
-    ls,
-    plan,
-    plugins,
-    prune,
-    report,
-    rm,
-    show,
-    stats,
-    tree,
-    verify,
-)
+from orbit_ckpt._src.cli.commands import COMMANDS
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.text import visible
 from orbit_ckpt._src.version import __version__
@@ -35,11 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A new command is a function with Typer's annotations in `commands`.
-for command in (
-    *(ls, tree, show, stats, diff, verify, plan, report),
-    *(convert, cp, rm, prune, plugins),
-):
+for command in COMMANDS:
     app.command()(command)
 
 
@@ -55,9 +37,9 @@ def options(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Look at checkpoints, check them, convert, copy and delete them. No command touches a device.
+    """Inspect, verify, convert, copy and delete checkpoints. No command uses a device.
 
-    Exit codes: 0, 1 if a command found something (damage, a difference), 2 if it cannot be done.
+    Exit codes: 0 for success, 1 for a problem found (damage, a difference), 2 for an error.
     """
     del version
 

@@ -57,7 +57,7 @@ def tree(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """List the leaves of a checkpoint with shapes, dtypes, sizes and shardings."""
+    """List a checkpoint's leaves: shape, dtype, size, sharding."""
     from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - see above
 
     inspect.tree(path, patterns, depth, sort, reader, as_json)
@@ -70,7 +70,7 @@ def show(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Print one leaf: its metadata, statistics, and the values in its corners.
+    """Print one leaf: metadata, statistics and corner values.
 
     LEAF is the leaf's keys joined by slashes, as `tree` prints them.
     """
@@ -89,9 +89,10 @@ def stats(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Print minimum, maximum, mean, L2 norm, and counts of NaN and Inf of every leaf.
+    """Print statistics of every leaf.
 
-    NaN and infinite values are excluded from all statistics except their counts.
+    These are minimum, maximum, mean, L2 norm, and counts of NaN and infinite values, which are
+    excluded from the other statistics.
     """
     from orbit_ckpt._src.cli import values  # noqa: PLC0415 - see above
 
@@ -122,9 +123,10 @@ def verify(
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Check every byte of a checkpoint or run; exit with 1 if any is damaged.
+    """Check every byte of a checkpoint or a run.
 
-    Exit with 2 if nothing is damaged but a checkpoint has a version that cannot be verified.
+    Exit with 1 if any is damaged; with 2 if nothing is damaged but a checkpoint has a version that
+    cannot be verified.
     """
     from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
 
@@ -148,7 +150,10 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     ] = "error",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Show what a restore would do, leaf by leaf; exit with 1 if it would fail."""
+    """Show what a restore would do, leaf by leaf.
+
+    Exit with 1 if it would fail.
+    """
     from orbit_ckpt._src.cli import check  # noqa: PLC0415 - see above
 
     check.plan(path, rules, like, only, skip, missing, unexpected, as_json)
@@ -163,10 +168,10 @@ def report(
     memory: Annotated[int, MEMORY_OPTION] = 256,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Write an HTML page about a checkpoint, or about a run and its newest step.
+    """Write an HTML page about a checkpoint or a run.
 
     The page contains a treemap of bytes, a table of leaves with statistics, and the history of a
-    run. It is one self-contained file.
+    run, of which it examines the newest step. It is one self-contained file.
     """
     from orbit_ckpt._src.cli import report  # noqa: PLC0415 - see above
 
@@ -251,7 +256,7 @@ def rm(
     force: Annotated[bool, typer.Option("--force", help="Delete a pinned checkpoint too.")] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Delete one checkpoint, or the leftovers of an abandoned save or conversion.
+    """Delete one checkpoint, abandoned save or conversion.
 
     The directory is renamed first, so that no reader finds half a checkpoint.
     """
@@ -283,7 +288,14 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
-    """List supported formats and plug-ins; exit with 1 if a plug-in cannot be used."""
+    """List supported formats and installed plug-ins.
+
+    Exit with 1 if a plug-in cannot be used.
+    """
     from orbit_ckpt._src.cli import plugins  # noqa: PLC0415 - see above
 
     plugins.plugins(as_json)
+
+
+COMMANDS = (ls, tree, show, stats, diff, verify, plan, report, convert, cp, rm, prune, plugins)
+"""The commands in the order of the help."""
