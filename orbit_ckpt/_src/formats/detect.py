@@ -27,9 +27,12 @@ ORBAX = "orbax"
 """What `detect_format` calls Orbax's format, which is ours."""
 
 IN_STORES = ("safetensors", "t5x", "flax_msgpack")
-"""Those that are known in object stores too; T5X's are so that nothing else takes them for its own,
-and are refused.
+"""Formats that are recognized in object stores too. T5X's is recognized only to be refused, so that
+no other format claims its files.
 """
+
+WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
+"""Formats with runs of steps, see `StepRecognizer`; the most specific first."""
 
 
 def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:

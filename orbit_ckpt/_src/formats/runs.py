@@ -13,7 +13,7 @@ from typing import cast
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
-from orbit_ckpt._src.formats.detect import built_in_formats
+from orbit_ckpt._src.formats.detect import WITH_RUNS, built_in_formats
 from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import (
@@ -30,7 +30,6 @@ from orbit_ckpt._src.storage.object_commit import is_committed
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.system import is_directory
 
-_WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
 _FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
 _FLAX_PREFIX = "checkpoint_"
 """What every step of another program is, or has; these are told without the formats."""
@@ -164,7 +163,7 @@ def foreign_step(path: Path) -> RunStep | None:
     """Return the checkpoint that another program finished at a path, None if there is none."""
     if not isinstance(path, StorePath) and not _has_foreign_sign(path):
         return None
-    for known in built_in_formats(_WITH_RUNS):
+    for known in built_in_formats(WITH_RUNS):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None
         if found is not None:
             # a writer of eFormer's that was not told the step records -1
