@@ -1,4 +1,4 @@
-"""Train in one process, and evaluate every checkpoint in another while the training goes on.
+"""Train in one process, and evaluate the checkpoints in another during training.
 
 Usage: python examples/evaluate.py
 """
@@ -34,7 +34,7 @@ def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Arr
 
 
 def train(run: Path) -> None:
-    """Fit the line, saving as the training goes on."""
+    """Fit the line, and save every `SAVE_EVERY` steps."""
     x, y = make_data(seed=0, count=1024)
     params = {"weights": jnp.zeros(8), "bias": jnp.zeros(())}
     gradient = jax.jit(jax.grad(loss_fn))
@@ -46,7 +46,7 @@ def train(run: Path) -> None:
 
 
 def evaluate(run: Path, training_is_over: Callable[[], bool]) -> dict[int, float]:
-    """Return the error on data that the training has not seen, by step."""
+    """Return the error on held-out data by step."""
     x, y = make_data(seed=1, count=256)
     errors: dict[int, float] = {}
     for step in checkpoints_iterator(
@@ -63,18 +63,18 @@ def evaluate(run: Path, training_is_over: Callable[[], bool]) -> dict[int, float
 
 
 def main() -> None:
-    """Start a training and follow it to its end."""
+    """Start a training run and evaluate its checkpoints until it finishes."""
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory, "run")
         with subprocess.Popen([sys.executable, __file__, run]) as trainer:
-            print("Evaluated while the training goes on:")
+            print("Evaluated during training:")
             errors = evaluate(run, lambda: trainer.poll() is not None)
         if trainer.returncode:
             sys.exit(f"training ended with status {trainer.returncode}")
         if max(errors, default=0) != STEPS:
             sys.exit("the last checkpoint was not evaluated")
         if errors[STEPS] > 0.02:
-            sys.exit(f"the line was not found: the error is {errors[STEPS]}")
+            sys.exit(f"training did not converge: the error is {errors[STEPS]}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Load a checkpoint of a flax.linen model into the same model written with flax.nnx.
 
-A convolutional network with batch normalisation and dropout is trained with Linen. Its parameters,
-running averages and the state of Adam are then loaded into a module and an optimizer of NNX. NNX
-has other names for them; seven rules say which. Both models give the same outputs, bit for bit.
+A convolutional network with batch normalization and dropout is trained with Linen. Its parameters,
+running averages and Adam state are then loaded into an NNX module and optimizer, whose names
+differ; seven rules rename them. Both models give the same outputs, bit for bit.
 
 Usage: python examples/linen_to_nnx.py
 """
@@ -33,25 +33,25 @@ STEPS, BATCH = 20, 32
 adam = optax.adam(1e-2)
 
 RULES = [
-    # a module of NNX has its variables in one tree, whatever their collection
+    # an NNX module keeps the variables of all collections in one tree
     tf.Rename("params/**", r"model/\1"),
     tf.Rename("batch_stats/**", r"model/\1"),
     tf.Rename("opt_state/**", r"optimizer/opt_state/\1"),
     tf.Rename("step", "optimizer/step"),
-    # layers are a list; in the state of Adam, too
+    # layers are a list, also in the state of Adam
     tf.Rename("**/layers_*/**", r"\1/layers/\2/\3"),
-    # a variable is a container of its value
+    # a variable is a container with a value
     tf.Rename("**", r"\1/value"),
-    # a dropout of NNX has keys of its own; Linen is given them with every call
+    # NNX dropout stores its random keys; Linen receives them with each call
     tf.Fallback("model/dropout/rngs/**"),
 ]
 
 
 class LinenBlock(nn.Module):
-    """A convolution, normalised.
+    """A convolution with batch normalization.
 
     Attributes:
-        channels: How many the output has.
+        channels: Number of output channels.
     """
 
     channels: int
@@ -77,7 +77,7 @@ class LinenModel(nn.Module):
 
 
 class NnxBlock(nnx.Module):
-    """A convolution, normalised."""
+    """A convolution with batch normalization."""
 
     def __init__(self, inputs: int, channels: int, rngs: nnx.Rngs) -> None:
         self.conv = nnx.Conv(inputs, channels, (3, 3), strides=2, rngs=rngs)
@@ -104,7 +104,7 @@ class NnxModel(nnx.Module):
 
 
 class LinenState(TrainState):
-    """Parameters, the state of Adam, and running averages.
+    """Parameters, Adam state and running averages.
 
     Attributes:
         batch_stats: The running averages.
@@ -150,12 +150,12 @@ def train(images: jax.Array, labels: jax.Array) -> LinenState:
 
 
 def check_same(what: str, found: object, expected: object) -> None:
-    """Leave with an error unless the arrays of two trees are the same, bit for bit."""
+    """Exit with an error unless the arrays of two trees are identical, bit for bit."""
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
     for one, other in pairs:
         if one.shape != other.shape or np.asarray(one).tobytes() != np.asarray(other).tobytes():
             sys.exit(f"{what}: they differ.")
-    print(f"{what}: {len(pairs)} arrays are the same, bit for bit.")
+    print(f"{what}: {len(pairs)} arrays are identical, bit for bit.")
 
 
 def check_outputs(trained: LinenState, model: NnxModel, images: jax.Array) -> None:
@@ -193,7 +193,7 @@ def main() -> None:
     check_same("State of Adam", nnx.state(optimizer)["opt_state"], trained.opt_state)
     check_outputs(trained, model, images)
     right = jnp.mean(model(images).argmax(-1) == labels)
-    print(f"The loaded model reads {right:.0%} of the digits right.")
+    print(f"The loaded model classifies {right:.0%} of the digits correctly.")
 
 
 if __name__ == "__main__":

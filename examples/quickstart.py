@@ -1,4 +1,4 @@
-"""Train a classifier of handwritten digits, kill it, resume it, and compare with a run left alone.
+"""Train a digit classifier, kill it, resume it, and compare it with an uninterrupted run.
 
 Usage: python examples/quickstart.py
 """
@@ -30,13 +30,13 @@ optimizer = optax.adam(1e-3)
 
 
 class TrainState(NamedTuple):
-    """Everything the next epoch depends on: whoever has it can go on as if nothing happened."""
+    """Everything the next epoch depends on."""
 
     params: optax.Params
     opt_state: optax.OptState
-    epoch: int  # a number of Python's comes back as one
-    key: jax.Array  # a typed key; the order of the data is drawn from it
-    losses: jax.Array  # one row an epoch, one column a step
+    epoch: int  # a Python int comes back as a Python int
+    key: jax.Array  # a typed key, which shuffles the data
+    losses: jax.Array  # one row per epoch, one column per step
 
 
 def load_data() -> tuple[jax.Array, jax.Array]:
@@ -47,7 +47,7 @@ def load_data() -> tuple[jax.Array, jax.Array]:
 
 
 def initial_state(steps: int) -> TrainState:
-    """Return the state before the first epoch, with room for the losses of `steps` an epoch."""
+    """Return the state before the first epoch, with room for `steps` losses per epoch."""
     key, hidden, output = jax.random.split(jax.random.key(0), 3)
     params = {
         "hidden": jax.random.normal(hidden, (64, 128)) / 8,
@@ -68,7 +68,7 @@ def loss_fn(params: dict[str, jax.Array], images: jax.Array, labels: jax.Array) 
 
 @jax.jit
 def train_epoch(state: TrainState, images: jax.Array, labels: jax.Array) -> TrainState:
-    """Go through the data once, in an order drawn from the state's key."""
+    """Go through the data once, shuffled with the state's key."""
 
     def train_step(carry, batch):
         params, opt_state = carry
@@ -86,13 +86,13 @@ def train_epoch(state: TrainState, images: jax.Array, labels: jax.Array) -> Trai
 def newest_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run.
 
-    A save gets its final name when it is complete. What a crash leaves is longer than the pattern.
+    A save gets its final name when it is complete. Leftovers of a crash have longer names.
     """
     return max(run.glob("epoch_????"), default=None)
 
 
 def train(run: Path, killed_in_epoch: int) -> None:
-    """Train to the last epoch, from the newest checkpoint of `run` if there is one."""
+    """Train to the last epoch, starting from the newest checkpoint of `run` if one exists."""
     images, labels = load_data()
     state = initial_state(len(images) // BATCH)
     if checkpoint := newest_checkpoint(run):
@@ -107,7 +107,7 @@ def train(run: Path, killed_in_epoch: int) -> None:
 
 
 def train_in_fresh_process(run: Path, killed_in_epoch: int = 0) -> None:
-    """Run `train` in a process of its own, and check that it ends as it should."""
+    """Run `train` in its own process, and check its exit status."""
     command = [sys.executable, __file__, str(run), str(killed_in_epoch)]
     status = subprocess.run(command, check=False).returncode
     if status != (-signal.SIGKILL if killed_in_epoch else 0):
@@ -115,7 +115,7 @@ def train_in_fresh_process(run: Path, killed_in_epoch: int = 0) -> None:
 
 
 def print_tree(checkpoint: Path) -> None:
-    """Print what a checkpoint holds; no array is read for it."""
+    """Print the leaves of a checkpoint without reading arrays."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(ocp.metadata(checkpoint).tree):
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -123,26 +123,26 @@ def print_tree(checkpoint: Path) -> None:
 
 
 def main() -> None:
-    """Train once in peace and once with an interruption, and compare every loss."""
+    """Train once without and once with an interruption, and compare every loss."""
     with tempfile.TemporaryDirectory() as directory:
-        peaceful, broken = Path(directory, "peaceful"), Path(directory, "broken")
-        print("A run left alone:")
-        train_in_fresh_process(peaceful)
+        reference, killed = Path(directory, "reference"), Path(directory, "killed")
+        print("An uninterrupted run:")
+        train_in_fresh_process(reference)
         print(f"The same run, killed in epoch {KILLED_IN_EPOCH}:")
-        train_in_fresh_process(broken, KILLED_IN_EPOCH)
-        print("Gone on with in a fresh process:")
-        train_in_fresh_process(broken)
+        train_in_fresh_process(killed, KILLED_IN_EPOCH)
+        print("Resumed in a fresh process:")
+        train_in_fresh_process(killed)
 
-        # Loaded without `like`, a state of builtin containers and named tuples keeps its structure.
+        # Even without `like`, built-in containers and named tuples keep their structure.
         last = f"epoch_{EPOCHS:04}"
-        expected, resumed = (np.asarray(ocp.load(run / last).losses) for run in (peaceful, broken))
-        print("Last loss of each epoch, left alone and resumed:")
+        expected, resumed = (np.asarray(ocp.load(run / last).losses) for run in (reference, killed))
+        print("Last loss of each epoch, uninterrupted and resumed:")
         for one, other in zip(expected[:, -1], resumed[:, -1], strict=True):
             print(f"  {float(one).hex():22} {float(other).hex()}")
         if expected.tobytes() != resumed.tobytes():
-            sys.exit("the resumed run differs from the one left alone")
-        print(f"All {expected.size} losses are equal, bit for bit. What the last checkpoint holds:")
-        print_tree(broken / last)
+            sys.exit("the resumed run differs from the uninterrupted one")
+        print(f"All {expected.size} losses are equal, bit for bit. Leaves of the last checkpoint:")
+        print_tree(killed / last)
 
 
 if __name__ == "__main__":

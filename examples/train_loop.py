@@ -1,12 +1,12 @@
-"""A training loop that survives whatever ends its process.
+"""A training loop that survives preemption and crashes.
 
 One manager saves the state, the position of the data and the metrics. It keeps the newest, the best
-and every hundredth step, and saves at once when a SIGTERM announces the end of the job.
+and every hundredth step, and saves immediately when a SIGTERM announces the end of the job.
 
 Usage:
-    python examples/train_loop.py RUN   trains, or goes on where RUN was left
-    python examples/train_loop.py       stops a training twice, resumes it, and compares it, bit for
-                                        bit, with one that was left alone
+    python examples/train_loop.py RUN   trains, or resumes RUN
+    python examples/train_loop.py       stops a training run twice, resumes it, and compares it, bit
+                                        for bit, with an uninterrupted run
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ optimizer = optax.adamw(3e-3)
 
 
 class TrainState(NamedTuple):
-    """What the next step depends on, besides the data."""
+    """Everything except the data that the next step depends on."""
 
     params: optax.Params
     opt_state: optax.OptState
@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
 
 
 def make_dataset() -> grain.IterDataset:
-    """Return noisy points of a curve, in batches and in an order drawn from a seed."""
+    """Return batches of noisy points of a curve, shuffled with a fixed seed."""
 
     def example(index: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(index)
@@ -70,7 +70,7 @@ def initial_state() -> TrainState:
 
 @jax.jit
 def train_step(state: TrainState, x: jax.Array, y: jax.Array) -> tuple[TrainState, jax.Array]:
-    """Take one step; some of the hidden units are left out at random."""
+    """Take one step, with dropout on the hidden units."""
     key, dropout = jax.random.split(state.key)
     mask = jax.random.bernoulli(dropout, 0.9, (x.shape[0], 64)) / 0.9
 
@@ -84,7 +84,7 @@ def train_step(state: TrainState, x: jax.Array, y: jax.Array) -> tuple[TrainStat
 
 
 def open_run(directory: Path) -> ocp.CheckpointManager:
-    """Return the manager: when to save, what to keep."""
+    """Return the manager, which decides when to save and which steps to keep."""
     return ocp.CheckpointManager(
         directory,
         options=ocp.CheckpointManagerOptions(
@@ -92,7 +92,7 @@ def open_run(directory: Path) -> ocp.CheckpointManager:
                 [
                     policies.FixedIntervalPolicy(20),
                     policies.PreemptionCheckpointingPolicy(),
-                    # between these, as often as one hundredth of the time allows
+                    # in between, as often as 1 % of the training time allows
                     policies.TemporaryPolicy(policies.BoundedOverheadPolicy(0.01)),
                 ]
             ),
@@ -108,7 +108,7 @@ def open_run(directory: Path) -> ocp.CheckpointManager:
 
 
 def train(directory: Path) -> TrainState:
-    """Train for `STEPS` steps, going on where the run was left."""
+    """Train for `STEPS` steps, resuming from the newest intact step."""
     state, data, first = initial_state(), iter(make_dataset()), 0
     with open_run(directory) as run:
         run.install_signal_handler(signal.SIGTERM, deadline=timedelta(seconds=30))
@@ -116,10 +116,10 @@ def train(directory: Path) -> TrainState:
             wanted = ocp.args.Composite(
                 state=ocp.args.StandardRestore(state), data=ocp.args.StatefulRestore(data)
             )
-            restored = run.restore(args=wanted, fallback=True)  # the newest step that is intact
+            restored = run.restore(args=wanted, fallback=True)  # the newest intact step
             state = restored.state
             first = max(run.all_steps()) + 1
-            print(f"going on at step {first}", flush=True)
+            print(f"resuming at step {first}", flush=True)
         for step in range(first, STEPS):
             batch = next(data)
             state, loss = train_step(state, batch["x"], batch["y"])
@@ -134,12 +134,12 @@ def train(directory: Path) -> TrainState:
 
 
 def main() -> None:
-    """Train as the command line says."""
+    """Train a given run, or run the comparison."""
     if len(sys.argv) > 1:
         train(Path(sys.argv[1]))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        alone = train(Path(scratch) / "alone")
+        expected = train(Path(scratch) / "uninterrupted")
         run = Path(scratch) / "run"
         for number, stop in [(signal.SIGTERM, 30), (signal.SIGKILL, 130)]:
             job = subprocess.Popen([sys.executable, __file__, str(run)])
@@ -154,16 +154,16 @@ def main() -> None:
                 if jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
                 else np.array_equal(a, b)
             ),
-            alone,
+            expected,
             resumed,
         )
         if not all(jax.tree.leaves(same)):
-            sys.exit("The resumed run differs from the one that was left alone.")
+            sys.exit("The resumed run differs from the uninterrupted one.")
         print("The resumed run ends in the same state, bit for bit.")
 
 
 def wait_for_step(run: Path, step: int, job: subprocess.Popen[bytes]) -> None:
-    """Wait until a job has saved a step, or a later one."""
+    """Wait until a job has saved the given step or a later one."""
     options = ocp.CheckpointManagerOptions(read_only=True)
     while job.poll() is None:
         if run.is_dir():

@@ -1,9 +1,9 @@
 """Load a checkpoint of scanned layers into the same model with unrolled layers, and back again.
 
-A transformer of flax.linen is trained with `nn.scan` over its layers, so that every array of the
-layers has an axis for them. One rule makes `layers_0`, `layers_1`, ... of it, in the parameters and
-in the state of Adam. Both models then give the same outputs, bit for bit. The way back gives the
-arrays that were saved.
+A flax.linen transformer is trained with `nn.scan` over its layers, so every parameter of the layers
+has a layer axis. One rule splits it into `layers_0`, `layers_1`, ..., in the parameters and in the
+state of Adam. Both models then give the same outputs, bit for bit. The reverse rule restores the
+saved arrays.
 
 Usage: python examples/unscan_layers.py
 """
@@ -33,7 +33,7 @@ SCAN = [tf.Stack("**/layers_*/**", r"\1/layers/\3", number=2)]
 
 
 class Block(nn.Module):
-    """One layer, in the form that `nn.scan` asks for."""
+    """One layer, in the form that `nn.scan` requires."""
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
     """A language model.
 
     Attributes:
-        scanned: Whether the layers are one scanned block; else they are unrolled.
+        scanned: Whether to scan one block over the layers instead of unrolling them.
     """
 
     scanned: bool
@@ -78,7 +78,7 @@ def initial_state(model: Transformer) -> TrainState:
 
 
 def load_data() -> jax.Array:
-    """Return the text of this file, in rows of one token more than the model sees."""
+    """Return the text of this file in rows of `CONTEXT + 1` tokens."""
     text = np.frombuffer(Path(__file__).read_bytes(), np.uint8)
     return jnp.asarray(text[: len(text) // (CONTEXT + 1) * (CONTEXT + 1)].reshape(-1, CONTEXT + 1))
 
@@ -98,8 +98,8 @@ def train_step(state: TrainState, rows: jax.Array) -> tuple[TrainState, jax.Arra
 def outputs(state: TrainState, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the logits, computed operation by operation and compiled as a whole.
 
-    Operation by operation both models do the same to the same values, so the bits must be the same.
-    Compiled, they are two programs, of which XLA promises less; on the CPU their bits agree too.
+    Operation by operation, both models compute the same, so the bits must agree. Compiled, they are
+    different programs, for which XLA guarantees less; on the CPU their bits agree too.
     """
     with jax.disable_jit():
         stepwise = state.apply_fn({"params": state.params}, tokens)
@@ -107,20 +107,20 @@ def outputs(state: TrainState, tokens: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def leaves_of(state: TrainState, layer: str) -> list[jax.Array]:
-    """Return the parameters of a layer, and the averages that Adam keeps of their gradients."""
+    """Return the parameters of a layer and their moments in the state of Adam."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return [leaf for path, leaf in leaves if f"['{layer}']" in jax.tree_util.keystr(path)]
 
 
 def check_same(what: str, found: object, expected: object) -> None:
-    """Leave with an error unless the arrays of two trees are the same, bit for bit."""
+    """Exit with an error unless the arrays of two trees are identical, bit for bit."""
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
     for one, other in pairs:
         if one.dtype != other.dtype or one.shape != other.shape:
             sys.exit(f"{what}: {one.dtype}{one.shape} is not {other.dtype}{other.shape}.")
         if np.asarray(one).tobytes() != np.asarray(other).tobytes():
             sys.exit(f"{what}: values differ.")
-    print(f"{what}: {len(pairs)} arrays are the same, bit for bit.")
+    print(f"{what}: {len(pairs)} arrays are identical, bit for bit.")
 
 
 def main() -> None:

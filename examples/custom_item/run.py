@@ -1,4 +1,4 @@
-"""Save a vocabulary beside parameters, and restore it where nothing of this package is imported.
+"""Save a vocabulary with parameters, and restore it without importing its handler.
 
 Usage: pip install . examples/custom_item && python examples/custom_item/run.py
 """
@@ -28,13 +28,13 @@ print(*found.vocabulary)
 
 
 def check(found: list[str], expected: list[str]) -> None:
-    """Stop if words are not what they should be."""
+    """Exit with an error unless the words are as expected."""
     if found != expected:
         sys.exit(f"expected {expected}, found {found}")
 
 
 def main() -> None:
-    """Save, and restore in three ways."""
+    """Save a checkpoint, and restore it in three ways."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "step_1"
         with ocp.AsyncCheckpointer(ocp.CompositeHandler()) as checkpointer:
@@ -50,11 +50,11 @@ def main() -> None:
             wanted = ocp.args.Composite(vocabulary=VocabularyRestore(count=2))
             check(checkpointer.restore(path, wanted).vocabulary, WORDS[:2])
 
-        # in another process the entry point says where the handler is
+        # in another process, the handler is found by its entry point
         command = [sys.executable, "-c", ELSEWHERE, path]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         check(output.split(), WORDS)
-    print("The words came back:", *WORDS)
+    print("Restored:", *WORDS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The vocabulary of a tokenizer as an item of a checkpoint: a text file, one word a line."""
+"""The vocabulary of a tokenizer as an item: a text file with one word per line."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ class VocabularyHandler:
         return "vocabulary_item.VocabularyHandler"
 
     def save(self, directory: Path, args: VocabularySave) -> None:
-        """Write the words into a directory that exists, before this returns."""
+        """Write the words into an existing directory before returning."""
         broken = [word for word in args.words if "\n" in word]
         if broken:
-            raise ValueError(f"a word cannot have two lines: {broken[0]!r}")
+            raise ValueError(f"a word cannot contain a line break: {broken[0]!r}")
         (directory / "words.txt").write_text("".join(f"{word}\n" for word in args.words))
 
     def restore(self, directory: Path, args: VocabularyRestore | None = None) -> list[str]:
-        """Read the words, which have been compared with what was saved."""
+        """Read the words, whose checksums have been verified."""
         words = (directory / "words.txt").read_text().split("\n")[:-1]
         return words if args is None else words[: args.count]
 
     def finalize(self, directory: Path) -> None:
-        """Do what must be done once all items are written; there is nothing."""
+        """Do nothing; called after all items are written."""
 
     def close(self) -> None:
-        """Give up resources; there are none."""
+        """Do nothing; the handler holds no resources."""
 
 
 @register_with_handler(VocabularyHandler, for_save=True)
 @dataclass
 class VocabularySave(CheckpointArgs):
-    """What to save.
+    """Arguments for saving.
 
     Attributes:
-        words: The words in the order of their ids.
+        words: The words in id order.
     """
 
     words: Sequence[str]
@@ -51,10 +51,10 @@ class VocabularySave(CheckpointArgs):
 @register_with_handler(VocabularyHandler, for_restore=True)
 @dataclass
 class VocabularyRestore(CheckpointArgs):
-    """What to restore.
+    """Arguments for restoring.
 
     Attributes:
-        count: How many words; None for all.
+        count: Number of words, None for all.
     """
 
     count: int | None = None
