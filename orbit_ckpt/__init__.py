@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         FileOptions,
         MultiprocessingOptions,
     )
-    from orbit_ckpt._src.checkpointer.saving import SaveHandle
+    from orbit_ckpt._src.checkpointer.save import SaveHandle
     from orbit_ckpt._src.formats.locate import detect_format
     from orbit_ckpt._src.items.array import ArrayHandler as ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import CheckpointHandler

@@ -18,8 +18,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
-from orbit_ckpt._src.storage.ocdbt_encode import Extent
 
 LAYOUTS = [
     pytest.param(

@@ -15,7 +15,7 @@ from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, available_bytes
 )
 def test_no_two_pieces_share_memory(sizes: list[int], announced: int) -> None:
     arena = Arena(announced)
-    pieces = [np.frombuffer(arena.take(size), np.uint8) for size in sizes]
+    pieces = [np.frombuffer(arena.allocate(size), np.uint8) for size in sizes]
     assert [piece.nbytes for piece in pieces] == sizes
     for number, piece in enumerate(pieces):
         assert piece.ctypes.data % 64 == 0 or not piece.nbytes

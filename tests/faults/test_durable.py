@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.storage import atomic
 from tests.faults.support import LAYOUTS, Layout
 

@@ -24,11 +24,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import CheckpointError
 from tests.support import checkpointer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt.errors import CheckpointNotFoundError

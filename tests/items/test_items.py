@@ -21,7 +21,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save, handled_item
+from orbit_ckpt._src.checkpointer.save import SaveRequest, begin_save, handled_item
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from tests.support import assert_same_tree

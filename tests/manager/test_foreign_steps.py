@@ -13,7 +13,7 @@ from flax import serialization
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args
-from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, StepAlreadyExistsError
 
 SAMPLES = Path(__file__).parent.parent / "formats" / "samples"

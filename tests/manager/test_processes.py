@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.session import SaveSession
+from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.manager import coordinator, deletion, writer
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup

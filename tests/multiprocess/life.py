@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer import saving
-from orbit_ckpt._src.checkpointer.session import Barrier, SaveSession
+from orbit_ckpt._src.checkpointer import save as saving
+from orbit_ckpt._src.checkpointer.transaction import Barrier, SaveSession
 from orbit_ckpt._src.manager.deletion import StepDeleter
 from orbit_ckpt._src.manager.writer import StepWriter
 from orbit_ckpt._src.runtime.commit import Commit

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.path import identity, resolve_path
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from tests.stores.proxy import Proxy
 
@@ -34,12 +35,15 @@ def test_lazy_arrays_of_a_checkpoint_that_was_replaced_are_refused(store: str) -
         ocp.Checkpointer(ocp.CompositeHandler()).save(f"{store}/1", args, force=force)
 
     save(values())
-    before = identity(resolve_path(f"{store}/1")), identity(resolve_path(f"{store}/1/state"))
+    before = (
+        checkpoint_fingerprint(resolve_path(f"{store}/1")),
+        checkpoint_fingerprint(resolve_path(f"{store}/1/state")),
+    )
     lazy = ocp.load(f"{store}/1", lazy=True)
     other = {name: value + 1 for name, value in values().items()}
     save(other, force=True)
-    assert identity(resolve_path(f"{store}/1")) != before[0]
-    assert identity(resolve_path(f"{store}/1/state")) != before[1]
+    assert checkpoint_fingerprint(resolve_path(f"{store}/1")) != before[0]
+    assert checkpoint_fingerprint(resolve_path(f"{store}/1/state")) != before[1]
     for name in other:
         with pytest.raises(CheckpointNotFoundError, match="replaced by another one"):
             np.asarray(lazy[name])

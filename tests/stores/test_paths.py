@@ -15,7 +15,8 @@ import pytest
 
 from orbit_ckpt._src.storage import buckets
 from orbit_ckpt._src.storage.buckets import Bucket
-from orbit_ckpt._src.storage.path import describe_directory, identity, resolve_path
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.path import describe_directory, resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import StorageError
 
@@ -126,12 +127,12 @@ def test_what_is_there_is_described(store: str) -> None:
 
 def test_a_written_marker_changes_the_identity(store: str) -> None:
     path = at(store) / "run"
-    assert identity(path) is None
+    assert checkpoint_fingerprint(path) is None
     (path / "commit_success.txt").write_bytes(b"1")
-    first = identity(path)
+    first = checkpoint_fingerprint(path)
     (path / "commit_success.txt").write_bytes(b"2")
     assert first is not None
-    assert identity(path) not in (None, first)
+    assert checkpoint_fingerprint(path) not in (None, first)
 
 
 def test_what_a_store_cannot_do_raises(store: str) -> None:

@@ -15,10 +15,10 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt import type_handlers
 from orbit_ckpt._src.arrays.transfer import shards_of
-from orbit_ckpt._src.checkpointer.copying import copy_checkpoint
+from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.type_handlers import registry as registry_module
-from orbit_ckpt._src.type_handlers.stored import add_array, read_each
+from orbit_ckpt._src.type_handlers.array_io import add_array, read_each
 from orbit_ckpt.errors import CorruptionError, UnsupportedLeafError
 from tests.support import LAYOUTS, assert_same_tree, checkpointer, damage_chunk
 

@@ -35,7 +35,7 @@ class Arena:
         self._block = memoryview(bytearray())
         self._used = 0
 
-    def take(self, nbytes: int) -> memoryview:
+    def allocate(self, nbytes: int) -> memoryview:
         """Return aligned bytes of undefined values."""
         if nbytes > self._block_bytes // 2:
             return _aligned(nbytes)

@@ -77,13 +77,13 @@ class Shard(Struct, frozen=True, gc=False):
         return math.prod(self.region.shape) * self.data.dtype.itemsize
 
 
-class TakenArray(Struct, frozen=True, gc=False):
-    """What a save needs of an array once its owner may change it.
+class ArraySnapshot(Struct, frozen=True, gc=False):
+    """What a save needs of an array that its owner may change meanwhile.
 
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
-        shards: The parts that this process writes; they are exchanged for copies.
+        shards: The parts that this process writes; the save replaces them by copies.
         sharding: How it is laid out over devices, or was when it was saved; None in host memory.
         key_impl: PRNG implementation if it holds the data of typed keys.
         write_shape: Shape of the pieces in which all processes write it; None for that of `shards`.
@@ -173,7 +173,7 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
 
 def _copy(data: object, arena: Arena) -> HostArray:
     host = np.asarray(data)
-    copy = np.ndarray(host.shape, host.dtype, arena.take(host.nbytes))
+    copy = np.ndarray(host.shape, host.dtype, arena.allocate(host.nbytes))
     copy[...] = host
     return copy
 

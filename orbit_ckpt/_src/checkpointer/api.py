@@ -9,15 +9,15 @@ import jax
 from numpy.typing import DTypeLike
 
 from orbit_ckpt._src.arrays.sharding import as_sharding
-from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.saving import (
+from orbit_ckpt._src.checkpointer.save import (
     SaveHandle,
     SaveRequest,
     begin_save,
     decline_save,
     save_now,
 )
+from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.checkpointer.wrong_arguments import (
     check_patterns,
     check_rules,

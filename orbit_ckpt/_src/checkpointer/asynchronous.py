@@ -19,7 +19,7 @@ from orbit_ckpt._src.checkpointer.options import (
     check_options,
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave
-from orbit_ckpt._src.checkpointer.saving import SaveRequest, begin_save, handled_item
+from orbit_ckpt._src.checkpointer.save import SaveRequest, begin_save, handled_item
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs

@@ -9,7 +9,6 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from orbit_ckpt._src.checkpointer.durations import reported_restore
 from orbit_ckpt._src.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
@@ -18,7 +17,8 @@ from orbit_ckpt._src.checkpointer.options import (
     check_options,
 )
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
-from orbit_ckpt._src.checkpointer.saving import SaveRequest, handled_item, save_now
+from orbit_ckpt._src.checkpointer.save import SaveRequest, handled_item, save_now
+from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.formats.orbax_layout import check_complete
 from orbit_ckpt._src.items.base import (
     CheckpointHandler,

@@ -14,9 +14,9 @@ from numpy.typing import DTypeLike
 from orbit_ckpt._src.checkpointer.api import load
 from orbit_ckpt._src.checkpointer.describe import metadata
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.saving import SaveRequest, save_now
+from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.formats.outgoing import WriteRequest
+from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.path import PathLike, check_outside, resolve_path, storage_errors

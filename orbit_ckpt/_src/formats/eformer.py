@@ -19,13 +19,13 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
-from orbit_ckpt._src.formats.eformer_sums import sums_of_trees
+from orbit_ckpt._src.formats.eformer_checksums import checksums_of_trees
 from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
 from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.formats.zarr_tree import ArrayEntry, in_tree_order, key_paths, listed_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.array_sums import ArraySum
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.foreign import ForeignStore
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
@@ -87,7 +87,7 @@ class EFormerFormat(Format, StepRecognizer):
             inline={
                 r.name: leaf.value for r, leaf in pairs if leaf.entry is None and not r.is_empty
             },
-            identity=root / INDEX,
+            fingerprint_file=root / INDEX,
         )
 
     @override
@@ -230,13 +230,13 @@ class _Checkpoint:
             found |= structs.asdict(run)
         return found
 
-    def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArraySum]:
+    def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArrayChecksum]:
         """Return the sums of some arrays, given and returned by storage name."""
         trees = {p: self._listed(p) for p in self.prefixes}
-        by_path = sums_of_trees(self._details.checksum, self._details.array_metadata, trees)
+        by_path = checksums_of_trees(self._details.checksum, self._details.array_metadata, trees)
         where = str(self._root / DETAILS)
         return {
-            name: ArraySum(by_path[entry.path], str(self._root / entry.path), where)
+            name: ArrayChecksum(by_path[entry.path], str(self._root / entry.path), where)
             for name, entry in entries.items()
             if entry.path in by_path
         }

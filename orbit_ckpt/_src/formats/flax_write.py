@@ -14,12 +14,12 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import NameCollisionError, StorageError
 from orbit_ckpt._src.formats.flax_msgpack import SUFFIX, begins_tree
 from orbit_ckpt._src.formats.msgpack_scan import CHUNKED, COMPLEX, NDARRAY, SCALAR
-from orbit_ckpt._src.formats.outgoing import (
-    OutgoingArray,
+from orbit_ckpt._src.formats.writing import (
+    ArrayStream,
     WriteRequest,
+    array_stream,
     kind_of,
     new_file,
-    outgoing,
     refusal,
 )
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_leaf
@@ -67,7 +67,7 @@ def _check(tree: object) -> None:
 def _check_name(request: WriteRequest) -> None:
     """Check that the file can be told from any other, which a number without a name cannot."""
     tree = request.tree
-    if request.path.name.endswith(SUFFIX) or not is_leaf(tree) or outgoing(tree) is not None:
+    if request.path.name.endswith(SUFFIX) or not is_leaf(tree) or array_stream(tree) is not None:
         return
     if not begins_tree(_pack(tree)):
         raise ValueError(
@@ -78,7 +78,7 @@ def _check_name(request: WriteRequest) -> None:
 
 def is_writable(value: object) -> bool:
     """Whether a leaf is one that the format has."""
-    array = outgoing(value)
+    array = array_stream(value)
     if array is not None:
         return storable(array.dtype) and array.dtype.kind not in "mM"
     if isinstance(value, int):
@@ -93,7 +93,7 @@ def _is_container(value: object) -> bool:
 
 
 def _write_node(file: BinaryIO, node: object, request: WriteRequest) -> None:
-    array = outgoing(node)
+    array = array_stream(node)
     if array is not None:
         _write_array(file, array, request, is_scalar=isinstance(node, np.generic))
     elif is_leaf(node):
@@ -107,7 +107,7 @@ def _write_node(file: BinaryIO, node: object, request: WriteRequest) -> None:
 
 
 def _write_array(
-    file: BinaryIO, array: OutgoingArray, request: WriteRequest, *, is_scalar: bool
+    file: BinaryIO, array: ArrayStream, request: WriteRequest, *, is_scalar: bool
 ) -> None:
     if array.nbytes <= MAX_PART_BYTES:
         file.write(_array_head(array.shape, array, SCALAR if is_scalar else NDARRAY))
@@ -130,7 +130,7 @@ def _write_array(
 
 
 def _exactly(
-    array: OutgoingArray, request: WriteRequest, sizes: Sequence[int]
+    array: ArrayStream, request: WriteRequest, sizes: Sequence[int]
 ) -> Iterator[memoryview]:
     """Yield the bytes of an array, cut where parts of some sizes end.
 
@@ -151,7 +151,7 @@ def _exactly(
         raise StorageError(f"{sum(remaining)} bytes of an array could not be read")
 
 
-def _array_head(shape: Shape, array: OutgoingArray, code: int) -> bytes:
+def _array_head(shape: Shape, array: ArrayStream, code: int) -> bytes:
     """Return what stands before the elements of an array."""
     nbytes = array.dtype.itemsize
     for n in shape:

@@ -67,7 +67,7 @@ class LevanterFormat(Format, StepRecognizer):
             path,
             TreeDocument(records, custom_metadata=metadata and structs.asdict(metadata)),
             lambda: TreeParts(ForeignStore(arrays, [root / RUN_METADATA])),
-            identity=root / RUN_METADATA,
+            fingerprint_file=root / RUN_METADATA,
         )
 
     @override

@@ -20,8 +20,8 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.msgpack_nodes import ArrayNode, BytesNode, ObjectNode, with_values
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.foreign import check_shape
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
 from orbit_ckpt._src.storage.system import read_at
 from orbit_ckpt._src.storage.value_read import Pieces
@@ -198,7 +198,7 @@ class _Scanner:
         if head.kind == "str":
             return self._text(head.value, end)
         if head.kind == "bin":
-            return self._take(head.value, end)
+            return self._read_bytes(head.value, end)
         if head.kind != "value":
             raise ValueError(f"a key of a dict is a msgpack {head.kind}, no str, bytes or number")
         return head.value
@@ -229,7 +229,7 @@ class _Scanner:
             elements = cast(list[Any], value)
             value = complex(*elements) if code == COMPLEX else tuple(elements)
         else:
-            data = self._take(end - self.position, end)
+            data = self._read_bytes(end - self.position, end)
             is_time = code == _TIMESTAMP
             value = ObjectNode(
                 msgpack.Timestamp.from_bytes(data) if is_time else msgpack.ExtType(code, data)
@@ -261,7 +261,7 @@ class _Scanner:
 
     def _head(self, end: int) -> _Head:
         """Read the first bytes of a value; the position is then that of its contents."""
-        byte = self._take(1, end)[0]
+        byte = self._read_bytes(1, end)[0]
         if byte in _FIXED:
             return _Head("value", _FIXED[byte])
         if byte < 0x80 or byte >= 0xE0:
@@ -278,10 +278,10 @@ class _Scanner:
         return _Head(kind, length, self._number(">b", end) if kind == "ext" else 0)
 
     def _number(self, form: str, end: int) -> Any:
-        return struct.unpack(form, self._take(struct.calcsize(form), end))[0]
+        return struct.unpack(form, self._read_bytes(struct.calcsize(form), end))[0]
 
     def _text(self, length: int, end: int) -> str:
-        return self._take(length, end).decode()
+        return self._read_bytes(length, end).decode()
 
     def _inside(self, length: int, end: int) -> int:
         """Return where a value of some length ends."""
@@ -293,7 +293,7 @@ class _Scanner:
         start, self.position = self.position, self._inside(length, end)
         return self._source.place(start, length)
 
-    def _take(self, length: int, end: int) -> bytes:
+    def _read_bytes(self, length: int, end: int) -> bytes:
         """Return the next bytes."""
         start, self.position = self.position, self._inside(length, end)
         found = self._source.read(start, length)

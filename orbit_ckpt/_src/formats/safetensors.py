@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import Format, LinkedFiles, StoredTree, TreeParts
-from orbit_ckpt._src.formats.eformer_sums import SUMS, sums_of_texts
+from orbit_ckpt._src.formats.eformer_checksums import SUMS, checksums_of_texts
 from orbit_ckpt._src.formats.safetensors_header import (
     MAX_HEADER_BYTES,
     Header,
@@ -25,7 +25,7 @@ from orbit_ckpt._src.formats.safetensors_header import (
 )
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.array_sums import ArraySum
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.store_path import (
@@ -67,7 +67,7 @@ class SafetensorsFormat(Format, LinkedFiles):
         is_index = main.name.endswith(INDEX_SUFFIX)
         headers, metadata = _read_index(main) if is_index else ({main: read_header(main)}, {})
         tensors: dict[str, Tensor] = {}
-        sums: dict[str, ArraySum] = {}
+        sums: dict[str, ArrayChecksum] = {}
         for file, header in headers.items():
             tensors |= header.tensors
             sums |= _sums(file, header)
@@ -84,7 +84,7 @@ class SafetensorsFormat(Format, LinkedFiles):
             by_name = {r.name: sums[n] for r, n in zip(records, names, strict=True) if n in sums}
             return TreeParts(ForeignStore(arrays, list(headers)), sums=by_name)
 
-        return StoredTree(path, document, open_parts, identity=main)
+        return StoredTree(path, document, open_parts, fingerprint_file=main)
 
 
 FORMAT = SafetensorsFormat()
@@ -95,13 +95,13 @@ class _Index(Struct):
     metadata: dict[str, Any] | None = None
 
 
-def _sums(file: Path, header: Header) -> dict[str, ArraySum]:
+def _sums(file: Path, header: Header) -> dict[str, ArrayChecksum]:
     """Return the sums of tensors that eFormer adds, by their names."""
     if SUMS not in header.metadata:
         return {}
     arrays = {name: tensor.as_stored for name, tensor in header.tensors.items()}
-    found = sums_of_texts(header.metadata, arrays)
-    return {name: ArraySum(value, str(file), str(file)) for name, value in found.items()}
+    found = checksums_of_texts(header.metadata, arrays)
+    return {name: ArrayChecksum(value, str(file), str(file)) for name, value in found.items()}
 
 
 def _candidates(directory: Path) -> Sequence[str]:

@@ -10,16 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from orbit_ckpt._src.errors import NameCollisionError, StorageError, UnsupportedLeafError
-from orbit_ckpt._src.formats.eformer_sums import without_sums
-from orbit_ckpt._src.formats.outgoing import (
-    OutgoingArray,
-    WriteRequest,
-    kind_of,
-    new_directory,
-    new_file,
-    outgoing,
-    refusal,
-)
+from orbit_ckpt._src.formats.eformer_checksums import without_checksums
 from orbit_ckpt._src.formats.safetensors import INDEX, SINGLE, SUFFIX
 from orbit_ckpt._src.formats.safetensors_header import (
     DTYPES,
@@ -27,6 +18,15 @@ from orbit_ckpt._src.formats.safetensors_header import (
     MAX_HEADER_BYTES,
     METADATA,
     PACKED_BITS,
+)
+from orbit_ckpt._src.formats.writing import (
+    ArrayStream,
+    WriteRequest,
+    array_stream,
+    kind_of,
+    new_directory,
+    new_file,
+    refusal,
 )
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.text import shorten_list
@@ -50,7 +50,7 @@ def write(request: WriteRequest) -> None:
         ValueError: One file is asked for, and a limit of its size.
     """
     arrays = _arrays_of(request.tree)
-    metadata = {name: _text(value) for name, value in without_sums(request.metadata).items()}
+    metadata = {name: _text(value) for name, value in without_checksums(request.metadata).items()}
     path = request.path
     if path.name.endswith(SUFFIX):
         if request.max_shard_bytes is not None:
@@ -68,16 +68,16 @@ def write(request: WriteRequest) -> None:
             _write_index(directory / INDEX, arrays, shards)
 
 
-def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
+def _arrays_of(tree: object) -> dict[str, ArrayStream]:
     flat: FlatTree = flatten(tree)
-    arrays: dict[str, OutgoingArray] = {}
+    arrays: dict[str, ArrayStream] = {}
     refused: dict[NamePath, str] = {}
     same: set[str] = set()
     for names, value in zip(flat.names, flat.values, strict=True):
         if is_empty_node(value):
             continue
         is_number = isinstance(value, bool | int | float | complex)
-        array = outgoing(np.asarray(value) if is_number else value)
+        array = array_stream(np.asarray(value) if is_number else value)
         name = storage_name(names)
         if array is None or array.dtype not in _NAMES:
             refused[names] = kind_of(value)
@@ -97,7 +97,7 @@ def _arrays_of(tree: object) -> dict[str, OutgoingArray]:
     return arrays
 
 
-def _divide(arrays: Mapping[str, OutgoingArray], max_bytes: int | None) -> Sequence[Sequence[str]]:
+def _divide(arrays: Mapping[str, ArrayStream], max_bytes: int | None) -> Sequence[Sequence[str]]:
     """Return the names of the tensors of every file."""
     shards: list[list[str]] = [[]]
     held = 0
@@ -112,7 +112,7 @@ def _divide(arrays: Mapping[str, OutgoingArray], max_bytes: int | None) -> Seque
 
 def _write_file(
     file: BinaryIO,
-    arrays: Mapping[str, OutgoingArray],
+    arrays: Mapping[str, ArrayStream],
     metadata: Mapping[str, str],
     request: WriteRequest,
 ) -> None:
@@ -140,7 +140,7 @@ def _write_file(
 
 
 def _write_index(
-    index: Path, arrays: Mapping[str, OutgoingArray], shards: Sequence[Sequence[str]]
+    index: Path, arrays: Mapping[str, ArrayStream], shards: Sequence[Sequence[str]]
 ) -> None:
     count = len(shards)
     places = {

@@ -11,9 +11,9 @@ from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
-from orbit_ckpt._src.storage.array_sums import ArraySum
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.identity import OpenedDirectory
+from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import TREE_METADATA
 from orbit_ckpt._src.type_handlers.base import LoadBatch
@@ -37,7 +37,7 @@ class TreeParts(Struct, frozen=True):
     arrays: Mapping[str, ArrayRecord] = field(default_factory=dict[str, ArrayRecord])
     decode_shardings: Callable[[], Mapping[str, ShardingMetadata]] = dict[str, ShardingMetadata]
     strings: Mapping[str, object] = field(default_factory=dict[str, object])
-    sums: Mapping[str, ArraySum] = field(default_factory=dict[str, ArraySum])
+    sums: Mapping[str, ArrayChecksum] = field(default_factory=dict[str, ArrayChecksum])
 
 
 class StoredTree(Struct, frozen=True):
@@ -63,7 +63,7 @@ class StoredTree(Struct, frozen=True):
     open_parts: Callable[[], TreeParts]
     details: TreeDetails = field(default_factory=TreeDetails)
     inline: Mapping[str, object] = field(default_factory=dict[str, object])
-    identity: Path | None = None
+    fingerprint_file: Path | None = None
     has_checksums: bool = False
     is_inferred: bool = False
     read_whole: Callable[[], object] | None = None
@@ -87,10 +87,10 @@ class StoredTree(Struct, frozen=True):
         Raises:
             CheckpointNotFoundError: The file of `identity` was deleted, moved or replaced.
         """
-        if self.identity is None:
+        if self.fingerprint_file is None:
             yield
             return
-        with OpenedDirectory.now(self.path, self.identity).reading("the tree"):
+        with OpenedDirectory.now(self.path, self.fingerprint_file).reading("the tree"):
             yield
 
     def load_batch(

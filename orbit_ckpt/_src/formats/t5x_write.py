@@ -19,17 +19,17 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import NameCollisionError, StorageError
 from orbit_ckpt._src.formats.flax_write import is_writable
 from orbit_ckpt._src.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR
-from orbit_ckpt._src.formats.msgpack_tree import unique_names
-from orbit_ckpt._src.formats.outgoing import (
-    OutgoingArray,
-    WriteRequest,
-    kind_of,
-    new_directory,
-    outgoing,
-    refusal,
-)
+from orbit_ckpt._src.formats.nested_tree import unique_names
 from orbit_ckpt._src.formats.t5x import VERSION
 from orbit_ckpt._src.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.formats.writing import (
+    ArrayStream,
+    WriteRequest,
+    array_stream,
+    kind_of,
+    new_directory,
+    refusal,
+)
 from orbit_ckpt._src.runtime.workers import Workers
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
@@ -58,7 +58,7 @@ class _Plan(Struct, frozen=True):
     """
 
     name: str
-    array: OutgoingArray
+    array: ArrayStream
     chunks: Shape
 
     def spec(self) -> dict[str, object]:
@@ -134,7 +134,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
         raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)
     directories = unique_names([_directory_keys(names) for names in flat.names])
     for names, name, value in zip(flat.names, directories, flat.values, strict=True):
-        array = outgoing(value)
+        array = array_stream(value)
         if not is_writable(value) or (array and logical_name(array.dtype) is not None):
             refused[names] = kind_of(value)
         elif array is not None and not _is_inline(array):
@@ -149,7 +149,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     return plans
 
 
-def _is_inline(array: OutgoingArray) -> bool:
+def _is_inline(array: ArrayStream) -> bool:
     return array.nbytes == 0 or not array.shape or array.dtype == as_dtype("uint16")
 
 
@@ -174,7 +174,7 @@ def _node(
         return {key: _node(child, (*names, key), plans, request) for key, child in children}
     if names in plans:
         return plans[names].spec()
-    array = outgoing(node)
+    array = array_stream(node)
     if array is not None:
         data = b"".join(array.pieces(request)) if array.nbytes else b""
         fields = [array.shape, array.dtype.name, data]
@@ -217,5 +217,5 @@ def _write_array(
     sync_directory(place)
 
 
-def _pieces(array: OutgoingArray, request: WriteRequest) -> Iterator[memoryview]:
+def _pieces(array: ArrayStream, request: WriteRequest) -> Iterator[memoryview]:
     return (piece.cast("B") for piece in array.pieces(request))

@@ -34,7 +34,7 @@ from orbit_ckpt._src.overrides import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
 from orbit_ckpt._src.storage.atomic import sync_files
-from orbit_ckpt._src.storage.identity import stamp_of
+from orbit_ckpt._src.storage.fingerprint import fingerprint_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
@@ -128,7 +128,7 @@ def _stamps(directory: Path) -> dict[Path, object] | None:
     """Return what changes when files are changed, by file; None if it is not known."""
     if isinstance(directory, StorePath):
         return None
-    return {file: stamp_of(file) for file in directory.rglob("*") if file.is_file()}
+    return {file: fingerprint_of(file) for file in directory.rglob("*") if file.is_file()}
 
 
 class _Parts:

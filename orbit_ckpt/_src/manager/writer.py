@@ -22,7 +22,7 @@ from orbit_ckpt._src.checkpointer.options import (
     SessionOptions,
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave, attach_cleanup_errors
-from orbit_ckpt._src.checkpointer.saving import (
+from orbit_ckpt._src.checkpointer.save import (
     SaveHandle,
     SaveRequest,
     begin_save,

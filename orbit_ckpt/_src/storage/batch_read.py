@@ -31,7 +31,7 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_re
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
-from orbit_ckpt._src.storage.array_sums import ArraySum, ArraySums
+from orbit_ckpt._src.storage.array_checksums import ArrayChecksum, ArrayChecksums
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -42,9 +42,9 @@ from orbit_ckpt._src.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
+from orbit_ckpt._src.storage.extent import Value
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import join_key
-from orbit_ckpt._src.storage.ocdbt_encode import Value
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.store_path import is_damage, map_requests
 from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
@@ -106,9 +106,9 @@ class BatchReader:
         zarr_format: int,
         max_bytes: int | None = None,
         fill_missing: bool = False,
-        sums: Mapping[str, ArraySum] | None = None,
+        sums: Mapping[str, ArrayChecksum] | None = None,
     ) -> None:
-        self.sums = ArraySums(sums or {})
+        self.sums = ArrayChecksums(sums or {})
         self._store = store
         self._chunks = ChunkReader(store)
         self._threads = ReadThreads(store)

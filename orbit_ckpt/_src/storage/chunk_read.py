@@ -21,8 +21,8 @@ from orbit_ckpt._src.storage.codec import (
     decode_chunk,
     decode_stream,
 )
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
     MAX_OBJECT_AHEAD_BYTES,
@@ -100,7 +100,7 @@ class ChunkReader:
         nbytes = region.size * layout.dtype.itemsize
         if nbytes > _LARGE_BYTES:
             self._check_size(read, region)
-        memory = reading.arena.take(nbytes)
+        memory = reading.arena.allocate(nbytes)
         result = np.ndarray(region.shape, layout.dtype, memory)
         if region.shape == layout.chunk_shape == layout.shape:
             first = (0,) * len(layout.shape)

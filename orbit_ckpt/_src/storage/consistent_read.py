@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.runtime.loop import run_sync
-from orbit_ckpt._src.storage.path import identity, storage_errors
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.path import storage_errors
 
 T = TypeVar("T")
 
@@ -32,15 +33,15 @@ def read_consistently(
     where = " and ".join(map(str, paths))
     advice = "Check that the checkpoint is complete and readable."
     for _ in range(_MAX_ATTEMPTS):
-        before = [identity(path) for path in paths]
+        before = [checkpoint_fingerprint(path) for path in paths]
         try:
             with storage_errors(where, "reading", advice):
                 result = run_sync(read(*paths))
         except CheckpointError:
-            if before == [identity(path) for path in paths]:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
                 raise
         else:
-            if before == [identity(path) for path in paths]:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
                 return result
     raise StorageError(
         f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "

@@ -15,12 +15,12 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
-from orbit_ckpt._src.storage.identity import stamp_of
+from orbit_ckpt._src.storage.extent import Extent, Value
+from orbit_ckpt._src.storage.fingerprint import fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, plain_array
 
@@ -141,7 +141,7 @@ class ForeignStore(ValueStore):
     def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
         self.is_remote = any(isinstance(file, StorePath) for file in files)
         self._arrays = arrays
-        stamps = map_paths(stamp_of, files, root=files[0]) if files else ()
+        stamps = map_paths(fingerprint_of, files, root=files[0]) if files else ()
         self._stamps = {str(f): (f, stamp) for f, stamp in zip(files, stamps, strict=True)}
 
     @override
@@ -187,7 +187,7 @@ class ForeignStore(ValueStore):
         if isinstance(path, StorePath):  # asking costs a request; once is enough
             self._stamps.pop(file, None)
         try:
-            found = stamp_of(path)
+            found = fingerprint_of(path)
         except FileNotFoundError:
             found = None
         if found != expected:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, UnsafePathError
 from orbit_ckpt._src.storage.atomic import RECORDED_NOTE, sync_directory, write_file
-from orbit_ckpt._src.storage.identity import Stamp, stamp_from, stamp_of
+from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_from, fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
@@ -166,7 +166,7 @@ class CheckedDirectory:
         data = _contents(path)
         self.manifest = None if data is None else Manifest.from_bytes(data, f"{path}/{MANIFEST}")
         self._own_record = None if data is None else _record_of(data)
-        self._verified: dict[str, Stamp] = {}
+        self._verified: dict[str, Fingerprint] = {}
 
     def check_origin(self) -> None:
         """Check that an item is the one that was saved with the checkpoint around it.
@@ -249,10 +249,10 @@ class CheckedDirectory:
             return  # asking costs a request; what is in a store is not changed in place
         file = self.path / name
         try:
-            stamp = self._stamp(name)
-            if self._verified.get(name) != stamp:
+            fingerprint = self._fingerprint(name)
+            if self._verified.get(name) != fingerprint:
                 _compare(file, _measure(file), record)
-                self._verified[name] = stamp
+                self._verified[name] = fingerprint
         except FileNotFoundError:
             raise damaged_file(file, "it is missing") from None
 
@@ -291,13 +291,13 @@ class CheckedDirectory:
         """Return the files that the manifest, which there is, says nothing of."""
         return _unrecorded(self.path, self.manifest or Manifest())
 
-    def _stamp(self, name: str) -> Stamp:
+    def _fingerprint(self, name: str) -> Fingerprint:
         if isinstance(self.path, StorePath):
-            return stamp_of(inner_path(self.path, name))
+            return fingerprint_of(inner_path(self.path, name))
         status = self.files.status(name)
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return stamp_from(status)
+        return fingerprint_from(status)
 
     def _record(self, name: str) -> FileRecord | None:
         return self.manifest.files.get(name) if self.manifest else None

@@ -11,11 +11,11 @@ import tensorstore as ts
 from typing_extensions import override
 
 from orbit_ckpt._src.storage import ocdbt
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import is_inner_name
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath
 
 _CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")

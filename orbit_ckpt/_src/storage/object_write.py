@@ -13,9 +13,9 @@ import tensorstore as ts
 from typing_extensions import Buffer
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.storage.ocdbt_encode import Extent
+from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.value_sums import ValueSums
+from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 
 DEFAULT_OBJECT_BYTES = 1 << 26
 """Size at which an object is sent; a thread holds so much."""
@@ -85,7 +85,7 @@ class Uploads:
 class DataObject:
     """A data file of a database: values that are held in memory until they are sent."""
 
-    def __init__(self, uploads: Uploads, name: str, sums: ValueSums) -> None:
+    def __init__(self, uploads: Uploads, name: str, sums: ValueChecksums) -> None:
         self.name = name
         self.nbytes = 0
         self.sums = sums

@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST
 from orbit_ckpt._src.storage.manifest import DatabaseRecord, index_checksum
@@ -27,7 +28,6 @@ from orbit_ckpt._src.storage.ocdbt_decode import (
     decode_manifest,
     decode_node,
 )
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import MISSING, StorePath, read_extent
 
 Json = dict[str, Any]

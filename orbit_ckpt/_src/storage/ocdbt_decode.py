@@ -10,8 +10,9 @@ import zstandard
 from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import check_name
-from orbit_ckpt._src.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC, Extent, Value
+from orbit_ckpt._src.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC
 
 _HEADER_BYTES = 12
 _CHECKSUM_BYTES = 4
@@ -48,7 +49,7 @@ class Child(Struct, frozen=True):
     prefix: bytes
 
 
-class Manifest(Struct, frozen=True):
+class OcdbtManifest(Struct, frozen=True):
     """What a manifest says.
 
     Attributes:
@@ -78,7 +79,7 @@ class Node(Struct, frozen=True):
     files: Sequence[str]
 
 
-def decode_manifest(data: bytes, base: str) -> Manifest:
+def decode_manifest(data: bytes, base: str) -> OcdbtManifest:
     """Decode the file `manifest.ocdbt`.
 
     Args:
@@ -90,22 +91,22 @@ def decode_manifest(data: bytes, base: str) -> Manifest:
         UnsupportedError: It is of an unknown version.
     """
     columns = _Columns(_unframe(data, MANIFEST_MAGIC), base)
-    columns.take(16)  # the database's identifier
+    columns.read(16)  # the database's identifier
     kind, _, _ = columns.varints(3)
-    columns.take(1)
+    columns.read(1)
     if columns.varint():
-        columns.take(4)  # the compression level
+        columns.read(4)  # the compression level
     if kind:
-        return Manifest(is_single=False, root=None)
+        return OcdbtManifest(is_single=False, root=None)
     files = columns.files()
     count = columns.varint()
     columns.varints(count)  # generation numbers
-    columns.take(count)  # heights
+    columns.read(count)  # heights
     ids, offsets, lengths = (columns.varints(count) for _ in range(3))
     if not count or offsets[-1] == _MISSING:
-        return Manifest(is_single=True, root=None)
+        return OcdbtManifest(is_single=True, root=None)
     (root,) = columns.children([b""], files, ids[-1:], offsets[-1:], lengths[-1:])
-    return Manifest(is_single=True, root=root)
+    return OcdbtManifest(is_single=True, root=root)
 
 
 def decode_node(
@@ -124,7 +125,7 @@ def decode_node(
         UnsupportedError: It is of an unknown version.
     """
     columns = _Columns(_unframe(data, NODE_MAGIC), reference.base)
-    height = columns.take(1)[0]
+    height = columns.read(1)[0]
     files = columns.files()
     count = columns.varint()
     names = [path for path, _ in files]
@@ -149,7 +150,7 @@ def _values(
     columns: _Columns, files: Sequence[str], count: int, checksums: Iterable[int | None]
 ) -> list[Value]:
     lengths = columns.varints(count)
-    kinds = columns.take(count)
+    kinds = columns.read(count)
     if max(kinds, default=0) > 1:
         raise UnsupportedError("a value of unknown kind")
     ids = columns.varints(sum(kinds))
@@ -157,7 +158,7 @@ def _values(
     _check_places(files, ids, offsets, lengths)
     places = map(Extent, [files[i] for i in ids], offsets, compress(lengths, kinds), checksums)
     ends = list(accumulate([n for n, kind in zip(lengths, kinds, strict=True) if not kind]))
-    inline = columns.take(ends[-1] if ends else 0)
+    inline = columns.read(ends[-1] if ends else 0)
     values = iter([inline[start:end] for start, end in pairwise((0, *ends))])
     return [next(places) if kind else next(values) for kind in kinds]
 
@@ -185,7 +186,7 @@ class _Columns:
         self._bytes = np.frombuffer(data, np.uint8)
         self._position = 0
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         start, self._position = self._position, self._position + count
         if self._position > len(self._data):
             raise DecodeError("it ends too early")
@@ -225,7 +226,7 @@ class _Columns:
             shared: How many bytes each but the first shares.
             rest: How many bytes of each are stored.
         """
-        suffixes = self.take(sum(rest))
+        suffixes = self.read(sum(rest))
         if sum(shared) > max(_MAX_SHARED_BYTES, _MAX_RATIO * len(self._data)):
             raise DecodeError("its keys share more than those of a database do")
         found: list[bytes] = []

@@ -15,6 +15,8 @@ import zstandard
 from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.storage.extent import Extent, Value
+
 MAX_INLINE_BYTES = 1024
 """Values up to this size are kept in the node itself; Orbax's setting."""
 
@@ -27,27 +29,6 @@ _NO_ROOT = b"\xff" * 9 + b"\x01"
 """Offset and length of a root that does not exist: 2**64 - 1 as a variable-length integer."""
 
 _ZSTD_LEVEL = 0
-
-
-class Extent(Struct, frozen=True, gc=False):
-    """Where the bytes of a value are; a struct, because every leaf has some.
-
-    Attributes:
-        file: Path of the data file; in a database, relative to its root.
-        offset: Position of the first byte.
-        length: Number of bytes.
-        checksum: The checksum that the value was written with, where that is known: the last four
-            bytes of a value that ends in its own crc32c, the crc32c of any other.
-    """
-
-    file: str
-    offset: int
-    length: int
-    checksum: int | None = None
-
-
-Value = bytes | Extent
-"""A stored value: its bytes if it is small enough to be in a node, else where it is."""
 
 
 class NodeReference(Struct, frozen=True):

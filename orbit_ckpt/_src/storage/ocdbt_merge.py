@@ -12,11 +12,11 @@ from pathlib import Path
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.integrity import read_manifest
 from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, join_key
 from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
-from orbit_ckpt._src.storage.ocdbt_encode import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray

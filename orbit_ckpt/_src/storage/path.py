@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from orbit_ckpt._src.errors import CheckpointError, StorageError
-from orbit_ckpt._src.storage.layout import COMMIT_MARKER, TEMPORARY_SUFFIX
+from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.other_files import recognize
-from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, map_paths, parse_store_url
+from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, parse_store_url
 from orbit_ckpt._src.text import shorten_list
 
 PathLike = str | os.PathLike[str]
@@ -127,20 +127,6 @@ def as_epath(path: Path) -> Path:
     from etils import epath  # noqa: PLC0415 - its import costs more than the rest of ours
 
     return epath.Path(path)
-
-
-def identity(path: Path) -> object:
-    """Return what changes if a checkpoint is replaced by another one; None if there is none."""
-    if isinstance(path, StorePath):
-        # an item has a marker too, which is always the same
-        markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
-        found = map_paths(StorePath.generation, markers, root=path)
-        return found if any(found) else None
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -20,14 +20,13 @@ from crc32c import crc32c
 from typing_extensions import Buffer, override
 
 from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
 from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
 from orbit_ckpt._src.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
 from orbit_ckpt._src.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
-    Extent,
     NodeReference,
-    Value,
     encode_interior,
     encode_leaf,
     encode_manifest,
@@ -37,7 +36,7 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
 )
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write
-from orbit_ckpt._src.storage.value_sums import ValueSums
+from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
@@ -131,7 +130,7 @@ class DatabaseWriter(ValueWriter):
     def append(
         self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
     ) -> None:
-        file = self._take(nbytes)
+        file = self._file_with_room(nbytes)
         self._values[key.encode()] = file.append(parts, ends_in_checksum=ends_in_checksum)
         if self._uploads is not None and file.nbytes >= self._max_file_bytes:
             file.close()
@@ -170,32 +169,32 @@ class DatabaseWriter(ValueWriter):
         if self._uploads is not None:
             self._uploads.abort()
 
-    def _take(self, nbytes: int) -> _DataFile | DataObject:
+    def _file_with_room(self, nbytes: int) -> _DataFile | DataObject:
         """Return a data file with room for a value that no other thread is writing to."""
         with self._lock:
             if self._uploads is not None:
-                return self._take_object(self._uploads)
+                return self._open_object(self._uploads)
             for i, file in enumerate(self._free):
                 if not self._max_file_bytes or file.nbytes + nbytes <= self._max_file_bytes:
                     return self._free.pop(i)
             if not self._files:
                 (self._root / OCDBT_DATA).mkdir(exist_ok=True)
             name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
-            file = _DataFile(self._root, name, ValueSums(whole_file=self._whole_files))
+            file = _DataFile(self._root, name, ValueChecksums(whole_file=self._whole_files))
             self._files.append(file)
             return file
 
-    def _take_object(self, uploads: Uploads) -> _DataFile | DataObject:
+    def _open_object(self, uploads: Uploads) -> _DataFile | DataObject:
         """Return an object that is not sent yet; any, because it may become larger than others."""
         if self._free:
             return self._free.pop()
         name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
-        self._files.append(DataObject(uploads, name, ValueSums(whole_file=self._whole_files)))
+        self._files.append(DataObject(uploads, name, ValueChecksums(whole_file=self._whole_files)))
         return self._files[-1]
 
     def _write_tree(self, checksums: list[bytes]) -> NodeReference:
         """Write the B+tree; add the checksums of its nodes to a list."""
-        file = self._take(0)
+        file = self._file_with_room(0)
 
         def write(node: bytes) -> Extent:
             checksums.append(node[-4:])
@@ -233,7 +232,7 @@ class DatabaseWriter(ValueWriter):
 class _DataFile:
     """A file that values are appended to; buffers are gathered until writing them pays."""
 
-    def __init__(self, root: Path, name: str, sums: ValueSums) -> None:
+    def __init__(self, root: Path, name: str, sums: ValueChecksums) -> None:
         self.name = name
         self.nbytes = 0
         self.sums = sums

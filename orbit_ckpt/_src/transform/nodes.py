@@ -105,7 +105,7 @@ def inputs_of(node: Node) -> tuple[Node, ...]:
             return ()
 
 
-def identity(node: Node) -> object:
+def node_key(node: Node) -> object:
     """Return what tells a node from others that have another value."""
     match node:
         case Read():
@@ -127,7 +127,7 @@ def sources_of(*nodes: Node, known: Container[object] = ()) -> Iterator[Read]:
     pending = list(reversed(nodes))
     while pending:
         node = pending.pop()
-        key = identity(node)
+        key = node_key(node)
         if key in seen or key in known:
             continue
         seen.add(key)

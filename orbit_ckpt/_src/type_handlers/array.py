@@ -15,7 +15,7 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
-from orbit_ckpt._src.arrays.transfer import DeferredData, TakenArray, shards_of
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, shards_of
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
@@ -23,6 +23,12 @@ from orbit_ckpt._src.runtime.checks import check_int
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.text import shorten_list
+from orbit_ckpt._src.type_handlers.array_io import (
+    add_array,
+    default_save_args,
+    warn_of_metadata_key,
+    whole_reads,
+)
 from orbit_ckpt._src.type_handlers.array_target import plan_targets
 from orbit_ckpt._src.type_handlers.base import (
     Future,
@@ -35,12 +41,6 @@ from orbit_ckpt._src.type_handlers.base import (
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
 from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
-from orbit_ckpt._src.type_handlers.stored import (
-    add_array,
-    default_save_args,
-    warn_of_metadata_key,
-    whole_reads,
-)
 
 _MAX_DIMENSIONS = 64
 
@@ -120,10 +120,10 @@ class ArrayHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
-    def take(self, values: Sequence[object]) -> Sequence[TakenArray]:
-        """See `ValueTaker`."""
+    def snapshot(self, values: Sequence[object]) -> Sequence[ArraySnapshot]:
+        """See `SnapshotHandler`."""
         rotation = _rotation()
-        return [self._taken(cast(jax.Array, value), rotation) for value in values]
+        return [self._snapshot(cast(jax.Array, value), rotation) for value in values]
 
     async def serialize(
         self,
@@ -141,8 +141,8 @@ class ArrayHandler:
         rotation = _rotation()
         taken = [
             value
-            if isinstance(value, TakenArray)
-            else self._taken(cast(jax.Array, value), rotation)
+            if isinstance(value, ArraySnapshot)
+            else self._snapshot(cast(jax.Array, value), rotation)
             for value in values
         ]
         _check_global(taken, infos)
@@ -157,16 +157,16 @@ class ArrayHandler:
                 save_batch_of(info).shardings[info.name] = recorded
         return []
 
-    def _taken(self, array: jax.Array, rotation: WriterRotation | None) -> TakenArray:
+    def _snapshot(self, array: jax.Array, rotation: WriterRotation | None) -> ArraySnapshot:
         impl = None
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
         if rotation is None:
-            return TakenArray(array.shape, array.dtype, shards_of(array), array.sharding, impl)
+            return ArraySnapshot(array.shape, array.dtype, shards_of(array), array.sharding, impl)
         write_shape, shards = written_shards(array, self._replicas, rotation)
-        return TakenArray(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
+        return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 
-    def _add(self, array: TakenArray, info: ParamInfo, arg: SaveArgs) -> None:
+    def _add(self, array: ArraySnapshot, info: ParamInfo, arg: SaveArgs) -> None:
         batch = save_batch_of(info)
         impl, shards = array.key_impl, array.shards
         if impl is not None:
@@ -240,7 +240,7 @@ def _rotation() -> WriterRotation | None:
     return None if this_process().is_alone else WriterRotation()
 
 
-def _check_global(arrays: Sequence[TakenArray], infos: Sequence[ParamInfo]) -> None:
+def _check_global(arrays: Sequence[ArraySnapshot], infos: Sequence[ParamInfo]) -> None:
     """Check that all processes have the arrays.
 
     Raises:

@@ -23,6 +23,7 @@ from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.array_io import cast_host, default_restore_args
 from orbit_ckpt._src.type_handlers.base import (
     LoadBatch,
     ParamInfo,
@@ -32,7 +33,6 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.described import key_type_of, layouts_of
 from orbit_ckpt._src.type_handlers.prng import wrap_keys
-from orbit_ckpt._src.type_handlers.stored import cast_host, default_restore_args
 
 
 class Placement(Struct, frozen=True):

@@ -4,7 +4,7 @@ A handler written for Orbax registers unchanged: it sees the same methods, argum
 `ParamInfo`. The handlers of this package also use `ParamInfo.save_batch` and
 `ParamInfo.load_batch`, through which all leaves of one tree share transactions and indexes.
 
-What else a handler can do is said by optional protocols: `ValueChecker`, `ValueTaker`,
+What else a handler can do is said by optional protocols: `ValueChecker`, `SnapshotHandler`,
 `ReadPlanner`, `ArrayStorage`, `TextStorage`, `LazyReader`, all in `handlers.capabilities`.
 """
 

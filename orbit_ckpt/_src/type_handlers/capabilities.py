@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-from orbit_ckpt._src.arrays.transfer import TakenArray
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.overrides import is_overridden
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
@@ -30,19 +30,18 @@ class ValueChecker(Protocol):
 
 
 @runtime_checkable
-class ValueTaker(Protocol):
-    """A handler whose values can be taken from the caller before it is asked to write them.
+class SnapshotHandler(Protocol):
+    """A handler that can take a snapshot of values before it writes them.
 
-    A `TakenArray` without a sharding is one that all processes have, and the primary one writes.
-
-    A save in the background then calls `serialize` in the background too.
+    A background save then calls `serialize` in the background, with the snapshots. Every process
+    has an `ArraySnapshot` without a sharding, and the primary one writes it.
     """
 
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """Return what `serialize` can be given in place of values.
+    def snapshot(self, values: Sequence[object]) -> Sequence[object]:
+        """Return what `serialize` accepts in place of the values.
 
-        `TakenArray`s refer to the caller's memory: whoever calls this copies their parts before
-        the caller may change them. All else must not depend on the caller any more.
+        The shards of an `ArraySnapshot` still refer to the caller's memory; the save copies them
+        before the caller may change the arrays. Nothing else may refer to it.
         """
         ...
 
@@ -105,7 +104,7 @@ class LazyReader(Protocol):
 
 _BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
     ValueChecker: ("check", ("serialize",)),
-    ValueTaker: ("take", ("serialize",)),
+    SnapshotHandler: ("snapshot", ("serialize",)),
     ReadPlanner: ("plan_reads", ("deserialize",)),
     ArrayStorage: ("stored_arrays", ("serialize",)),
     TextStorage: ("stored_text", ("serialize",)),
@@ -148,7 +147,7 @@ def check_converted(
     problems = {
         info.label: reason
         for value, info in zip(values, infos, strict=True)
-        if not isinstance(value, TakenArray) and (reason := handler.check(value)) is not None
+        if not isinstance(value, ArraySnapshot) and (reason := handler.check(value)) is not None
     }
     if problems:
         lines = "\n".join(f"  {label}: {reason}" for label, reason in problems.items())

@@ -15,14 +15,14 @@ from orbit_ckpt._src.arrays.indexing import Selection
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.identity import OpenedDirectory
+from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream, read_to_end
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.array_target import requested_sharding, wanted_shape
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of, logical_dtype
 from orbit_ckpt._src.type_handlers.capabilities import LazyReader
 from orbit_ckpt._src.type_handlers.described import key_type_of
-from orbit_ckpt._src.type_handlers.stored import cast_host
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):

@@ -12,13 +12,13 @@ from typing import cast
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, why_not_storable
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
-from orbit_ckpt._src.arrays.transfer import DeferredData, Shard, TakenArray
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, Shard
 from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.type_handlers.array_io import default_save_args
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, capability
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
-from orbit_ckpt._src.type_handlers.stored import default_save_args
 
 _COMPARED_BYTES = 1 << 26
 """What is held at most of an array that is read to compare it."""
@@ -47,8 +47,8 @@ class LazyHandler:
         leaf = _leaf_of(value)
         return why_not_storable(leaf.dtype)
 
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """See `ValueTaker`; nobody can change a lazy array."""
+    def snapshot(self, values: Sequence[object]) -> Sequence[object]:
+        """See `SnapshotHandler`; nobody can change a lazy array."""
         return values
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
@@ -67,7 +67,7 @@ class LazyHandler:
             whole_values = [cast(LazyArray, value).get() for value in values]
             return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
-        return await self._values.serialize(list(map(_taken, leaves)), infos, args)
+        return await self._values.serialize(list(map(_snapshot, leaves)), infos, args)
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -83,13 +83,13 @@ def _leaf_of(value: object) -> LazyLeaf:
     return cast(LazyArray, value).leaf
 
 
-def _taken(leaf: LazyLeaf) -> TakenArray:
+def _snapshot(leaf: LazyLeaf) -> ArraySnapshot:
     source = _Compared(leaf) if leaf.has_sum else leaf
     shards = [
         Shard(region, DeferredData(leaf.widest_dtype, partial(_fetch, source, region.start)))
         for region in _regions(leaf)
     ]
-    return TakenArray(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
+    return ArraySnapshot(leaf.shape, leaf.dtype, shards, leaf.sharding, leaf.key_impl)
 
 
 class _Compared:

@@ -9,11 +9,19 @@ from typing import cast
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
-from orbit_ckpt._src.arrays.transfer import TakenArray, shards_of
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot, shards_of
 from orbit_ckpt._src.metadata.schema import BYTES, NUMPY_ARRAY, NUMPY_BYTES
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.array_io import (
+    add_array,
+    cast_host,
+    default_save_args,
+    read_each,
+    warn_of_metadata_key,
+    whole_reads,
+)
 from orbit_ckpt._src.type_handlers.base import (
     Future,
     ParamInfo,
@@ -25,14 +33,6 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
 from orbit_ckpt._src.type_handlers.described import array_metadata
-from orbit_ckpt._src.type_handlers.stored import (
-    add_array,
-    cast_host,
-    default_save_args,
-    read_each,
-    warn_of_metadata_key,
-    whole_reads,
-)
 
 
 class NumpyHandler:
@@ -63,9 +63,9 @@ class NumpyHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """See `ValueTaker`."""
-        return [value if isinstance(value, bytes) else _taken(value) for value in values]
+    def snapshot(self, values: Sequence[object]) -> Sequence[object]:
+        """See `SnapshotHandler`."""
+        return [value if isinstance(value, bytes) else _snapshot(value) for value in values]
 
     async def serialize(
         self,
@@ -81,9 +81,10 @@ class NumpyHandler:
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             if isinstance(value, bytes):
                 kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
-                array, leaf_type, arg = _taken(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+                array, leaf_type, arg = _snapshot(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
             else:
-                array, leaf_type = value if isinstance(value, TakenArray) else _taken(value), None
+                array = value if isinstance(value, ArraySnapshot) else _snapshot(value)
+                leaf_type = None
             add_array(array.shape, array.dtype, array.shards, info, arg, leaf_type=leaf_type)
         return []
 
@@ -123,9 +124,9 @@ class NumpyHandler:
         """See `TypeHandler`."""
 
 
-def _taken(value: object) -> TakenArray:
+def _snapshot(value: object) -> ArraySnapshot:
     host = np.asarray(value)
-    return TakenArray(host.shape, host.dtype, shards_of(host))
+    return ArraySnapshot(host.shape, host.dtype, shards_of(host))
 
 
 def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:

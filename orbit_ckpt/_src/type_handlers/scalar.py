@@ -14,6 +14,14 @@ from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import SCALAR
 from orbit_ckpt._src.metadata.values import ScalarMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.type_handlers.array_io import (
+    add_array,
+    cast_host,
+    default_save_args,
+    read_each,
+    warn_of_metadata_key,
+    whole_reads,
+)
 from orbit_ckpt._src.type_handlers.base import (
     Future,
     ParamInfo,
@@ -24,14 +32,6 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
 from orbit_ckpt._src.type_handlers.described import array_metadata
-from orbit_ckpt._src.type_handlers.stored import (
-    add_array,
-    cast_host,
-    default_save_args,
-    read_each,
-    warn_of_metadata_key,
-    whole_reads,
-)
 
 NUMPY = "numpy"
 PYTHON_SCALARS = (int, float, complex)
@@ -61,8 +61,8 @@ class ScalarHandler:
         """See `TypeHandler`."""
         return array_metadata(infos, ScalarMetadata)
 
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """See `ValueTaker`; nobody can change these."""
+    def snapshot(self, values: Sequence[object]) -> Sequence[object]:
+        """See `SnapshotHandler`; nobody can change these."""
         return values
 
     async def serialize(

@@ -38,8 +38,8 @@ class StringHandler:
         """See `TypeHandler`."""
         return string_metadata(infos)
 
-    def take(self, values: Sequence[object]) -> Sequence[object]:
-        """See `ValueTaker`; nobody can change these."""
+    def snapshot(self, values: Sequence[object]) -> Sequence[object]:
+        """See `SnapshotHandler`; nobody can change these."""
         return values
 
     async def serialize(

@@ -17,11 +17,8 @@ from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.consistent_read import read_consistently
-from orbit_ckpt._src.storage.path import (
-    identity,
-    resolve_path,
-    storage_errors,
-)
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.path import resolve_path, storage_errors
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
 from orbit_ckpt._src.verify.verifier import Verifier, file_sizes
 
@@ -157,7 +154,7 @@ def _verify_unchanged(
     try:
         return read_consistently([checkpoint], check)
     except CheckpointError as error:
-        if identity(checkpoint) is not None:
+        if checkpoint_fingerprint(checkpoint) is not None:
             raise
         if may_vanish:
             return None

@@ -34,8 +34,8 @@ from orbit_ckpt._src.transform.nodes import (
     Node,
     Part,
     Read,
-    identity,
     inputs_of,
+    node_key,
     sources_of,
 )
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
@@ -81,7 +81,7 @@ async def compute_leaves(
     for batch in groups_of(transformed, wanted, max_bytes):
         nodes = [node for _, node in batch]
         values = {
-            identity(stack): await _fill(names, stack, fetch)
+            node_key(stack): await _fill(names, stack, fetch)
             for names, stack in _large_stacks(batch)
         }
         values |= await fetch(list(sources_of(*nodes, known=values)))
@@ -123,7 +123,7 @@ class _Origins:
         self._known: dict[object, bool] = {}
 
     def __call__(self, node: Node) -> bool:
-        key = identity(node)
+        key = node_key(node)
         if key not in self._known:
             is_jax = isinstance(node, Read) and self._stored[node.names].typestr == JAX_ARRAY
             self._known[key] = is_jax or any(map(self, inputs_of(node)))
@@ -146,7 +146,7 @@ async def _read(
             names: source_args(source, transformed.stored[names]) for names, source in reads.items()
         }
         found = await read(records, args)
-        values |= {identity(source): found[names] for names, source in reads.items()}
+        values |= {node_key(source): found[names] for names, source in reads.items()}
     await asyncio.sleep(0)  # the loop keeps what it was told last until it is told something else
     return values
 
@@ -176,9 +176,9 @@ def _large_stacks(batch: _Named) -> Iterator[tuple[NamePath, Apply]]:
     pending = list(batch)
     while pending:
         names, node = pending.pop()
-        if identity(node) in seen:
+        if node_key(node) in seen:
             continue
-        seen.add(identity(node))
+        seen.add(node_key(node))
         if isinstance(node, Apply) and _is_large_stack(node):
             yield names, node
         else:
@@ -228,7 +228,7 @@ def _nbytes(node: Read | Apply) -> int:
 def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
     """Return what is read, by names; a leaf that is read in several ways is in several of them."""
     turns: list[dict[NamePath, Read]] = []
-    for read in {identity(source): source for source in sources}.values():
+    for read in {node_key(source): source for source in sources}.values():
         turn = next((turn for turn in turns if read.names not in turn), None)
         if turn is None:
             turns.append({read.names: read})
@@ -271,7 +271,7 @@ class Evaluation:
             self._count(node)
 
     def _count(self, node: Node) -> None:
-        key = identity(node)
+        key = node_key(node)
         self._uses[key] += 1
         if self._uses[key] == 1 and key not in self._values:
             if isinstance(node, Part):
@@ -286,7 +286,7 @@ class Evaluation:
             TransformError: A function has failed.
             UnsupportedLeafError: A function on arrays of JAX needs JAX's 64-bit mode.
         """
-        key = identity(node)
+        key = node_key(node)
         if key not in self._values:
             self._values[key] = self._make(names, node)
         self._uses[key] -= 1

@@ -15,10 +15,10 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.array_target import check_width, requested_sharding
 from orbit_ckpt._src.type_handlers.base import LoadBatch, RestoreArgs
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
-from orbit_ckpt._src.type_handlers.stored import cast_host
 
 _SCALARS = (bool, int, float, complex)
 _HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)

@@ -25,8 +25,8 @@ from orbit_ckpt._src.transform.nodes import (
     Node,
     Part,
     Read,
-    identity,
     inputs_of,
+    node_key,
     sources_of,
 )
 from orbit_ckpt._src.transform.patterns import join_name
@@ -263,11 +263,11 @@ class _Explanation:
     def _computed(self, names: NamePath, node: Apply | Part) -> LeafPlan:
         made = node.of if isinstance(node, Part) else node
         costs: dict[NamePath, ReadCost] = {}
-        if identity(made) not in self._told:
+        if node_key(made) not in self._told:
             reads = {read.names: read for read in sources_of(made)}
             costs = self._new_costs(reads)
-            self._told[identity(made)] = _actions(made), tuple(map(join_name, reads))
-        actions, sources = self._told[identity(made)]
+            self._told[node_key(made)] = _actions(made), tuple(map(join_name, reads))
+        actions, sources = self._told[node_key(made)]
         return self._row(names, actions, sources, node.info, None, list(costs.values()))
 
     def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
@@ -351,9 +351,9 @@ def _actions(node: Node) -> list[str]:
     seen: set[object] = set()
 
     def add(node: Node) -> None:
-        if identity(node) in seen:
+        if node_key(node) in seen:
             return
-        seen.add(identity(node))
+        seen.add(node_key(node))
         for part in inputs_of(node):
             add(part)
         if isinstance(node, Apply):

@@ -23,7 +23,7 @@ from orbit_ckpt._src.pytree.describe import DescribedLeaves, empty_value, no_han
 from orbit_ckpt._src.pytree.restore.convert import convert_value, is_keys
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.identity import OpenedDirectory
+from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
@@ -141,7 +141,7 @@ def lazy_leaves(
         TreeMismatchError: Another shape is asked for than that of a stored array.
         UnsupportedLeafError: A leaf holds PRNG keys that this JAX does not have.
     """
-    directory = OpenedDirectory.now(stored.source.path, stored.source.identity)
+    directory = OpenedDirectory.now(stored.source.path, stored.source.fingerprint_file)
     # lazy arrays are read on many threads, which cannot share a byte limit
     batch = structs.replace(stored.batch, reader=stored.batch.reader.unlimited())
     found: dict[NamePath, LazyArray] = {}

@@ -23,8 +23,8 @@ from orbit_ckpt._src.transform.nodes import (
     Node,
     Part,
     Read,
-    identity,
     inputs_of,
+    node_key,
     sources_of,
 )
 from orbit_ckpt._src.transform.patterns import (
@@ -319,7 +319,7 @@ def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]
         return place
 
     def add(node: Node) -> object:
-        place = node.names if isinstance(node, Read) else identity(node)
+        place = node.names if isinstance(node, Read) else node_key(node)
         if place not in above:
             above[place] = place
             for part in inputs_of(node):

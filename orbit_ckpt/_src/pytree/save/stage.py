@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.arrays.transfer import TakenArray
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.outline import encode_rich_types
 from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
@@ -28,7 +28,7 @@ from orbit_ckpt._src.storage.ocdbt_merge import check_files, merge_databases, wr
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, SaveBatch
-from orbit_ckpt._src.type_handlers.capabilities import ValueTaker, capability
+from orbit_ckpt._src.type_handlers.capabilities import SnapshotHandler, capability
 
 
 class TreeSaveOptions(Struct, frozen=True):
@@ -110,18 +110,19 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
         None if a handler does not hand its values out; all must then serialize at once.
     """
     groups = plan.groups()
-    takers = [t for handler, _ in groups if (t := capability(handler, ValueTaker)) is not None]
+    found = [capability(handler, SnapshotHandler) for handler, _ in groups]
+    handlers = [handler for handler in found if handler is not None]
     # errors in the choice of chunks are found by handlers, and are the caller's to see
     has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
-    if len(takers) < len(groups) or has_chunks:
+    if len(handlers) < len(groups) or has_chunks:
         return None
     values = list(plan.flat.values)
-    arrays: list[TakenArray] = []
-    for taker, (_, positions) in zip(takers, groups, strict=True):
-        taken = taker.take([values[position] for position in positions])
-        for position, value in zip(positions, taken, strict=True):
+    arrays: list[ArraySnapshot] = []
+    for handler, (_, positions) in zip(handlers, groups, strict=True):
+        snapshots = handler.snapshot([values[position] for position in positions])
+        for position, value in zip(positions, snapshots, strict=True):
             values[position] = value
-            if isinstance(value, TakenArray):
+            if isinstance(value, ArraySnapshot):
                 arrays.append(value)
                 if value.sharding is None and not options.process.is_primary:
                     value.shards.clear()  # keeps nothing of the caller's alive either

@@ -56,7 +56,7 @@ class WriteRequest(Struct, frozen=True):
         return max(1, min(_BLOCK_BYTES, self.max_bytes // 8))
 
 
-class OutgoingArray(Struct, frozen=True):
+class ArrayStream(Struct, frozen=True):
     """An array to write.
 
     Attributes:
@@ -81,13 +81,13 @@ class OutgoingArray(Struct, frozen=True):
             yield byte_view(np.ascontiguousarray(native))
 
 
-def outgoing(leaf: object) -> OutgoingArray | None:
+def array_stream(leaf: object) -> ArrayStream | None:
     """Return a leaf as an array to write; None if it is none, or holds PRNG keys."""
     if isinstance(leaf, LazyArray):
         if leaf.leaf.key_impl is not None:
             return None
         lazy = leaf.leaf
-        return OutgoingArray(
+        return ArrayStream(
             leaf.shape,
             leaf.dtype.newbyteorder("<"),
             lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2),
@@ -97,7 +97,7 @@ def outgoing(leaf: object) -> OutgoingArray | None:
         if is_prng_dtype(host.dtype):
             return None
         dtype = np.dtype(host.dtype).newbyteorder("<")
-        return OutgoingArray(host.shape, dtype, lambda r: _cut(host, r.block_bytes))
+        return ArrayStream(host.shape, dtype, lambda r: _cut(host, r.block_bytes))
     return None
 
 

@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import jax
 from msgspec import Struct
 
-from orbit_ckpt._src.checkpointer.durations import report_save
 from orbit_ckpt._src.checkpointer.options import SessionOptions
-from orbit_ckpt._src.checkpointer.session import SaveSession
+from orbit_ckpt._src.checkpointer.telemetry import report_save
+from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item

@@ -94,7 +94,7 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
         lambda: TreeParts(ForeignStore(arrays, [file]), strings=strings),
         TreeDetails(leaves=details),
         inline,
-        identity=file,
+        fingerprint_file=file,
     )
 
 
@@ -116,7 +116,7 @@ def whole_tree(tree: object, path: Path, file: Path) -> StoredTree | None:
         path,
         TreeDocument([]),
         lambda: TreeParts(ForeignStore({}, [file])),
-        identity=file,
+        fingerprint_file=file,
         read_whole=lambda: with_values(tree),
     )
 

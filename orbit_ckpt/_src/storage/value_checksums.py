@@ -12,7 +12,7 @@ from orbit_ckpt._src.storage.manifest import FileRecord
 _TAIL_BYTES = 4
 
 
-class ValueSums:
+class ValueChecksums:
     """The checksums of what is appended to one data file.
 
     Args:

@@ -15,7 +15,7 @@ from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 
 
-class ArraySum(Struct, frozen=True):
+class ArrayChecksum(Struct, frozen=True):
     """The sum of one array.
 
     Attributes:
@@ -29,7 +29,7 @@ class ArraySum(Struct, frozen=True):
     file: str
 
 
-class SumCheck:
+class ChecksumComparison:
     """Computes the sum of one array that is read from its first element to its last.
 
     Args:
@@ -37,7 +37,7 @@ class SumCheck:
         expected: What its sum has to be.
     """
 
-    def __init__(self, read: ArrayRead, expected: ArraySum) -> None:
+    def __init__(self, read: ArrayRead, expected: ArrayChecksum) -> None:
         self._read = read
         self._expected = expected
         self._sum = hashlib.sha256()
@@ -65,14 +65,14 @@ class SumCheck:
         )
 
 
-class ArraySums:
+class ArrayChecksums:
     """The sums of some arrays of a store.
 
     Args:
         sums: They, by storage name.
     """
 
-    def __init__(self, sums: Mapping[str, ArraySum]) -> None:
+    def __init__(self, sums: Mapping[str, ArrayChecksum]) -> None:
         self._sums = sums
 
     def __bool__(self) -> bool:
@@ -82,12 +82,12 @@ class ArraySums:
         """Whether there is a sum of an array."""
         return read.name in self._sums
 
-    def begin(self, read: ArrayRead, region: Region) -> SumCheck | None:
+    def begin(self, read: ArrayRead, region: Region) -> ChecksumComparison | None:
         """Return what compares a part that is read in order; None if it is not all of the array."""
         expected = self._sums.get(read.name)
         if expected is None or region != whole(read.layout.shape):
             return None
-        return SumCheck(read, expected)
+        return ChecksumComparison(read, expected)
 
     def compare(self, read: ArrayRead, values: Sequence[HostArray]) -> None:
         """Compare an array whose regions have been read; nothing if they are not all its rows.
@@ -99,7 +99,7 @@ class ArraySums:
         order = None if expected is None else _row_order(read.regions, read.layout.shape)
         if expected is None or order is None:
             return
-        check = SumCheck(read, expected)
+        check = ChecksumComparison(read, expected)
         for i in order:
             check.add(values[i])
         check.finish()

@@ -1,7 +1,7 @@
-"""Tell whether a checkpoint that was opened before is still the one that is there.
+"""Fingerprints of files and checkpoints, which change when another takes their place.
 
-What is read long after its index was read must not come from another checkpoint that has taken the
-place of the first: its files may have the same names, and checksums that are right.
+A lazy array is read long after the checkpoint's index. A checkpoint that has replaced the first one
+meanwhile may have files of the same names, with correct checksums.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from pathlib import Path
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
-from orbit_ckpt._src.storage.layout import AGGREGATE, MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt._src.storage.layout import (
+    AGGREGATE,
+    COMMIT_MARKER,
+    MANIFEST,
+    OCDBT_MANIFEST,
+    TREE_METADATA,
+)
 from orbit_ckpt._src.storage.path import storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 
-Stamp = tuple[int, ...] | bytes
+Fingerprint = tuple[int, ...] | bytes
 
 _WRITTEN_ONCE = (OCDBT_MANIFEST, MANIFEST, TREE_METADATA, AGGREGATE)
 """Every save writes some of these anew, and nobody changes them later.
@@ -35,12 +41,12 @@ class OpenedDirectory(Struct, frozen=True):
     Attributes:
         path: Where it is.
         file: The file by which it is recognised.
-        stamp: What tells this file from any that comes in its place.
+        fingerprint: Tells this file from any that replaces it.
     """
 
     path: Path
     file: Path
-    stamp: Stamp | None
+    fingerprint: Fingerprint | None
 
     @classmethod
     def now(cls, path: Path, file: Path | None = None) -> OpenedDirectory:
@@ -51,10 +57,10 @@ class OpenedDirectory(Struct, frozen=True):
             file: The file by which it is recognised; None for one of our own format's.
         """
         if file is not None:
-            return cls(path, file, _stamp_if_any(file))
+            return cls(path, file, _fingerprint_if_any(file))
         files = (path / name for name in _WRITTEN_ONCE)
-        file = next((file for file in files if _stamp_if_any(file) is not None), path)
-        return cls(path, file, _stamp_if_any(file))
+        file = next((file for file in files if _fingerprint_if_any(file) is not None), path)
+        return cls(path, file, _fingerprint_if_any(file))
 
     @contextlib.contextmanager
     def reading(self, where: str) -> Generator[None]:
@@ -77,8 +83,8 @@ class OpenedDirectory(Struct, frozen=True):
         self._check(where)
 
     def _check(self, where: str) -> None:
-        found = _stamp_if_any(self.file)
-        if found == self.stamp:
+        found = _fingerprint_if_any(self.file)
+        if found == self.fingerprint:
             return
         what = "deleted or moved" if found is None else "replaced by another one"
         raise CheckpointNotFoundError(
@@ -88,8 +94,22 @@ class OpenedDirectory(Struct, frozen=True):
         )
 
 
-def stamp_of(file: Path) -> Stamp:
-    """Return what tells a file from any that is put in its place.
+def checkpoint_fingerprint(path: Path) -> object:
+    """Return a value that changes when another checkpoint replaces this one; None without one."""
+    if isinstance(path, StorePath):
+        # an item has a marker too, which is always the same
+        markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
+        found = map_paths(StorePath.generation, markers, root=path)
+        return found if any(found) else None
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def fingerprint_of(file: Path) -> Fingerprint:
+    """Return a value that tells a file from any that replaces it.
 
     Raises:
         OSError: There is none, or it cannot be reached.
@@ -99,17 +119,17 @@ def stamp_of(file: Path) -> Stamp:
         if generation is None:
             raise FileNotFoundError(2, "No such object", str(file))
         return generation
-    return stamp_from(os.stat(file))
+    return fingerprint_from(os.stat(file))
 
 
-def stamp_from(status: os.stat_result) -> Stamp:
+def fingerprint_from(status: os.stat_result) -> Fingerprint:
     """Return what `stamp_of` does, of a local file whose status is known."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _stamp_if_any(file: Path) -> Stamp | None:
+def _fingerprint_if_any(file: Path) -> Fingerprint | None:
     try:
-        return stamp_of(file)
+        return fingerprint_of(file)
     except CheckpointError:  # the store says nothing of the file
         raise
     except OSError:

@@ -23,7 +23,7 @@ _SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
 """Dtypes whose elements do not have the same bytes in all programs."""
 
 
-def sums_of_arrays(
+def checksums_of_arrays(
     sums: object, descriptions: object, arrays: Mapping[str, tuple[Shape, DType]]
 ) -> dict[str, str]:
     """Return the sums that are understood; one of an array of another shape or dtype is not.
@@ -46,15 +46,15 @@ def sums_of_arrays(
     return found
 
 
-def sums_of_texts(
+def checksums_of_texts(
     metadata: Mapping[str, str], arrays: Mapping[str, tuple[Shape, DType]]
 ) -> dict[str, str]:
     """Return the sums in the metadata of a safetensors file, where they are JSON in a text."""
     sums, descriptions = (_parse(metadata.get(name, "")) for name in (SUMS, DESCRIPTIONS))
-    return sums_of_arrays(sums, descriptions, arrays)
+    return checksums_of_arrays(sums, descriptions, arrays)
 
 
-def sums_of_trees(
+def checksums_of_trees(
     sums: object, descriptions: object, trees: Mapping[str | None, Sequence[ArrayEntry]]
 ) -> dict[str, str]:
     """Return the sums of arrays of a checkpoint by their paths.
@@ -81,11 +81,11 @@ def sums_of_trees(
         arrays = {name: entry.layout() for name, entry in entries.items()}
     except ValueError:  # of the index, which is refused where it is read
         return {}
-    found = sums_of_arrays(cast(object, sums), descriptions, arrays)
+    found = checksums_of_arrays(cast(object, sums), descriptions, arrays)
     return {entries[name].path: value for name, value in found.items()}
 
 
-def without_sums(metadata: Mapping[str, object]) -> dict[str, object]:
+def without_checksums(metadata: Mapping[str, object]) -> dict[str, object]:
     """Return the metadata of a checkpoint for another, whose arrays may have been changed."""
     sums = {SUMS, DESCRIPTIONS} if metadata.keys() >= {SUMS, DESCRIPTIONS} else set[str]()
     return {name: value for name, value in metadata.items() if name not in sums}
