@@ -1,4 +1,4 @@
-"""The command line of the benchmarks; the package's docstring says how to use it."""
+"""The command line of the benchmarks; see the package's docstring for its use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.turns import Plan, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for.
+    """Run or replay benchmarks as the command line requests.
 
     Returns:
         The exit status: 1 if any contender failed or returned wrong values.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Results:
-    """Run and report, tree by tree, so that an interrupted run leaves what it found."""
+    """Run and report tree by tree, so that an interrupted run keeps its results."""
     missing = {name: package for name in options.contenders if (package := missing_package(name))}
     plan = Plan(
         trees=options.trees or (list(TREES) if options.small else USUAL),
@@ -99,7 +99,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="OPERATION",
         help=f"{', '.join(OPERATIONS)}; save always runs",
     )
-    add("--rounds", type=int, default=5, help="rounds that count (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="rounds to count (default: %(default)s)")
     add(
         "--storage",
         nargs="+",
@@ -111,7 +111,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--compression",
         choices=["on", "off", "tree"],
         default="tree",
-        help="of all contenders that can compress; by default each tree says",
+        help="for all contenders that can compress; by default, the tree's own setting",
     )
     add(
         "--memory-limit-gb",
@@ -120,15 +120,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="save_concurrent_gb and restore_concurrent_gb of orbit_ckpt and Orbax",
     )
     add("--small", action="store_true", help="one round with tiny trees, to compare values only")
-    add("--seed", type=int, default=0, help="of the random data (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the random data (default: %(default)s)")
     add(
         "--timeout",
         type=float,
         default=600,
         metavar="SECONDS",
-        help="after which an operation has failed (default: %(default)s)",
+        help="limit for one operation (default: %(default)s)",
     )
-    add("--json", type=Path, metavar="PATH", help="write all figures here")
+    add("--json", type=Path, metavar="PATH", help="file for all figures")
     add("--plot", type=Path, metavar="PATH", help="draw the cost per leaf of the small-* trees")
     add("--replay", type=Path, metavar="JSON", help="report a past run instead of running")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Print what `import orbit_ckpt` costs on top of `import jax`, in milliseconds of processor time.
+"""Print the cost of `import orbit_ckpt` after `import jax`, in milliseconds of processor time.
 
 Usage: python -m benchmarks.import_time [module ...]
 """
@@ -11,12 +11,12 @@ import subprocess
 import sys
 
 RUNS = 15
-# Installed packages have their bytecode; without it, the compiler is what would be measured.
+# Installed packages have bytecode; without it, this would measure the compiler.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def import_ms(module: str) -> float:
-    """Return how long `module` takes to import in a fresh process that has imported jax."""
+    """Return the import time of `module` in a fresh process that has imported JAX."""
     script = (
         "import jax, time; start = time.process_time(); "
         f"import {module}; print(time.process_time() - start)"
@@ -32,7 +32,7 @@ def import_ms(module: str) -> float:
 
 
 def main() -> None:
-    """Measure the modules in turns, so that a busy moment of the machine hits all of them."""
+    """Measure the modules alternately, so that a busy moment of the machine hits all of them."""
     modules = sys.argv[1:] or ["orbit_ckpt", "tensorstore"]
     times: dict[str, list[float]] = {module: [] for module in modules}
     for module in modules * RUNS:

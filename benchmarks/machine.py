@@ -1,4 +1,4 @@
-"""On what a run took place."""
+"""Describe the machine of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "tensorstore", "orbax-checkpoint", "safet
 
 
 def describe_machine() -> dict[str, str]:
-    """Return processor, memory, kernel and versions, those that are known."""
+    """Return processor, memory, kernel and versions, as far as they are known."""
     memory_kib = _find("/proc/meminfo", r"MemTotal:\s*(\d+)")
     facts: dict[str, str | None] = {
         "cpu": _find("/proc/cpuinfo", r"model name\s*: (.+)") or platform.machine(),

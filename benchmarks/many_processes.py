@@ -1,7 +1,7 @@
-"""What many processes would write of a model, worked out without data, devices or processes.
+"""Plan the save of a model by many processes, without data, devices or processes.
 
-It is worked out with the functions that a save itself uses: who writes which piece of what
-(`orbit_ckpt._src.arrays.replicas`), in which chunks, and what the documents say.
+The plan uses the functions of a real save: the division of arrays among processes
+(`orbit_ckpt._src.arrays.replicas`), the chunks, and the contents of the documents.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Cluster(NamedTuple):
     """Processes and the mesh of their devices.
 
     Attributes:
-        axes: Devices along every axis of the mesh; the last varies fastest.
-        devices: How many devices each process has; they follow one another in the mesh.
+        axes: Devices along each axis of the mesh; the last varies fastest.
+        devices: Number of devices per process; they are consecutive in the mesh.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -53,7 +53,7 @@ class Cluster(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return -(-math.prod(n for _, n in self.axes) // self.devices)
 
 
@@ -64,7 +64,7 @@ class Array(NamedTuple):
         name: Its storage name.
         shape: Its shape.
         dtype: Its dtype.
-        spec: The axes of the mesh that every dimension is divided over.
+        spec: The mesh axes that each dimension is divided over.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Array(NamedTuple):
 
 
 class PlannedArray(NamedTuple):
-    """How an array is written.
+    """An array and its division among processes.
 
     Attributes:
         array: The array.
-        division: How its shards are cut.
-        owners: Which processes have each shard.
-        first: Which of them writes the first piece.
+        division: How its shards are split.
+        owners: The processes that hold each shard.
+        first: The one of them that writes the first piece.
         layout: How it is stored.
         document: Its zarr document.
     """
@@ -94,12 +94,12 @@ class PlannedArray(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
+        """Number of chunks."""
         grid = zip(self.array.shape, self.layout.chunk_shape, strict=True)
         return math.prod(-(-n // chunk) for n, chunk in grid)
 
     def shares(self) -> Iterator[tuple[int, Region]]:
-        """Yield what every process writes."""
+        """Yield the numbers of processes with the regions that they write."""
         for shard, processes in self.owners.items():
             for position, process in enumerate(processes):
                 turned = (position - self.first) % len(processes)
@@ -109,10 +109,10 @@ class PlannedArray(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a save would write.
+    """The plan of a save.
 
     Attributes:
-        cluster: Who writes it.
+        cluster: The processes that write.
         arrays: The arrays.
         nbytes: Bytes of arrays that each process writes.
     """
@@ -139,7 +139,7 @@ class Plan(NamedTuple):
 
     @property
     def records(self) -> bytes:
-        """What each process records of all arrays."""
+        """The records of all arrays that each process writes."""
         return encode_arrays(
             [
                 ArrayRecord(
@@ -167,7 +167,7 @@ class Plan(NamedTuple):
 
     @property
     def sharding_bytes(self) -> int:
-        """Size of the document with the shardings, in which each array has all of its own."""
+        """Size of the document with the shardings, in which each array repeats its own."""
         sizes = {spec: len(self._sharding(spec)) for spec in {p.array.spec for p in self.arrays}}
         return sum(sizes[p.array.spec] + 4 * len(p.array.name) // 3 for p in self.arrays)
 
@@ -182,12 +182,12 @@ class Plan(NamedTuple):
 def plan_many(
     cluster: Cluster, arrays: Sequence[Array], options: ReplicaOptions | None = None
 ) -> Plan:
-    """Return what processes would write.
+    """Return the plan of a save.
 
     Args:
         cluster: The processes.
         arrays: The arrays of the tree, in its order.
-        options: How replicas are divided.
+        options: Options for the division of replicas.
     """
     nbytes = np.zeros(cluster.processes, np.int64)
     rotation = WriterRotation()
@@ -213,11 +213,11 @@ def plan_many(
 
 @functools.lru_cache
 def owners_in(cluster: Cluster, shape: Shape, spec: Spec) -> tuple[Owners, np.ndarray | None, int]:
-    """Return which processes have each shard of an array.
+    """Return the processes that hold each shard of an array.
 
     Returns:
-        That; the same as a table with a row for each shard, None if not all have as many; the
-        largest number of processes that have one.
+        The processes by shard; the same as a table with a row per shard, None if their numbers
+        differ; the largest number of processes that hold one shard.
     """
     sizes = dict(cluster.axes)
     places = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
@@ -259,8 +259,8 @@ def llama(layers: int = 80, *, scale: int = 1) -> list[Array]:
     """Return the arrays of a model like Llama 70B and of Adam's two moments.
 
     Args:
-        layers: How many layers it has.
-        scale: What its dimensions are divided by.
+        layers: Number of layers.
+        scale: Divisor of its dimensions.
     """
     model, hidden, keys, words = 8192 // scale, 28672 // scale, 1024 // scale, 128256 // scale
     into: Spec = ("fsdp", "tensor")

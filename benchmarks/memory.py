@@ -1,4 +1,4 @@
-"""How much memory this process holds, from the `/proc` of Linux."""
+"""Measure the memory of this process with Linux's `/proc`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SELF = Path("/proc/self")
 
 
 def settle() -> None:
-    """Free what can be freed, so that no operation pays or gains by the one before it."""
+    """Free unused memory, so that an operation does not depend on the previous one."""
     gc.collect()
-    # JAX drops what belonged to its deleted arrays when it is called the next time.
+    # JAX frees the memory of deleted arrays on its next call.
     jax.device_put(np.zeros(1)).block_until_ready()
-    # Else memory that the allocator keeps would hide what the next operation needs.
+    # Otherwise memory kept by the allocator would hide the needs of the next operation.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def reset_peak() -> int | None:
-    """Forget the highest resident memory and return the present one, in bytes.
+    """Reset the peak of resident memory and return the current value, in bytes.
 
     Returns:
-        None where the system does not tell.
+        None where the system does not report it.
     """
     try:
         (_SELF / "clear_refs").write_text("5", encoding="ascii")
@@ -38,12 +38,12 @@ def reset_peak() -> int | None:
 
 
 def peak() -> int | None:
-    """Return the highest resident memory since `reset_peak`, in bytes, where the system tells."""
+    """Return the peak of resident memory since `reset_peak`, in bytes, where available."""
     return _status("VmHWM")
 
 
 def available() -> int | None:
-    """Return the bytes of memory that programs can still take, where the system tells."""
+    """Return the bytes of memory that programs can still allocate, where available."""
     return _read(Path("/proc/meminfo"), "MemAvailable")
 
 

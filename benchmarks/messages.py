@@ -1,4 +1,4 @@
-"""What the parent asks a worker, and what it answers."""
+"""Messages between the parent and a worker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Prepare:
     """Make a tree, and a contender for it.
 
     Attributes:
-        contender: Which contender.
-        tree: Which tree.
-        small: Whether the tree is scaled down.
-        seed: Where the random numbers start.
-        settings: For the contender.
+        contender: Name of the contender.
+        tree: Name of the tree.
+        small: Whether to scale the tree down.
+        seed: Seed of the random numbers.
+        settings: Settings of the contender.
     """
 
     contender: str
@@ -32,10 +32,10 @@ class Measure:
     """Do an operation.
 
     Attributes:
-        operation: Which one.
+        operation: Name of the operation.
         path: Path of the checkpoint.
-        verify: Whether to compare what was loaded.
-        settle: Whether to do it once before and to collect garbage; not if nothing is timed.
+        verify: Whether to compare the loaded tree.
+        settle: Whether to rehearse the operation and collect garbage; only needed for timing.
     """
 
     operation: str
@@ -46,11 +46,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """There is a contender now.
+    """The contender is ready.
 
     Attributes:
-        operations: What it can do.
-        leaves: How many leaves the tree has.
+        operations: The operations it supports.
+        leaves: Number of leaves.
         nbytes: Size of their data.
     """
 
@@ -64,8 +64,8 @@ class Measured:
     """The operation was done.
 
     Attributes:
-        seconds: How long it took.
-        peak_bytes: Highest resident memory beyond what there was before, where the system tells.
+        seconds: Duration.
+        peak_bytes: Peak of resident memory minus the resident memory before, where available.
     """
 
     seconds: float
@@ -77,7 +77,7 @@ class Unsupported:
     """The contender cannot represent the tree.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
     """
 
     reason: str
@@ -85,7 +85,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something was raised.
+    """The operation raised an error.
 
     Attributes:
         trace: The traceback.

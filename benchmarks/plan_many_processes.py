@@ -1,10 +1,9 @@
-"""Say what a save of a 70B model by 4,096 processes would write, and what would bound it.
+"""Print the plan of a save of a 70B model by 4,096 processes, and its bottlenecks.
 
     python -m benchmarks.plan_many_processes
 
-The plan is exact; no data and no devices take part. What the first process does at the end, it
-does here with fewer processes, and the cost of that is extrapolated. Waiting for a file system is
-not counted.
+The plan is exact and needs neither data nor devices. The final work of the first process is
+measured with fewer processes and extrapolated. Time spent waiting for a file system is not counted.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _THREADS = 16
 
 
 class Cost(NamedTuple):
-    """What the first process does at the end, measured.
+    """The measured cost of the final work of the first process.
 
     Attributes:
-        processes: How many processes wrote.
-        keys: How many keys.
-        merge_s: Processor seconds to make one database of all.
+        processes: Number of processes that wrote.
+        keys: Number of keys.
+        merge_s: Processor seconds to merge all databases.
         tree_bytes: Size of the B+tree.
     """
 
@@ -52,7 +51,7 @@ class Cost(NamedTuple):
 
 
 def write_databases(plan: Plan, directory: Path) -> None:
-    """Write what processes would leave behind, without the values."""
+    """Write the databases of a plan, without the values."""
     for process, keys in enumerate(plan.keys_of_processes()):
         part = directory / process_directory(process)
         part.mkdir()
@@ -68,9 +67,9 @@ def measure(plan: Plan, directory: Path, *, expected: Plan | None = None) -> Cos
     """Merge the databases of a plan.
 
     Args:
-        plan: What has been written.
+        plan: The plan of the databases.
         directory: An empty directory.
-        expected: What the merged database must hold, if not that.
+        expected: The plan of the merged database, if different.
     """
     write_databases(plan, directory)
     parts = [process_directory(i) for i in range(plan.cluster.processes)]
@@ -81,7 +80,7 @@ def measure(plan: Plan, directory: Path, *, expected: Plan | None = None) -> Cos
 
 
 def measure_records(plan: Plan, processes: int, directory: Path) -> tuple[float, float]:
-    """Return what it costs to compare the records of processes, and to take their checksums."""
+    """Return the cost of comparing the records of processes and computing their checksums."""
     (directory / ARRAY_METADATAS).mkdir()
     records = plan.records
     for process in range(processes):
@@ -91,7 +90,7 @@ def measure_records(plan: Plan, processes: int, directory: Path) -> tuple[float,
 
 
 def _time(run: Callable[[], object]) -> float:
-    began = time.process_time()  # of the processor, which others may be using too
+    began = time.process_time()  # processor time, because other programs may be running
     run()
     return time.process_time() - began
 
@@ -151,7 +150,7 @@ def _print_plan(plan: Plan) -> None:
 
 
 def _measured(scale_down: int) -> tuple[Cost, Cost]:
-    """Return what it costs with few processes that write much, and with many that write little."""
+    """Return the cost for few processes that write much and for many that write little."""
     costs: list[Cost] = []
     for axes, devices, layers in (
         ((("replica", 1), ("fsdp", 32 // scale_down), ("tensor", 8)), 32, 40 // scale_down),
@@ -203,9 +202,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replica", type=int, default=8, help="size of the axis of replicas")
     parser.add_argument("--fsdp", type=int, default=256)
     parser.add_argument("--tensor", type=int, default=8)
-    parser.add_argument("--devices", type=int, default=4, help="devices of a process")
+    parser.add_argument("--devices", type=int, default=4, help="devices per process")
     parser.add_argument("--layers", type=int, default=80)
-    parser.add_argument("--scale-down", type=int, default=1, help="by how much less to measure")
+    parser.add_argument(
+        "--scale-down", type=int, default=1, help="factor by which the measured save is smaller"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""The cost per leaf, drawn over the number of leaves."""
+"""Plot the cost per leaf over the number of leaves."""
 
 # matplotlib is not installed everywhere.
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ Point = tuple[float, float]
 
 _PANELS = ("save", "load_jax")
 _LABELS = {"torch": "torch DCP", "bare": "bare disk"}
-# Distinct in colour and in lightness, so that they hold in grey and for colour-blind readers.
+# Distinct in colour and lightness, for greyscale prints and colour-blind readers.
 _COLOURS = {
     "orbit_ckpt": "#0b5fa5",
     "orbax": "#d1495b",
@@ -38,7 +38,7 @@ _STYLE: dict[Any, object] = {
     "axes.spines.top": False,
     "font.family": "sans-serif",
     "font.size": 10,
-    "svg.hashsalt": "benchmarks",  # the same figures make the same file
+    "svg.hashsalt": "benchmarks",  # the same figures give the same file
     "text.color": _INK,
     "xtick.color": _INK,
     "ytick.color": _INK,
@@ -48,7 +48,7 @@ _STYLE: dict[Any, object] = {
 def plot_cost_per_leaf(results: Results, path: Path) -> None:
     """Draw the cost per leaf of saving and of loading, one line per contender.
 
-    Takes the trees `small-*` on the first storage that has them.
+    Uses the trees `small-*` on the first storage that has them.
 
     Raises:
         ValueError: The results have no such tree.
@@ -104,7 +104,7 @@ def _points(groups: list[Group], operation: str, contender: str) -> Iterator[Poi
 
 
 def _label(axes: Axes, ends: dict[str, Point], *, points_per_pixel: float) -> None:
-    """Name lines at their ends, from below, each label at least one line above the last."""
+    """Label the lines at their ends, from the bottom up, without overlap."""
     floor = -math.inf
     for contender, end in sorted(ends.items(), key=lambda item: item[1][1]):
         height = axes.transData.transform(end)[1] * points_per_pixel

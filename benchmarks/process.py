@@ -25,20 +25,20 @@ T = TypeVar("T", bound=Result)
 
 
 class ContenderError(Exception):
-    """A contender raised; says what, with the traceback."""
+    """A contender raised an error; the message contains the traceback."""
 
 
 class WorkerDiedError(ContenderError):
-    """A worker ended, or did not answer in time; says how, with the last lines it printed."""
+    """A worker died or timed out; the message contains its last lines of output."""
 
 
 @contextmanager
 def start_worker(*, devices: int, timeout_s: float) -> Iterator[WorkerProcess]:
-    """Start a worker, and end it when the block is left.
+    """Start a worker, and stop it at the end of the block.
 
     Args:
-        devices: How many CPU devices JAX has there.
-        timeout_s: After how long without an answer it counts as dead.
+        devices: Number of CPU devices that JAX has in the worker.
+        timeout_s: Time without an answer after which the worker counts as dead.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     ours, theirs = socket.socketpair()
@@ -62,7 +62,7 @@ def start_worker(*, devices: int, timeout_s: float) -> Iterator[WorkerProcess]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker that runs, see `start_worker`."""
+    """A running worker, see `start_worker`."""
 
     _process: subprocess.Popen[bytes]
     _channel: Connection
@@ -71,16 +71,16 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the worker is alive."""
         return self._process.poll() is None
 
     def ask(self, command: Command, expected: type[T]) -> T:
-        """Have the worker do something.
+        """Send a message to the worker and return its answer.
 
         Raises:
             UnsupportedTree: The contender cannot represent the tree.
             ContenderError: The contender raised.
-            WorkerDiedError: There is no answer, and never will be.
+            WorkerDiedError: The worker died or timed out.
         """
         match self._exchange(command):
             case Unsupported(reason):

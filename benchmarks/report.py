@@ -1,4 +1,4 @@
-"""Results as text."""
+"""Format results as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADER = ("operation", "contender", "median", "range", *_RATIOS, "peak memory",
 
 
 def heading(results: Results) -> str:
-    """Return on what a run took place, and who could not take part."""
+    """Return the machine of a run, and the contenders that could not take part."""
     lines = [", ".join(f"{name} {value}" for name, value in results.machine.items())]
     lines += [f"Left out: {name} ({reason})" for name, reason in results.left_out.items()]
     return "\n".join(lines)
@@ -24,7 +24,7 @@ def table(group: Group) -> str:
     """Return the figures of one tree.
 
     Columns after the median are the fastest and slowest round, the time as a multiple of each
-    baseline's, the memory beyond what there was before, and the same as a multiple of the tree.
+    baseline's, the additional memory, and the same as a multiple of the tree.
     """
     compression = "compressed" if group.compression else "not compressed"
     title = f"{group.tree} on {group.storage}: {group.leaves:,} leaves, {_size(group.nbytes)}"
@@ -38,7 +38,7 @@ def table(group: Group) -> str:
 
 
 def verdicts(group: Group) -> str:
-    """Return whether each contender loaded one tree as it was saved, without figures."""
+    """Return whether each contender loaded one tree correctly, without figures."""
 
     def verdict(contender: str) -> str:
         rows = [row for row in group.rows if row.contender == contender]
@@ -88,7 +88,7 @@ def _disk_notes(group: Group) -> Iterator[str]:
 
 
 def _refusals(group: Group) -> Iterator[str]:
-    """Say why contenders sit out; that some operations are not there is plain from the table."""
+    """Return why contenders were skipped; the table already shows missing operations."""
     for row in group.rows:
         if row.operation == "save" and row.unsupported:
             yield f"  {row.contender}: {row.unsupported}"

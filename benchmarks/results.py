@@ -1,4 +1,4 @@
-"""What a run found, and its JSON."""
+"""Results of a run, and their JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a checkpoint takes.
+    """Disk usage of a checkpoint.
 
     Attributes:
-        files: How many files.
-        nbytes: Their size.
+        files: Number of files.
+        nbytes: Their total size.
     """
 
     files: int
@@ -24,7 +24,7 @@ class Disk:
 
     @classmethod
     def measure(cls, path: Path) -> Disk:
-        """Return what is at a path, a file or a directory."""
+        """Return the disk usage of a file or directory."""
         sizes = [p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()]
         return cls(len(sizes), sum(sizes))
 
@@ -34,12 +34,12 @@ class Row:
     """One operation of one contender on one tree.
 
     Attributes:
-        operation: Which one, by its name in `OPERATIONS`.
-        contender: Which one.
-        seconds: How long it took, in each round that counts.
-        peak_bytes: Memory it took beyond what there was, likewise, where the system tells.
-        disk: What was saved, for the operation that saves.
-        unsupported: Why the contender cannot do it.
+        operation: Its name in `OPERATIONS`.
+        contender: Name of the contender.
+        seconds: Duration of each counted round.
+        peak_bytes: Additional memory of each counted round, where available.
+        disk: Disk usage of the checkpoint, for the operation `save`.
+        unsupported: Why the contender does not support it.
         error: Why it failed.
     """
 
@@ -58,21 +58,21 @@ class Row:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there is no point in trying again."""
+        """Whether further attempts are pointless."""
         return self.unsupported is not None or self.error is not None
 
 
 @dataclass(slots=True)
 class Group:
-    """All that was done with one tree on one storage.
+    """All results of one tree on one storage.
 
     Attributes:
         tree: Name of the tree.
         storage: Label of the storage.
-        compression: Whether contenders were told to compress.
-        leaves: How many leaves the tree has.
+        compression: Whether contenders compressed.
+        leaves: Number of leaves.
         nbytes: Size of their data.
-        rows: One for each operation and contender.
+        rows: One per operation and contender.
     """
 
     tree: str
@@ -83,20 +83,20 @@ class Group:
     rows: list[Row] = field(default_factory=list)
 
     def row(self, operation: str, contender: str) -> Row | None:
-        """Return one row, if there is one."""
+        """Return one row, or None."""
         wanted = (operation, contender)
         return next((row for row in self.rows if (row.operation, row.contender) == wanted), None)
 
 
 @dataclass(slots=True)
 class Results:
-    """A run.
+    """The results of a run.
 
     Attributes:
-        machine: Where it ran, with which versions.
+        machine: The machine and the versions.
         options: The command line's options.
         left_out: Contenders that could not take part, and why.
-        groups: What was found.
+        groups: The results by tree and storage.
     """
 
     machine: dict[str, str]
@@ -106,7 +106,7 @@ class Results:
 
     @property
     def errors(self) -> Iterable[tuple[Group, Row]]:
-        """What failed."""
+        """The rows that failed."""
         return ((group, row) for group in self.groups for row in group.rows if row.error)
 
     def write(self, path: Path) -> None:

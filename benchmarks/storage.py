@@ -1,4 +1,4 @@
-"""Where checkpoints are written, and what kind of storage that is."""
+"""Places for checkpoints, and their kind of storage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Storage:
     """A place for checkpoints.
 
     Attributes:
-        label: What reports call it.
-        in_memory: Whether what is written there takes memory.
-        directory: Where it is.
+        label: Its name in reports.
+        in_memory: Whether its files occupy memory.
+        directory: Its directory.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Storage:
 
 
 def usual_storages() -> list[Storage]:
-    """Return one place in memory and one on a disk, those that there are."""
+    """Return one place in memory and one on a disk, as far as they exist."""
     candidates = [
         path for path in map(Path, _CANDIDATES) if path.is_dir() and os.access(path, os.W_OK)
     ]
@@ -45,7 +45,7 @@ def usual_storages() -> list[Storage]:
 
 
 def label_storages(directories: Sequence[Path]) -> list[Storage]:
-    """Return storages labelled by their kind, and by their directory where that is not enough."""
+    """Return storages labelled by kind, and by directory if kinds are not unique."""
     in_memory = [_is_in_memory(directory) for directory in directories]
     labels = ["memory" if kind else "disk" for kind in in_memory]
     return [
@@ -55,7 +55,7 @@ def label_storages(directories: Sequence[Path]) -> list[Storage]:
 
 
 def _is_in_memory(directory: Path) -> bool:
-    """Tell by the file system and not by the name of the directory."""
+    """Return whether a directory is in memory, judged by its file system."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The trees that are saved: made of random numbers from a seed, so every process has the same."""
+"""The benchmark trees, made of seeded random numbers so that all processes agree."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Tree:
     """How to make a tree.
 
     Attributes:
-        make: Makes it.
-        make_small: Makes one like it, of a few kilobytes.
+        make: Makes the tree.
+        make_small: Makes a similar tree of a few kilobytes.
         gigabytes: Its size, if it is large.
-        devices: CPU devices that it is laid out over.
-        compression: Whether it is compressed if the command line leaves that open.
+        devices: Number of CPU devices that it is sharded over.
+        compression: Whether to compress it by default.
     """
 
     make: Callable[[Generator], Branch]
@@ -38,7 +38,7 @@ class Tree:
 
 
 def make_tree(name: str, *, seed: int, small: bool) -> Branch:
-    """Return the tree of that name."""
+    """Return the tree with the given name."""
     tree = TREES[name]
     make = tree.make_small if small else tree.make
     return make(np.random.default_rng(seed))
@@ -57,12 +57,12 @@ def _leaf_nbytes(leaf: object) -> int:
 
 def _normal(rng: Generator, *shape: int, dtype: Any = np.float32) -> jax.Array:
     values = rng.standard_normal(shape, np.float32).astype(dtype)
-    # A copy: no contender should find its arrays in memory of another kind than a model's.
+    # A copy, so that the arrays are in the same kind of memory as a model's.
     return jax.device_put(values, may_alias=False)
 
 
 def _small_leaves(rng: Generator, *, count: int) -> Branch:
-    """Return leaves of 4 KB and of 128 bytes in equal number, four to a layer."""
+    """Return equal numbers of leaves of 4 KB and 128 bytes, four per layer."""
 
     def dense() -> Branch:
         return {"kernel": _normal(rng, 32, 32), "bias": _normal(rng, 32)}
@@ -122,7 +122,7 @@ def _scalars(rng: Generator, *, count: int) -> Branch:
 
 
 def _sharded(rng: Generator, *, layers: int, width: int) -> Branch:
-    """Return arrays cut along two axes, along one and copied to the rest, and copied everywhere."""
+    """Return arrays sharded along two axes, along one axis, and fully replicated."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
 
     def put(value: jax.Array, *axes: str | None) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Let contenders take turns."""
+"""Run contenders alternately."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from benchmarks.trees import TREES
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run.
+    """A benchmark run.
 
     Attributes:
         trees: Names of trees.
         contenders: Names of contenders.
         operations: Names of operations, `save` first.
-        storages: Where to save.
-        rounds: How many rounds count.
-        small: Whether to do one round with scaled-down trees, only to compare values.
+        storages: Places to save to.
+        rounds: Number of counted rounds.
+        small: Whether to do a single round with scaled-down trees, only to compare values.
         compression: Whether to compress; None to leave it to each tree.
         memory_limit_gb: Limit for the contenders that have one.
-        seed: Where the random numbers start.
-        timeout_s: After how long an operation has failed.
+        seed: Seed of the random numbers.
+        timeout_s: Limit for one operation.
     """
 
     trees: Sequence[str]
@@ -50,13 +50,13 @@ class Plan:
 
 
 def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Group]:
-    """Run a plan, one tree on one storage after the other.
+    """Run a plan, one tree and storage at a time.
 
     Args:
-        plan: What to run.
-        report: Called with a line on what happens now.
+        plan: The plan.
+        report: Called with a line of progress.
     """
-    # What is not timed may have more devices than it needs, which saves starting workers again.
+    # Without timing, extra devices do no harm and save restarting workers.
     most = max(TREES[tree].devices for tree in plan.trees) if plan.small else 0
     for devices, trees in groupby(plan.trees, lambda tree: most or TREES[tree].devices):
         with ExitStack() as stack:
@@ -69,7 +69,7 @@ def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Group]:
 
 
 class _Workers:
-    """The workers by contender, each started when it is needed and again if it died."""
+    """The workers by contender, started on demand and restarted if they die."""
 
     def __init__(self, stack: ExitStack, *, devices: int, timeout_s: float) -> None:
         self._start = partial(start_worker, devices=devices, timeout_s=timeout_s)
@@ -77,7 +77,7 @@ class _Workers:
         self._running: dict[str, WorkerProcess] = {}
 
     def start(self, contenders: Iterable[str]) -> None:
-        """Start those that do not run."""
+        """Start all missing workers."""
         for contender in contenders:
             if contender not in self._running or not self._running[contender].is_alive:
                 self._running[contender] = self._stack.enter_context(self._start())
@@ -87,7 +87,7 @@ class _Workers:
 
 
 class _Team:
-    """The contenders at work on one tree, and what they did so far."""
+    """The contenders of one tree, and their results so far."""
 
     def __init__(self, plan: Plan, tree: str, storage: Storage, workers: _Workers) -> None:
         self._plan = plan
@@ -100,13 +100,13 @@ class _Team:
         self.group = Group(tree, storage.label, compression, rows=list(self._rows.values()))
 
     def run(self, scratch: Path, report: Callable[[str], None]) -> None:
-        """Do all rounds."""
+        """Run all rounds."""
         contenders = self._plan.contenders
         shortage = self._shortage()
         if shortage:
             self._close(self.group.rows, unsupported=shortage)
             return
-        self._workers.start(contenders)  # all at once, so that they import side by side
+        self._workers.start(contenders)  # all at once, so that they import in parallel
         for contender in contenders:
             self._prepare(contender)
         # The first round warms up, and counts only if it is the only one.
@@ -116,8 +116,8 @@ class _Team:
             self._round(number, [*contenders[first:], *contenders[:first]], scratch)
 
     def _shortage(self) -> str | None:
-        """Return why the tree is too large for this machine, if it is."""
-        # A tree in each worker, up to two more in the one at work, and perhaps the checkpoint.
+        """Return why the tree is too large for this machine, or None."""
+        # A tree per worker, up to two more in the active one, and perhaps the checkpoint.
         trees = len(self._plan.contenders) + 2 + self._storage.in_memory
         needed = trees * self._tree.gigabytes * 2**30
         free = memory.available()
@@ -143,7 +143,7 @@ class _Team:
     def _round(self, number: int, contenders: Sequence[str], scratch: Path) -> None:
         # One checkpoint at a time where all of them may not fit.
         for together in [[c] for c in contenders] if self._is_large else [contenders]:
-            # A save that failed may still write while its directory is removed.
+            # A failed save may still be writing while its directory is removed.
             with TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory:
                 for turn in product(self._plan.operations, together):
                     if not self._rows[turn].is_closed:

@@ -1,4 +1,4 @@
-"""Whether a loaded tree is the saved one."""
+"""Compare a loaded tree with the saved one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _PIECE = 2**24
 
 
 class WrongValueError(Exception):
-    """A loaded tree differs from the saved one; says where and how."""
+    """A loaded tree differs from the saved one; the message says where and how."""
 
 
 def verify(loaded: object, saved: object, *, array_type: type) -> None:
     """Compare structure, types, dtypes, shapes, shardings and bits.
 
     Args:
-        loaded: What a contender returned.
-        saved: What it saved.
-        array_type: Of what type the arrays have to be, `jax.Array` or `np.ndarray`.
+        loaded: The loaded tree.
+        saved: The saved tree.
+        array_type: Required type of the arrays, `jax.Array` or `np.ndarray`.
 
     Raises:
         WrongValueError: They differ.
@@ -50,7 +50,7 @@ def _difference(found: Any, expected: Any, array_type: type) -> str | None:
         expected.sharding, expected.ndim
     ):
         return f"found it on {found.sharding}, expected {expected.sharding}"
-    # By shards: the whole of a sharded array would be assembled, and kept, on the host.
+    # By shards, because a whole sharded array would be assembled and kept on the host.
     for shard in expected.addressable_shards:
         part = _part(found, shard)
         if not _same_bits(part, shard.data):
@@ -65,7 +65,7 @@ def _part(array: Any, shard: jax.Shard) -> Any:
 
 
 def _same_bits(first: Any, second: Any) -> bool:
-    """Compare piece by piece, because a comparison takes memory, too."""
+    """Compare in pieces, because a comparison takes memory too."""
     one, other = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (first, second))
     starts = range(0, one.size, _PIECE)
     return all(np.array_equal(one[i : i + _PIECE], other[i : i + _PIECE]) for i in starts)

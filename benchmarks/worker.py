@@ -1,6 +1,6 @@
-"""The process of one contender: does what it is told, one command at a time.
+"""The process of one contender, which executes one command at a time.
 
-Started by `benchmarks.process` with the number of the file descriptor over which it is told.
+`benchmarks.process` starts it with the number of the file descriptor for commands.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class _Task:
 
 
 class Worker:
-    """Answers commands; no failure of a contender leaves it."""
+    """Answers commands, and turns failures of the contender into answers."""
 
     def __init__(self) -> None:
         self._task: _Task | None = None
 
     def answer(self, command: Command) -> Answer:
-        """Do as told."""
+        """Execute a command and return the answer."""
         try:
             match command:
                 case Prepare():
@@ -104,7 +104,7 @@ class Worker:
 
 
 def _rehearse(operation: Callable[..., object], command: Measure) -> None:
-    """Do what will be timed once before, so that the memory it needs is at hand."""
+    """Run the operation once before it is timed, so that its memory is available."""
     if _ARRAY_TYPES.get(command.operation) is jax.Array:
         jax.block_until_ready(operation(command.path))
     elif not command.operation.startswith("save"):
@@ -117,13 +117,13 @@ def _rehearse(operation: Callable[..., object], command: Measure) -> None:
 
 
 def main() -> None:
-    """Answer until the parent is gone."""
+    """Answer commands until the parent exits."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     worker = Worker()
     with Connection(int(sys.argv[1])) as parent:
-        jax.devices()  # outside of what is timed
+        jax.devices()  # not timed
         while True:
             try:
                 command: Command = parent.recv()

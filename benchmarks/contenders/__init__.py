@@ -1,8 +1,8 @@
-"""What is compared: one class for every way to store a tree.
+"""Contenders: one class per way to store a tree.
 
-A contender is made with the tree and the `Settings`, and has a method for every operation that it
-is able to do, named as in `OPERATIONS`; it is never asked for the others. All take the path of the
-checkpoint. It raises `UnsupportedTree` when it is made if it cannot represent the tree.
+A contender is constructed with the tree and the `Settings`, and has a method for every supported
+operation, named as in `OPERATIONS`; the others are skipped. All methods take the path of the
+checkpoint. The constructor raises `UnsupportedTree` if it cannot represent the tree.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ leaf. `metadata` returns what is known without reading arrays.
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is the same for all contenders.
+    """Settings shared by all contenders.
 
     Attributes:
-        compression: Whether to compress; those that never do ignore it.
-        memory_limit_gb: Most GB to hold at once; those without such a limit ignore it.
+        compression: Whether to compress; ignored by contenders that never do.
+        memory_limit_gb: Maximum GB to hold at once; ignored by contenders without such a limit.
     """
 
     compression: bool = True
@@ -46,7 +46,7 @@ class Settings:
 
 
 class UnsupportedTree(Exception):  # noqa: N818 - an answer, not a mistake
-    """A contender cannot represent a tree; says why."""
+    """A contender cannot represent a tree; the message says why."""
 
 
 class Contender(Protocol):
@@ -68,14 +68,14 @@ BUILT_IN = {
 
 
 def find_contender(name: str) -> Callable[[object, Settings], Contender]:
-    """Return the class of a contender, by its name or as `module:class`."""
+    """Return the class of a contender, given by name or as `module:class`."""
     location = BUILT_IN[name][0] if name in BUILT_IN else name
     module, _, attribute = location.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def missing_package(name: str) -> str | None:
-    """Return the package that a contender needs and that is not installed, if any."""
+    """Return a required package of a contender that is not installed, or None."""
     if name not in BUILT_IN:
         return None
     package = BUILT_IN[name][1]

@@ -1,4 +1,4 @@
-"""Trees for contenders that know arrays of one device only."""
+"""Helpers for contenders that support only arrays on one device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from benchmarks.contenders import UnsupportedTree
 
 
 def flatten_named(tree: object) -> dict[str, Any]:
-    """Return the leaves by the names of their keys, joined by dots."""
+    """Return the leaves by their keys joined by dots."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def require_arrays(tree: object) -> None:
-    """Refuse trees that hold anything but arrays.
+    """Refuse trees with leaves other than arrays.
 
     Raises:
-        UnsupportedTree: There is something else.
+        UnsupportedTree: The tree has such a leaf.
     """
     others = {type(x).__name__ for x in jax.tree.leaves(tree) if not isinstance(x, jax.Array)}
     if others:
@@ -27,10 +27,10 @@ def require_arrays(tree: object) -> None:
 
 
 def require_one_device(tree: object) -> None:
-    """Refuse arrays that are spread over devices.
+    """Refuse arrays on several devices.
 
     Raises:
-        UnsupportedTree: There is one.
+        UnsupportedTree: The tree has such an array.
     """
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
     if any(len(array.devices()) > 1 for array in arrays):

@@ -1,4 +1,4 @@
-"""The disk itself: how fast bytes go to a file and come back, without a checkpoint around them."""
+"""The bare disk: writing bytes to a file and reading them back, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ import numpy as np
 from benchmarks.contenders import Settings
 from benchmarks.contenders.arrays import require_arrays, require_one_device
 
-_ALIGNMENT = 64  # JAX takes over host memory that is aligned to this, and copies any other
+_ALIGNMENT = 64  # JAX adopts host memory with this alignment, and copies any other
 _PIECE = 16 * 2**20
 _THREADS = 8
 
 
 class Bare:
-    """The bytes of all leaves in one file, and nothing else.
+    """Store the bytes of all leaves in one file, and nothing else.
 
-    Saving is one `pwrite` for each leaf, straight from the array's memory, then `fsync` of the
-    file. Loading is `preadv` of 16 MB pieces by several threads into one buffer, in which numpy
-    leaves are views and from which JAX makes arrays without copying. That is what the system can
-    do, and no checkpoint does as little: names, shapes and dtypes are remembered, not stored; there
-    are no checksums, no compression, and no save that appears whole or not at all; directories are
-    not synced; and one leaf that is kept keeps the memory of all others. Trees that hold anything
-    but arrays on one device are refused.
+    Saving is one `pwrite` per leaf, directly from the array's memory, then an `fsync` of the file.
+    Loading is a `preadv` of 16 MB pieces by several threads into one buffer; NumPy leaves are views
+    of it, and JAX makes arrays from it without copying. This is the limit of the system, and no
+    checkpoint can do as little: names, shapes and dtypes are remembered, not stored; saves have no
+    checksums or compression and are not atomic; directories are not synced; and any leaf keeps the
+    memory of all others alive. Trees with anything but arrays on one device are refused.
     """
 
     def __init__(self, tree: object, settings: Settings) -> None:  # noqa: ARG002 - none apply
@@ -45,7 +44,7 @@ class Bare:
         try:
             for array, offset in zip(self._arrays, self._offsets, strict=True):
                 _write(file, array.reshape(-1).view(np.uint8).data, offset)
-            os.truncate(file, self._nbytes)  # the last leaf is padded, too
+            os.truncate(file, self._nbytes)  # the last leaf is padded too
             os.fsync(file)
         finally:
             os.close(file)
@@ -60,7 +59,7 @@ class Bare:
         return jax.tree.unflatten(self._structure, leaves)
 
     def load_jax(self, path: Path) -> object:
-        """Read the leaves into memory that JAX takes over."""
+        """Read the leaves into memory that JAX adopts."""
         return jax.device_put(self.load_numpy(path), jax.devices()[0], may_alias=True)
 
 

@@ -1,4 +1,4 @@
-"""orbax-checkpoint, with its own defaults where they are not a setting of the comparison."""
+"""orbax-checkpoint, with its own defaults except for the shared settings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.contenders import Settings
 
 
 class Orbax:
-    """Saves and restores through its checkpointers of pytrees.
+    """Saves and restores with Orbax's pytree checkpointers.
 
-    It does not take part in `load_renamed`: its transforms take minutes for 5,000 leaves.
+    It skips `load_renamed`, because Orbax's transforms take minutes for 5,000 leaves.
     """
 
     def __init__(self, tree: object, settings: Settings) -> None:
-        limit: Any = settings.memory_limit_gb  # declared as whole GB, but only multiplied
+        limit: Any = settings.memory_limit_gb  # declared as int, but only multiplied
 
         def handler() -> orbax.PyTreeCheckpointHandler:
             return orbax.PyTreeCheckpointHandler(
@@ -44,19 +44,19 @@ class Orbax:
         self._checkpointer.save(path, args=orbax.args.PyTreeSave(self._tree))
 
     def load_jax(self, path: Path) -> object:
-        """Load it onto its shardings."""
+        """Load the tree onto its shardings."""
         return self._restore(path, self._to_jax)
 
     def load_numpy(self, path: Path) -> object:
-        """Load it into the host's memory."""
+        """Load the tree into host memory."""
         return self._restore(path, self._to_numpy)
 
     def metadata(self, path: Path) -> object:
-        """Describe it."""
+        """Read the metadata."""
         return self._checkpointer.metadata(path)
 
     def save_async(self, path: Path) -> Callable[[], None]:
-        """Start to save the tree."""
+        """Start a background save."""
         self._async_checkpointer.save(path, args=orbax.args.PyTreeSave(self._tree))
         return self._async_checkpointer.wait_until_finished
 

@@ -15,7 +15,7 @@ from orbit_ckpt.transform import Rename
 
 
 class OrbitCkpt:
-    """Saves through a checkpointer, which takes the settings, and loads with one call."""
+    """Saves with a checkpointer, which takes the settings, and loads with `load`."""
 
     def __init__(self, tree: object, settings: Settings) -> None:
         limit = settings.memory_limit_gb
@@ -38,27 +38,27 @@ class OrbitCkpt:
         self._checkpointer.save(path, args=ocp.args.PyTreeSave(self._tree))
 
     def save_async(self, path: Path) -> Callable[[], object]:
-        """Begin to save the tree; return what waits for it."""
+        """Start a background save; return a function that waits for it."""
         self._background.save(path, args=ocp.args.PyTreeSave(self._tree))
         return self._background.wait_until_finished
 
     def load_jax(self, path: Path) -> object:
-        """Load it onto its shardings."""
+        """Load the tree onto its shardings."""
         if self._has_limit:  # `load` has no such argument
             return self._restore(path, self._to_jax)
         return ocp.load(path, like=self._tree)
 
     def load_renamed(self, path: Path) -> Any:
-        """Load it onto its shardings, every leaf by a rule."""
+        """Load the tree onto its shardings, renaming every leaf with a rule."""
         rules = [Rename("**", r"renamed/\1")]
         return ocp.load(path, like={"renamed": self._tree}, transforms=rules)["renamed"]
 
     def load_numpy(self, path: Path) -> object:
-        """Load it into the host's memory."""
+        """Load the tree into host memory."""
         return self._restore(path, self._to_numpy)
 
     def metadata(self, path: Path) -> object:
-        """Describe it."""
+        """Read the metadata."""
         return ocp.metadata(path)
 
     def _restore(self, path: Path, restore_args: object) -> object:

@@ -21,7 +21,7 @@ from benchmarks.contenders.arrays import flatten_named, require_arrays, require_
 
 
 class Safetensors:
-    """Saves a flat dictionary, and gives it the structure of the tree again after loading."""
+    """Saves a flat dictionary, and rebuilds the tree after loading."""
 
     def __init__(self, tree: object, settings: Settings) -> None:  # noqa: ARG002 - none apply
         require_arrays(tree)
@@ -29,7 +29,7 @@ class Safetensors:
         self._tree = tree
 
     def save(self, path: Path) -> None:
-        """Save the tree, and sync the file as the other contenders do."""
+        """Save the tree, and sync the file like the other contenders."""
         save_file(flatten_named(self._tree), path)
         file = os.open(path, os.O_RDONLY)
         try:
@@ -38,15 +38,15 @@ class Safetensors:
             os.close(file)
 
     def load_jax(self, path: Path) -> object:
-        """Load it onto the default device."""
+        """Load the tree onto the default device."""
         return self._unflatten(load_jax_file(path))
 
     def load_numpy(self, path: Path) -> object:
-        """Load it into the host's memory."""
+        """Load the tree into host memory."""
         return self._unflatten(load_numpy_file(path))
 
     def metadata(self, path: Path) -> object:
-        """Return shape and dtype of every array."""
+        """Return the shape and dtype of every array."""
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
             return {name: (s.get_shape(), s.get_dtype()) for name, s in slices.items()}

@@ -35,7 +35,7 @@ class TorchDcp:
         save(self._state, checkpoint_id=path, no_dist=True)
 
     def load_jax(self, path: Path) -> object:
-        """Load it into memory that JAX takes over."""
+        """Load the tree into memory that JAX adopts."""
         return jax.tree.map(
             lambda leaf: (
                 jax.device_put(leaf, jax.devices()[0], may_alias=True)
@@ -46,7 +46,7 @@ class TorchDcp:
         )
 
     def load_numpy(self, path: Path) -> object:
-        """Load it into the host's memory."""
+        """Load the tree into host memory."""
         state = {
             name: torch.empty_like(value) if isinstance(value, torch.Tensor) else value
             for name, value in self._state.items()
@@ -55,17 +55,17 @@ class TorchDcp:
         return jax.tree.unflatten(self._structure, map(_to_numpy, state.values()))
 
     def metadata(self, path: Path) -> object:
-        """Return shape and dtype of every tensor."""
+        """Return the shape and dtype of every tensor."""
         return FileSystemReader(path).read_metadata()
 
     def save_async(self, path: Path) -> Callable[[], object]:
-        """Start to save the tree."""
+        """Start a background save."""
         future = async_save(self._state, checkpoint_id=path, no_dist=True)
         return cast(Future[object], future).result
 
 
 def _to_torch(leaf: Any) -> Any:
-    """Return an array as a tensor, and anything else as it is."""
+    """Convert an array to a tensor; return anything else unchanged."""
     if not isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
@@ -75,7 +75,7 @@ def _to_torch(leaf: Any) -> Any:
 
 
 def _to_numpy(value: Any) -> Any:
-    """Return a tensor as an array, and anything else as it is."""
+    """Convert a tensor to an array; return anything else unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.dtype == torch.bfloat16:
