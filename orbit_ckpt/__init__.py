@@ -1,11 +1,11 @@
-"""Checkpoints for JAX: Orbax's format, checked byte by byte, restored anywhere.
+"""Save and restore JAX checkpoints in Orbax's format, with checksums, on any devices.
 
     import orbit_ckpt as ocp
 
     ocp.save("run/step_100", {"params": params, "opt_state": opt_state})
     state = ocp.load("run/step_100", like={"params": params, "opt_state": opt_state})
 
-The classes of Orbax's API are here under Orbax's names.
+The classes of Orbax's API have the same names here.
 """
 
 from __future__ import annotations

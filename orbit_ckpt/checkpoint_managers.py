@@ -1,4 +1,4 @@
-"""Policies under the name of Orbax's module; see `orbit_ckpt.policies`."""
+"""Policies, under Orbax's module name; see `orbit_ckpt.policies`."""
 
 from __future__ import annotations
 

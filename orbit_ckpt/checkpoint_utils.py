@@ -1,4 +1,4 @@
-"""Helpers of Orbax's module of the same name, and eFormer's `find_latest_checkpoint`."""
+"""Helpers of Orbax's `checkpoint_utils`, and eFormer's `find_latest_checkpoint`."""
 
 from __future__ import annotations
 

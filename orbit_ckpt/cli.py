@@ -1,4 +1,4 @@
-"""The command line: `orbit-ckpt`, or `python -m orbit_ckpt.cli`. It needs the extra `cli`."""
+"""The command line: `orbit-ckpt` or `python -m orbit_ckpt.cli`; requires the extra `cli`."""
 
 from __future__ import annotations
 

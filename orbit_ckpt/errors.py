@@ -1,4 +1,4 @@
-"""What the library raises."""
+"""Errors that the library raises."""
 
 from __future__ import annotations
 

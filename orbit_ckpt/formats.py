@@ -1,4 +1,4 @@
-"""Readers of other programs' checkpoints: the interface of a plug-in, and detection."""
+"""Readers of other programs' checkpoints: the plug-in interface, and format detection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Read what a checkpoint holds without reading its arrays.
+"""Read the metadata of a checkpoint without reading its arrays.
 
-The module can be called: `orbit_ckpt.metadata(path)` returns the metadata of a checkpoint, made of
-the classes in this module.
+The module is callable: `orbit_ckpt.metadata(path)` returns the metadata of a checkpoint as
+instances of the classes in this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a `CheckpointManager` saves and which steps it keeps."""
+"""Policies that decide when a `CheckpointManager` saves and which steps it keeps."""
 
 from __future__ import annotations
 

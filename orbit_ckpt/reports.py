@@ -1,4 +1,4 @@
-"""What `plan`, `diff` and `verify` return."""
+"""Results of `plan`, `diff` and `verify`."""
 
 from __future__ import annotations
 

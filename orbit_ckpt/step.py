@@ -1,4 +1,4 @@
-"""Names and paths of steps: helpers of Orbax's module of the same name."""
+"""Names and paths of steps: the helpers of Orbax's `step`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5X: its directories, and readers with options for `load(..., reader=...)`."""
+"""T5X directories, and readers with options for `load(..., reader=...)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that rename, merge, split and compute leaves as they are restored."""
+"""Rules that rename, combine, split and compute leaves while loading."""
 
 from __future__ import annotations
 

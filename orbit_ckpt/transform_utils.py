@@ -1,4 +1,4 @@
-"""Orbax's transforms; `orbit_ckpt.transform` has rules that do more."""
+"""Orbax's transforms; the rules in `orbit_ckpt.transform` are more general."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers of Orbax's module of the same name."""
+"""Helpers of Orbax's `utils`."""
 
 from __future__ import annotations
 

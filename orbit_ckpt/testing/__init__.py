@@ -1,1 +1,1 @@
-"""What tests of programs that use orbit_ckpt need; nothing of the package imports it."""
+"""Fakes for tests of programs that use orbit_ckpt; the package never imports this module."""

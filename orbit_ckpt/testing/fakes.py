@@ -1,4 +1,4 @@
-"""Stand-ins for what tests cannot have, or cannot have quickly."""
+"""Fakes that replace several JAX processes in tests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 
 
 def fake_processes(count: int) -> list[ProcessGroup]:
-    """Return a process group as each of some processes would see it.
+    """Return one process group per process, connected by a store in memory.
 
-    Use each in a thread of its own. They behave as processes of `jax.distributed` do, with a
-    store in memory.
+    They behave like the processes of `jax.distributed`. Use each in its own thread.
     """
     store = MemoryKeyValueStore()
     return [KeyValueGroup(store, Process(index, count)) for index in range(count)]
 
 
 class MemoryKeyValueStore(KeyValueStore):
-    """A key-value store in memory, shared by threads; behaves as JAX's does."""
+    """A key-value store in memory that threads share and that behaves like JAX's."""
 
     @override
     def __init__(self) -> None:
@@ -77,6 +76,6 @@ class MemoryKeyValueStore(KeyValueStore):
 
     @property
     def keys(self) -> set[str]:
-        """All keys."""
+        """All keys in the store."""
         with self._changed:
             return {*self._values, *self._counters}
