@@ -9,7 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "orbit_ckpt"
 IMPLEMENTATION = PACKAGE / "_src"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / "docs").rglob("*.md"),
+]
 MODULES = {
     ".".join(path.relative_to(IMPLEMENTATION).with_suffix("").parts)
     for path in IMPLEMENTATION.rglob("*.py")
