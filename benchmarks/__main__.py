@@ -134,12 +134,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in options.contenders:
         if name not in BUILT_IN and ":" not in name:
-            parser.error(f"no contender {name!r}; choose from {', '.join(BUILT_IN)}")
+            parser.error(f"unknown contender {name!r}; choose from {', '.join(BUILT_IN)}")
     trees = options.trees or USUAL
     if options.plot and not options.replay and not any(name.startswith("small-") for name in trees):
-        parser.error("--plot needs a tree small-*")
+        parser.error("--plot requires a tree small-*")
     if options.rounds < 1:
-        parser.error("--rounds has to be at least 1")
+        parser.error("--rounds must be at least 1")
     return options
 
 

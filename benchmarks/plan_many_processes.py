@@ -31,7 +31,7 @@ from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
 _TASK_BYTES = 1 << 25
 _THREADS = 16
-"""At most as many data files are begun as threads write, each of which takes so many bytes."""
+"""Bytes of a writing task, and number of writing threads; each thread starts one data file at most."""
 
 
 class Cost(NamedTuple):
@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _print_plan(plan)
     alone = plan_many(cluster, llama(options.layers), ReplicaOptions(max_replicas=1))
     first = _first_replica_only(plan)
-    print(f"\nmost bytes of a process, whole shards in turn: {_size(alone.nbytes.max())}")
-    print(f"most bytes of a process, first replica only:   {_size(first)}")
+    print(f"\nmaximum per process, whole shards in turn: {_size(alone.nbytes.max())}")
+    print(f"maximum per process, first replica only:    {_size(first)}")
     few, many = _measured(options.scale_down)
     _print_cost(plan, few, many)
 
@@ -133,17 +133,17 @@ def _print_plan(plan: Plan) -> None:
     records = len(plan.records)
     rows = {
         "arrays": f"{len(plan.arrays):,}",
-        "bytes in all": _size(nbytes.sum()),
-        "bytes of a process: least": _size(nbytes.min()),
+        "bytes in total": _size(nbytes.sum()),
+        "bytes per process: minimum": _size(nbytes.min()),
         "  median": _size(np.median(nbytes)),
-        "  most": _size(nbytes.max()),
-        "data files of a process, at most": f"{files:,}",
-        "files in all, at most": f"{count * (files + 2):,}",
+        "  maximum": _size(nbytes.max()),
+        "data files per process, at most": f"{files:,}",
+        "files in total, at most": f"{count * (files + 2):,}",
         "keys of the B+tree": f"{plan.keys:,}",
         "_METADATA": _size(len(plan.tree_document)),
         "_sharding": _size(plan.sharding_bytes),
-        "array_metadatas of a process": _size(records),
-        "  of all": _size(records * count),
+        "array_metadatas per process": _size(records),
+        "  in total": _size(records * count),
     }
     for name, value in rows.items():
         print(f"{name:34} {value}")
@@ -163,7 +163,7 @@ def _measured(scale_down: int) -> tuple[Cost, Cost]:
 
 
 def _print_cost(plan: Plan, few: Cost, many: Cost) -> None:
-    print("\nwhat the first process does at the end, in seconds of a processor, measured:")
+    print("\nfinal work of the first process, measured in processor seconds:")
     for cost in (few, many):
         print(
             f"  {cost.processes} processes, {cost.keys:,} keys: merge {cost.merge_s:.2f} s, B+tree "
@@ -179,7 +179,7 @@ def _print_cost(plan: Plan, few: Cost, many: Cost) -> None:
     with tempfile.TemporaryDirectory() as directory:
         compare_s, manifest_s = measure_records(plan, some, Path(directory))
     print(
-        f"  records of {some} processes: compared in {compare_s:.2f} s, checksums of them taken in "
+        f"  records of {some} processes: compared in {compare_s:.2f} s, checksums computed in "
         f"{manifest_s:.2f} s"
     )
     compare, manifest = (s / some * processes for s in (compare_s, manifest_s))

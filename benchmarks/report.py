@@ -88,7 +88,7 @@ def _disk_notes(group: Group) -> Iterator[str]:
 
 
 def _refusals(group: Group) -> Iterator[str]:
-    """Return why contenders were skipped; the table already shows missing operations."""
+    """Yield why contenders were skipped; the table already shows missing operations."""
     for row in group.rows:
         if row.operation == "save" and row.unsupported:
             yield f"  {row.contender}: {row.unsupported}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _IN_MEMORY = {"ramfs", "tmpfs"}
-_CANDIDATES = ("/dev/shm", tempfile.gettempdir(), "/var/tmp")  # noqa: S108 - asked for by kind
+_CANDIDATES = ("/dev/shm", tempfile.gettempdir(), "/var/tmp")  # noqa: S108 - one is chosen by kind
 
 
 @dataclass(frozen=True, slots=True)

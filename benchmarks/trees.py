@@ -165,7 +165,7 @@ TREES = {
         partial(_sharded, layers=16, width=1024), partial(_sharded, layers=1, width=16), devices=8
     ),
 }
-"""Every tree by its name on the command line."""
+"""All trees by their names on the command line."""
 
 USUAL = ["small-1000", "small-5000", "transformer", "16x64MB", "scalars", "sharded-8"]
-"""The trees of a run that names none: those that take seconds."""
+"""The default trees, which take seconds."""

@@ -65,7 +65,7 @@ class Worker:
                     assert_never(command)
         except UnsupportedTree as reason:
             return Unsupported(str(reason))
-        except Exception:  # noqa: BLE001 - whatever a contender raises belongs into the report
+        except Exception:  # noqa: BLE001 - the report shows any error of a contender
             return Failed(traceback.format_exc())
 
     def _prepare(self, command: Prepare) -> Prepared:
@@ -82,7 +82,7 @@ class Worker:
 
     def _measure(self, command: Measure) -> Measured:
         if self._task is None:
-            raise RuntimeError("Told to measure before there was a tree.")
+            raise RuntimeError("The command to measure came before the command to prepare a tree.")
         operation: Callable[..., object] = getattr(self._task.contender, command.operation)
         if command.settle:
             _rehearse(operation, command)

@@ -22,13 +22,13 @@ OPERATIONS = {
     "metadata": "metadata",
     "save_async": "blocked by async save",
 }
-"""Operations and what reports call them.
+"""Operations, and their names in reports.
 
 `save` writes to a path that does not exist, and returns when the checkpoint is durable. `load_jax`
-and `load_numpy` return a tree like the saved one, with JAX arrays on the same shardings or numpy
-arrays, and what is no array as it was; `load_renamed` is `load_jax` under another name for every
-leaf. `metadata` returns what is known without reading arrays.
-`save_async` returns a function that waits for the save; only what comes before is timed.
+and `load_numpy` return a tree like the saved one, with JAX arrays on the same shardings or NumPy
+arrays, and all other leaves unchanged; `load_renamed` is `load_jax` with a new name for every leaf.
+`metadata` reads no arrays. `save_async` returns a function that waits for the save; only the call
+of `save_async` itself is timed.
 """
 
 
@@ -64,7 +64,7 @@ BUILT_IN = {
     "torch": ("benchmarks.contenders.torch_dcp:TorchDcp", "torch"),
     "bare": ("benchmarks.contenders.bare:Bare", "numpy"),
 }
-"""Contenders by name: the class, and the package that it needs."""
+"""Contenders by name: the class, and its required package."""
 
 
 def find_contender(name: str) -> Callable[[object, Settings], Contender]:

@@ -23,7 +23,7 @@ def require_arrays(tree: object) -> None:
     """
     others = {type(x).__name__ for x in jax.tree.leaves(tree) if not isinstance(x, jax.Array)}
     if others:
-        raise UnsupportedTree(f"stores arrays only, no {' and no '.join(sorted(others))}")
+        raise UnsupportedTree(f"stores only arrays, found {' and '.join(sorted(others))}")
 
 
 def require_one_device(tree: object) -> None:
@@ -34,4 +34,4 @@ def require_one_device(tree: object) -> None:
     """
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
     if any(len(array.devices()) > 1 for array in arrays):
-        raise UnsupportedTree("knows no arrays that are spread over devices")
+        raise UnsupportedTree("does not support arrays on several devices")

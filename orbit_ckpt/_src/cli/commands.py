@@ -170,8 +170,9 @@ def report(
 ) -> None:
     """Write an HTML page about a checkpoint or a run.
 
-    The page contains a treemap of bytes, a table of leaves with statistics, and the history of a
-    run, of which it examines the newest step. It is one self-contained file.
+    The page contains a treemap of bytes, and a table of leaves with statistics. For a run, these
+    describe the newest step, and the page also contains the run's history. It is one self-contained
+    file.
     """
     from orbit_ckpt._src.cli import report  # noqa: PLC0415 - see above
 
