@@ -31,7 +31,7 @@ from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
 _TASK_BYTES = 1 << 25
 _THREADS = 16
-"""Bytes of a writing task, and number of writing threads; each thread starts one data file at most."""
+"""Bytes per writing task, and the number of threads, each of which starts at most one data file."""
 
 
 class Cost(NamedTuple):
