@@ -20,6 +20,10 @@ CORE = [
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
     "tests/verify",
 ]
+SOAKED = [
+    *("tests/faults", "tests/formats", "tests/manager", "tests/metadata", "tests/multiprocess"),
+    *("tests/pytree", "tests/transform", "tests/verify"),
+]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
 
@@ -94,19 +98,10 @@ def multiprocess(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def multiprocess_faults(session: nox.Session) -> None:
-    """Kill or stop one of two processes 50 times, at random moments of their saves."""
-    session.install("-e", ".", *group("test"))
-    tests = session.posargs or ["tests/multiprocess/test_faults.py::test_random_faults"]
-    session.run("pytest", "-rP", *tests, env={"ORBIT_CKPT_FAULT_ROUNDS": "50"})
-
-
-@nox.session(default=False)
-def crash(session: nox.Session) -> None:
-    """Kill a training run 500 times, and say how many steps it had saved."""
-    session.install("-e", ".", *group("test"))
-    tests = session.posargs or ["tests/faults/test_manager_crash.py"]
-    session.run("pytest", "-rP", *tests, env={"ORBIT_CKPT_KILLS": "500"})
+def soak(session: nox.Session) -> None:
+    """Run the tests that draw, damage and kill with many more attempts; it takes hours."""
+    session.install("-e", ".[examples]", *group("test"))
+    session.run("pytest", "-rP", *(session.posargs or SOAKED), env={"ORBIT_CKPT_SOAK": "1"})
 
 
 @nox.session(default=False)

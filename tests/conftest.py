@@ -1,7 +1,6 @@
 """What holds for all tests: eight CPU devices, shared helpers, Hypothesis profiles.
 
-`pytest --hypothesis-profile=long` looks for new counterexamples; the default profile draws the
-same few examples every time.
+`nox -s soak` looks for new counterexamples; a usual run draws the same few examples every time.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
 sys.path.append(str(Path(__file__).parent.parent))
 
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
-settings.register_profile("long", max_examples=2000, deadline=None)
-settings.load_profile("quick")
+settings.register_profile("soak", max_examples=2000, deadline=None)
+
+from tests.soak import SOAK  # noqa: E402 - the package of tests is only now on the path
+
+settings.load_profile("soak" if SOAK else "quick")
 
 
 @pytest.fixture

@@ -12,24 +12,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import jax
 import ml_dtypes
 import numpy as np
-from hypothesis import settings
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage import atomic
+from tests.soak import SOAK
 
-EFFORT = max(1, cast(settings, settings.default).max_examples // 25)
-"""How much more to try than in CI: 80 with `pytest --hypothesis-profile=long`."""
+MANY_FILES = 20
 
 Moments = collections.namedtuple("Moments", "mu nu")
 NoState = collections.namedtuple("NoState", "")
@@ -154,6 +153,15 @@ def files_below(directory: Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+def chosen(names: Iterable[str]) -> list[str]:
+    """Return the files to damage: all, or in a usual run all at the top and some of many below."""
+    names = list(names)
+    if SOAK or len(names) <= MANY_FILES:
+        return names
+    below = [name for name in names if "/" in name]
+    return [*(name for name in names if "/" not in name), *below[::5]]
 
 
 @contextmanager

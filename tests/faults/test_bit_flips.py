@@ -1,7 +1,7 @@
 """Damage to a finished checkpoint: whatever is wrong in whatever file, never a wrong value.
 
 A restore of a damaged checkpoint raises a `CheckpointError`, or returns exactly what was saved.
-`pytest --hypothesis-profile=long` tries many more places.
+`nox -s soak` tries many more places.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CheckpointError, CorruptionError
 from tests.faults.support import (
-    EFFORT,
     LAYOUTS,
     Layout,
+    chosen,
     every_kind_of_leaf,
     files_below,
     replaced,
     snapshot,
 )
+from tests.soak import SOAK, rounds
 from tests.support import damage_chunk
 
-FLIPS_PER_LAYOUT = 200 * EFFORT
-MANY_FILES = 20
+FLIPS_PER_LAYOUT = rounds(60, 16_000)
 
 WEIGHTS = np.random.default_rng(3).standard_normal(6000)
 
@@ -90,11 +90,13 @@ def victim(pristine: Victim) -> Victim:
 
 
 def places(sizes: dict[str, int], count: int) -> Iterator[tuple[str, int]]:
-    """Yield files and offsets: at least two of every file, more in proportion to its size."""
+    """Yield files and offsets: at least one of every file, more in proportion to its size."""
     rng = random.Random(2)  # noqa: S311 - not cryptography
     total = sum(sizes.values())
     for name, size in sizes.items():
-        for offset in sorted(rng.sample(range(size), min(size, max(2, count * size // total)))):
+        for offset in sorted(
+            rng.sample(range(size), min(size, max(rounds(1, 2), count * size // total)))
+        ):
             yield name, offset
 
 
@@ -113,11 +115,10 @@ def test_a_flipped_bit_never_gives_a_wrong_value(victim: Victim) -> None:
 
 @pytest.mark.slow
 def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
-    for turn, (name, data) in enumerate(victim.pristine.items()):
+    for turn, name in enumerate(chosen(victim.pristine)):
+        data = victim.pristine[name]
         sizes = [0, len(data) // 2, len(data) - 1]
-        if EFFORT == 1 and len(victim.pristine) > MANY_FILES:
-            sizes = [sizes[turn % 3]]
-        for size in sizes:
+        for size in sizes if SOAK else [sizes[turn % 3]]:
             with replaced(victim.directory, {name: data[:size]}):
                 victim.look(f"cutting {name} to {size} of {len(data)} bytes")
     victim.check()
@@ -125,15 +126,15 @@ def test_a_truncated_file_never_gives_a_wrong_value(victim: Victim) -> None:
 
 @pytest.mark.slow
 def test_a_file_of_zeros_never_gives_a_wrong_value(victim: Victim) -> None:
-    for name, data in victim.pristine.items():
-        with replaced(victim.directory, {name: bytes(len(data))}):
+    for name in chosen(victim.pristine):
+        with replaced(victim.directory, {name: bytes(len(victim.pristine[name]))}):
             victim.look(f"zeroing {name}")
     victim.check()
 
 
 @pytest.mark.slow
 def test_a_deleted_file_never_gives_a_wrong_value(victim: Victim) -> None:
-    for name in victim.pristine:
+    for name in chosen(victim.pristine):
         with replaced(victim.directory, {name: None}):
             victim.look(f"deleting {name}")
     victim.check()
@@ -141,7 +142,7 @@ def test_a_deleted_file_never_gives_a_wrong_value(victim: Victim) -> None:
 
 @pytest.mark.slow
 def test_two_files_swapped_never_give_a_wrong_value(victim: Victim) -> None:
-    names = sorted(victim.pristine, key=lambda name: (len(victim.pristine[name]), name))
+    names = sorted(chosen(victim.pristine), key=lambda name: (len(victim.pristine[name]), name))
     for a, b in zip(names, [*names[1:], names[0]], strict=True):
         if a.startswith("d/") and b.startswith("d/"):
             continue  # a chunk checks its bytes, not its place among files of one size

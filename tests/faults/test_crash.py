@@ -1,6 +1,6 @@
 """Processes that die while saving: what was there stays, or what came is complete.
 
-The process is killed for real. `pytest --hypothesis-profile=long` does it many more times.
+The process is killed for real. `nox -s soak` does it many more times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from orbit_ckpt.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
-from tests.faults.support import EFFORT, LAYOUTS, Layout, Saver, numbered_tree
+from tests.faults.support import LAYOUTS, Layout, Saver, numbered_tree
+from tests.soak import rounds
 from tests.support import assert_same_tree
 
 OCDBT, FILES = LAYOUTS.index(Layout()), LAYOUTS.index(Layout(use_ocdbt=False))
@@ -118,7 +119,7 @@ def test_death_in_marker_mode_leaves_what_is_refused_and_can_be_replaced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10 * EFFORT))
+@pytest.mark.parametrize("seed", range(rounds(5, 800)))
 def test_a_killed_process_leaves_only_complete_checkpoints(
     saver: Saver, seed: int, tmp_path: Path
 ) -> None:
@@ -186,7 +187,7 @@ def test_a_load_while_another_process_overwrites_gives_one_of_both_or_an_error(
     LAYOUTS[layout].save(path, numbered_tree(0))
     saver.order(path=str(tmp_path), layout=layout, number=1, do="save_forever")
     numbers: list[int] = []
-    for _ in range(40 * EFFORT):
+    for _ in range(rounds(20, 3200)):
         try:
             numbers.append(load_number(path))
         except CheckpointError:

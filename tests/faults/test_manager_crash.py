@@ -1,7 +1,7 @@
 """A training run that is killed again and again: no durable step is lost, no half one is listed.
 
 Each life of the run is a process, killed with SIGKILL at a random moment or right before a random
-operation on the file system. `nox -s crash` kills 500 times, not 25.
+operation on the file system. `nox -s soak` kills 500 times, not 10.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import pytest
 
 from tests.faults.support import Saver
 from tests.faults.training import Setting, kept
+from tests.soak import SOAK, rounds
 
-KILLS = int(os.environ.get("ORBIT_CKPT_KILLS", "25"))
+KILLS = rounds(10, 500)
 """How often to kill."""
 
-KILLS_PER_RUN = 25
+KILLS_PER_RUN = rounds(10, 25)
 
 PER_SAVE = {
     "mkdir": 6,
@@ -136,7 +137,7 @@ def test_a_run_that_is_killed_loses_no_step_and_leaves_nothing(
     ids=["marker mode", "deletions in the background"],
 )
 def test_so_does_a_run_with_other_options(saver: Saver, setting: Setting, tmp_path: Path) -> None:
-    kill_often(saver, tmp_path / "run", setting, kills=max(10, KILLS // 5), seed=100)
+    kill_often(saver, tmp_path / "run", setting, kills=rounds(5, 100), seed=100)
 
 
 @pytest.mark.slow
@@ -146,7 +147,8 @@ def test_a_manager_that_another_process_opens_leaves_a_save_alone(
 ) -> None:
     setting = Setting(in_place=in_place, nbytes=1 << 10)
     stopped = True
-    for nth in itertools.count(1):
+    # in a usual run each mode is stopped at every second moment
+    for nth in itertools.count(1 + (in_place and not SOAK), rounds(2, 1)):
         if not stopped:
             break
         root = tmp_path / str(nth)

@@ -1,6 +1,6 @@
 """Checkpoints of every format with anything changed in them: an error of ours, or harmless.
 
-More examples: `pytest --hypothesis-profile=long tests/faults/test_untrusted_fuzz.py`.
+More examples: `nox -s soak -- tests/faults/test_untrusted_fuzz.py`.
 """
 
 from __future__ import annotations

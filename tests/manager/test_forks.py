@@ -21,8 +21,9 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt.errors import CheckpointError
 from tests.forks import in_child
+from tests.soak import rounds
 
-FORKS = int(os.environ.get("ORBIT_CKPT_FORKS", "5"))
+FORKS = rounds(3, 100)
 
 # Python and JAX advise against forking
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

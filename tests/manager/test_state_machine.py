@@ -1,6 +1,6 @@
 """A manager against a model of a few lines: whatever is called in whatever order, both agree.
 
-`pytest --hypothesis-profile=long` looks for new counterexamples.
+`nox -s soak` looks for new counterexamples.
 """
 
 from __future__ import annotations
@@ -366,6 +366,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_a_manager_and_its_model_agree() -> None:
-    profile = settings()
-    more = settings(profile, max_examples=4 * profile.max_examples)
-    run_state_machine_as_test(ManagerMachine, settings=more)
+    run_state_machine_as_test(ManagerMachine, settings=settings())

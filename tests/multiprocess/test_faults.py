@@ -1,7 +1,7 @@
 """A run of two processes, of which one is killed, stopped or raises, at each phase of a save.
 
 The other one gets an error that names it, nobody hangs, and the next life of the run goes on from
-the last step that was durable. `nox -s multiprocess_faults` does it 50 times at random.
+the last step that was durable. `nox -s soak` does it 50 times at random.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import pytest
 import orbit_ckpt as ocp
 from tests.multiprocess.life import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, values_of
 from tests.multiprocess.support import Life
+from tests.soak import rounds
 
 # not several groups at once
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
-ROUNDS = int(os.environ.get("ORBIT_CKPT_FAULT_ROUNDS", "1"))
+ROUNDS = rounds(1, 50)
 """How many random faults."""
 
 DEADLINE_S, HEARTBEAT_S, ENDED_S = 5.0, 10, 90.0

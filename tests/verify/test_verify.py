@@ -15,17 +15,18 @@ from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, IncompleteCheckpointError
 from tests.faults.support import (
-    EFFORT,
     LAYOUTS,
     Layout,
+    chosen,
     every_kind_of_leaf,
     files_below,
     replaced,
     snapshot,
 )
+from tests.soak import SOAK, rounds
 from tests.support import damage_chunk
 
-FLIPS = 40 * EFFORT
+FLIPS = rounds(15, 3200)
 WEIGHTS = np.random.default_rng(3).standard_normal(6000)
 
 
@@ -73,7 +74,7 @@ def test_flipped_bits_are_found(victim: Victim) -> None:
     rng = random.Random(5)  # noqa: S311 - not cryptography
     names = [name for name, data in victim.pristine.items() if data]
     weights = [len(victim.pristine[name]) for name in names]
-    for name in [*names[:: 1 + len(names) // 40], *rng.choices(names, weights, k=FLIPS)]:
+    for name in [*chosen(names), *rng.choices(names, weights, k=FLIPS)]:
         data = bytearray(victim.pristine[name])
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         with replaced(victim.directory, {name: bytes(data)}):
@@ -83,16 +84,17 @@ def test_flipped_bits_are_found(victim: Victim) -> None:
 
 @pytest.mark.slow
 def test_cut_zeroed_and_missing_files_are_found(victim: Victim) -> None:
-    for turn, (name, data) in enumerate(victim.pristine.items()):
+    for turn, name in enumerate(chosen(victim.pristine)):
+        data = victim.pristine[name]
         states = [None, b"", data[:-1], data[: len(data) // 2], bytes(len(data))]
-        for state in states if len(victim.pristine) < 20 else [states[turn % len(states)]]:
+        for state in states if SOAK else [states[turn % len(states)]]:
             with replaced(victim.directory, {name: state}):
                 victim.look(f"{name} with {state and len(state)} of {len(data)} bytes", name)
 
 
 @pytest.mark.slow
 def test_swapped_files_are_found(victim: Victim) -> None:
-    names = sorted(victim.pristine, key=lambda name: (len(victim.pristine[name]), name))
+    names = sorted(chosen(victim.pristine), key=lambda name: (len(victim.pristine[name]), name))
     for a, b in zip(names, [*names[1:], names[0]], strict=True):
         if a.startswith("d/") and b.startswith("d/"):
             continue  # a chunk checks its bytes, not its place among files of one size
