@@ -244,6 +244,8 @@ def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
         CheckpointNotFoundError: The step has no state of it.
         ProcessCountError: There were more or fewer iterators when it was saved.
     """
+    check_int("shard", shard, least=0)
+    check_int("num_shards", num_shards, least=1)
     directory = resolve_path(directory)
     name = f"train_ds-{shard:03}-of-{num_shards:03}"
     if (directory / f"{name}.index").is_file():

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from orbit_ckpt._src.runtime.checks import show
+
 Rule = Callable[..., tuple[str | None, Any]]
 """Takes options, name, value and the groups of a pattern; returns the new name, None to leave the
 value out, and the value."""
@@ -159,6 +161,11 @@ def translate_t5(variables: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: There are variables that no T5 has.
     """
+    if not isinstance(variables, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(
+            f"variables must be a dict, found {show(variables)}. Give the variables of a T5 by "
+            "name."
+        )
     try:
         found = T5_RULES.apply(variables)
     except LookupError as error:

@@ -271,7 +271,7 @@ class FunctionPolicy(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         advice = "Give a function of the step and the last one saved."
-        check_callable("FunctionPolicy.function", self.function, advice)
+        check_callable("FunctionPolicy.function", self.function, advice, optional=False)
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -293,7 +293,9 @@ class TemporaryPolicy(Struct, frozen=True):
     policy: SaveDecisionPolicy
 
     def __post_init__(self) -> None:
-        check_methods("TemporaryPolicy.policy", self.policy, ["should_save"], _GIVE_POLICY)
+        check_methods(
+            "TemporaryPolicy.policy", self.policy, ["should_save"], _GIVE_POLICY, optional=False
+        )
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
@@ -368,6 +370,7 @@ def decide(
     context: DecisionContext,
 ) -> SaveDecision:
     """Ask a policy, and say which of the policies it is made of asked for the save."""
+    check_methods("policy", policy, ["should_save"], _GIVE_POLICY, optional=False)
 
     def asking(rule: SaveDecisionPolicy) -> Iterator[SaveDecisionPolicy]:
         if isinstance(rule, AnySavePolicy):

@@ -48,35 +48,39 @@ def check_type(
         raise TypeError(f"{name} must be {wanted}, found {show(value)}. {advice}")
 
 
-def check_callable(name: str, value: object, advice: str) -> None:
-    """Check an argument that is called; None passes.
+def check_callable(name: str, value: object, advice: str, *, optional: bool = True) -> None:
+    """Check an argument that is called.
 
     Args:
         name: What it is called.
         value: Its value.
         advice: What to give, a sentence.
+        optional: Whether None is valid.
 
     Raises:
         TypeError: It cannot be called.
     """
-    if value is not None and not callable(value):
+    if not callable(value) and not (optional and value is None):
         raise TypeError(f"{name} must be a function, found {show(value)}. {advice}")
 
 
-def check_methods(name: str, value: object, methods: Collection[str], advice: str) -> None:
-    """Check an argument that is an object with some methods; None passes.
+def check_methods(
+    name: str, value: object, methods: Collection[str], advice: str, *, optional: bool = True
+) -> None:
+    """Check an argument that is an object with some methods.
 
     Args:
         name: What it is called.
         value: Its value.
         methods: The methods that are called.
         advice: What to give, a sentence.
+        optional: Whether None is valid.
 
     Raises:
         TypeError: It lacks one, or is a class.
     """
     lacks = isinstance(value, type) or not all(hasattr(value, method) for method in methods)
-    if value is not None and lacks:
+    if lacks and not (optional and value is None):
         wanted = ", ".join(f"{method}()" for method in methods)
         raise TypeError(f"{name} must be an object with {wanted}, found {show(value)}. {advice}")
 

@@ -22,6 +22,7 @@ import jax
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.transform.nodes import Apply, FromTarget, Node, Read
 from orbit_ckpt._src.transform.patterns import join_name, names_by_text
 from orbit_ckpt._src.tree.build import build_tree
@@ -247,6 +248,7 @@ def apply_transformations(
         >>> apply_transformations(old, {"x": Transform(original_key="b/c")}, new)
         {'a': 1, 'x': 2}
     """
+    default_to_original = as_flag("default_to_original", default_to_original)
     original, new = flatten(original_tree), flatten(new_tree)
     if is_empty_node(new_tree):
         return {}

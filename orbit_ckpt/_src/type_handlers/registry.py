@@ -17,7 +17,7 @@ import numpy as np
 
 from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY, UNKNOWN_TYPE
 from orbit_ckpt._src.plugins import PluginRegistry
-from orbit_ckpt._src.runtime.checks import check_callable, show
+from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
 from orbit_ckpt._src.type_handlers.base import TypeHandler
 from orbit_ckpt._src.type_handlers.described import BUILT_IN, LeafDescriber
 
@@ -56,6 +56,7 @@ class TypeHandlerRegistry:
             ValueError: The type or the typestr has a handler and `override` is not set.
         """
         _check_handler(ty, handler, func)
+        override = as_flag("override", override)
         if not override:
             self._check_typestr(ty, handler)
         self._explicit.add(ty, handler, func, override=override)

@@ -31,7 +31,7 @@ from orbit_ckpt._src.metadata.values import (
 )
 from orbit_ckpt._src.pytree.restore.options import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
-from orbit_ckpt._src.runtime.checks import check_callable
+from orbit_ckpt._src.runtime.checks import as_flag, check_callable
 from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.diff import nearest_names
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
@@ -87,7 +87,10 @@ def construct_restore_args(
                 f"sharding_tree has {len(shardings)} leaves, the target {len(flat.values)}; give "
                 "one sharding per leaf, anything for leaves that are no JAX arrays."
             )
-    options: dict[str, Any] = {"set_global_shape": set_global_shape, "strict": strict}
+    options: dict[str, Any] = {
+        "set_global_shape": as_flag("set_global_shape", set_global_shape),
+        "strict": as_flag("strict", strict),
+    }
     args: list[object] = []
     for names, leaf, sharding in zip(flat.names, flat.values, shardings, strict=True):
         if is_empty_node(leaf) or leaf is PLACEHOLDER:
