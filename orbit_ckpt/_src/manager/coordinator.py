@@ -1,8 +1,8 @@
-"""Decisions that the processes of a run share: the primary one decides and broadcasts.
+"""Decisions the processes of a run share: the primary decides and broadcasts.
 
 All processes call the same methods of a manager in the same order. Each call that depends on the
-clock, on a listing or on background work is a round, numbered from 1. In most rounds the others
-only wait for the decision of the primary process, which itself waits for nobody.
+clock, on a listing or on background work is a round, numbered from 1. In most rounds the other
+processes only wait for the primary's decision; the primary waits for nobody.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _DISCARD_EVERY = 64
 
 
 class ProcessStatus(Struct, frozen=True):
-    """What a process posts for the primary one.
+    """The status that a process posts for the primary.
 
     Attributes:
-        rounds: How many rounds it has joined.
-        is_ending: Whether a signal has announced its end.
-        seconds: How many seconds after the signal it ends, None if unknown.
-        failed: Why it joins no further round, None if it does.
+        rounds: Number of rounds it has joined.
+        is_ending: Whether it has received a termination signal.
+        seconds: Seconds between the signal and its end, None if unknown.
+        failed: Why it joins no further round, None while it does.
     """
 
     rounds: int = 0
@@ -45,7 +45,7 @@ class ProcessStatus(Struct, frozen=True):
 
 
 class RunCoordinator:
-    """The processes of one run; with one process nothing is sent and nobody waits."""
+    """The processes of one run; a single process sends nothing and never waits."""
 
     def __init__(self, group: ProcessGroup, name: str, timeout_s: float) -> None:
         """Wait until all processes have opened the run.
@@ -53,10 +53,10 @@ class RunCoordinator:
         Args:
             group: The processes.
             name: The run.
-            timeout_s: Most seconds to wait for others in each round.
+            timeout_s: Longest wait for other processes in each round.
 
         Raises:
-            ProcessTimeoutError: A process has not opened it in time.
+            ProcessTimeoutError: A process has not opened the run in time.
         """
         self._process = group.process
         self._names = group.names
@@ -74,12 +74,12 @@ class RunCoordinator:
         try:
             self._rendezvous = group.join(name, timeout_s)
             self._rendezvous.barrier("opened")
-        except BaseException as error:  # raised again once the others know
+        except BaseException as error:  # raised again once the other processes know
             self.leave(error)
             raise
 
     def after_fork_in_child(self) -> None:
-        """Leave: a child is none of the processes of the run."""
+        """Leave: a forked child does not belong to the run."""
         if not self.is_alone:
             self._has_left = True
             self._left_by = "a fork"
@@ -92,7 +92,7 @@ class RunCoordinator:
 
     @property
     def has_left(self) -> bool:
-        """Whether this process waits for no other, or for no other any more."""
+        """Whether this process no longer waits for others, or never did."""
         return self.is_alone or self._has_left
 
     @property
@@ -102,7 +102,7 @@ class RunCoordinator:
 
     @property
     def names(self) -> list[int]:
-        """The numbers of the processes in messages, in their order."""
+        """The process numbers used in messages, in order."""
         return list(self._names)
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class RunCoordinator:
                 self._rendezvous.set_phase(f"calling {call}")
                 self._read_statuses()
                 yield Round(self._rendezvous, self._process, name, call, self._check_same_call)
-            except BaseException as error:  # raised again once the others know
+            except BaseException as error:  # raised again once the other processes know
                 with contextlib.suppress(CheckpointError):  # the store itself is gone
                     self._rendezvous.fail(error, [name])
                 raise
@@ -130,15 +130,15 @@ class RunCoordinator:
                 self._discard_rounds()
 
     def decide(self, call: str, make: Callable[[], T], kind: Any) -> T:
-        """Return the decision of the primary process, which waits for nobody.
+        """Return the primary's decision without making the primary wait.
 
         Args:
             call: The method called, the same on all processes.
-            make: Makes the decision; called on the primary process only.
-            kind: Type of the decision, which msgspec can encode.
+            make: Makes the decision; called on the primary only.
+            kind: Type of the decision, for msgspec.
 
         Raises:
-            CheckpointError: There are other processes, and this one has left.
+            CheckpointError: This is one of several processes, and it has left.
         """
         if not self.is_alone:
             self.check_open(call)
@@ -147,9 +147,6 @@ class RunCoordinator:
 
     def check_open(self, call: str) -> None:
         """Check that this process may still change the run.
-
-        Args:
-            call: The method called.
 
         Raises:
             CheckpointError: It has left.
@@ -162,16 +159,16 @@ class RunCoordinator:
             )
 
     def post_ending(self, seconds: float | None) -> None:
-        """Let the primary process know, once, that this one is about to end.
+        """Announce to the primary, once, that this process is about to end.
 
         Args:
-            seconds: In how many seconds, None if unknown.
+            seconds: Seconds left, None if unknown.
         """
         if not self._has_left and not self._status.is_ending:
             self._post(ProcessStatus(self._rounds, is_ending=True, seconds=seconds))
 
     def endings(self) -> list[float | None]:
-        """Return in how many seconds the processes end that have posted it; None if unknown."""
+        """Return the seconds left to each process that has announced its end; None if unknown."""
         now = time.monotonic()
         return [None if end is None else end - now for end in self._ends.values()]
 
@@ -179,12 +176,12 @@ class RunCoordinator:
         """Join no further round.
 
         Args:
-            error: Why, unless the run ends; it is raised on the others in their next round.
+            error: Why, if the run does not simply end; the others raise it in their next round.
         """
         if self._has_left:
             return
         self._has_left = True
-        with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+        with contextlib.suppress(CheckpointError):  # the store is gone, and the run with it
             if error is not None:
                 self._rendezvous.fail(error, ["opened", _round_name(self._rounds + 1)])
                 text = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
@@ -195,7 +192,7 @@ class RunCoordinator:
         """Check that another process calls the same method.
 
         Raises:
-            CheckpointError: It does not.
+            CheckpointError: It calls another one.
         """
         if mine != other:
             me = self._names[self._process.index]
@@ -210,10 +207,10 @@ class RunCoordinator:
         self._rendezvous.post(msgspec.msgpack.encode(status))
 
     def _read_statuses(self) -> None:
-        """Read what the other processes have posted, on the primary process.
+        """Read the statuses of the other processes, on the primary.
 
         Raises:
-            ProcessFailedError: One of them has left because of an error.
+            ProcessFailedError: A process has left because of an error.
         """
         if not self.is_primary:
             return
@@ -239,7 +236,7 @@ class RunCoordinator:
 
 
 class Round:
-    """One round, seen from a process that has joined it."""
+    """One round, seen by a process that has joined it."""
 
     def __init__(
         self,
@@ -256,12 +253,12 @@ class Round:
         self._check_same_call = check_same_call
 
     def gather(self, value: bytes = b"") -> list[bytes]:
-        """Wait for all; return their values on the primary process, nothing on the others.
+        """Wait for all processes; return their values on the primary, an empty list elsewhere.
 
         Raises:
-            CheckpointError: The processes do not call the same method.
+            CheckpointError: The processes call different methods.
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not come in time.
+            ProcessTimeoutError: A process has not joined in time.
         """
         gathered = self._rendezvous.gather(self._name, msgspec.msgpack.encode((self._call, value)))
         values: list[bytes] = []
@@ -272,16 +269,16 @@ class Round:
         return values
 
     def broadcast(self, make: Callable[[], T], kind: Any) -> T:
-        """Return what the primary process makes.
+        """Return the value that the primary makes.
 
         Args:
-            make: Called on the primary process only.
-            kind: Type of what it returns, which msgspec can encode.
+            make: Called on the primary only.
+            kind: Type of its result, for msgspec.
 
         Raises:
-            CheckpointError: The processes do not call the same method.
+            CheckpointError: The processes call different methods.
             ProcessFailedError: A process has failed.
-            ProcessTimeoutError: The primary process has not come in time.
+            ProcessTimeoutError: The primary has not joined in time.
         """
         if self._process.is_primary:
             made = make()

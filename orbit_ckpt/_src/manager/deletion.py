@@ -1,4 +1,4 @@
-"""Delete steps so that a crash never leaves half of one that is listed."""
+"""Delete steps so that a crash never leaves a partial step listed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _logger = logging.getLogger(__name__)
 
 
 class StepDeleter:
-    """Deletes directories below a run's directory, in two phases.
+    """Deletes directories of a run in two phases.
 
-    A directory is first renamed to a tombstone, which takes it out of every listing at once, and
-    then removed. `sweep` removes the tombstones of crashed processes. Other processes may do the
-    same at the same time. In a store the marker is deleted instead, and the step stays where it is
-    until it is removed: nothing may be saved there before that.
+    A directory is first renamed to a tombstone, which removes it from every listing at once, and
+    then deleted. `sweep` deletes the tombstones of crashed processes; several processes may sweep
+    at once. An object store cannot rename: there the commit marker is deleted, and nothing may be
+    saved at that path until the rest is gone.
     """
 
     def __init__(self, root: Path, names: StepNames, *, todelete_subdir: str | None = None) -> None:
@@ -48,10 +48,10 @@ class StepDeleter:
         Args:
             root: The run's directory.
             names: How steps are named.
-            todelete_subdir: Where to put directories instead of removing them, below `root`.
+            todelete_subdir: Subdirectory of `root` that receives deleted steps.
 
         Raises:
-            ValueError: They are in a store, which cannot move them.
+            ValueError: `todelete_subdir` is given in a store, which cannot move directories.
         """
         if todelete_subdir is not None and isinstance(root, StorePath):
             raise ValueError(
@@ -63,10 +63,10 @@ class StepDeleter:
         self._subdir = todelete_subdir
 
     def tombstone(self, directory: Path) -> Path | None:
-        """Rename a step, or an item of one; return its tombstone, None if it is gone already.
+        """Rename a step or item; return its tombstone, None if it is gone already.
 
         Raises:
-            OSError: The storage refused; the directory is as it was.
+            OSError: The storage refused; the directory is unchanged.
         """
         if isinstance(directory, StorePath):
             return directory if withdraw(directory) else None
@@ -86,11 +86,11 @@ class StepDeleter:
         """Remove a tombstone, unless the run keeps its deleted steps.
 
         Args:
-            tombstone: What `tombstone` returned.
+            tombstone: Result of `tombstone`.
             directory: Where the step was.
 
         Raises:
-            OSError: The storage refused; this may be tried again.
+            OSError: The storage refused; the removal may be retried.
         """
         if isinstance(tombstone, StorePath):
             if not is_committed(tombstone):
@@ -104,11 +104,11 @@ class StepDeleter:
         _logger.debug("Deleted %s", directory)
 
     def sweep(self, *, everything: bool = False) -> None:
-        """Remove what processes that died have left: half deletions and saves.
+        """Remove unfinished deletions and saves of crashed processes.
 
         Args:
-            everything: Whether to remove unfinished saves of other writers too, which may still
-                go on.
+            everything: Whether to remove unfinished saves of other writers too, which may still be
+                in progress.
 
         Raises:
             StorageError: The directory cannot be read.
@@ -128,7 +128,7 @@ class StepDeleter:
             remove_abandoned(self.root, self._is_step)
 
     def _sweep_store(self, root: StorePath, *, everything: bool) -> None:
-        keys = set(root.keys_below())  # tells of most steps that nothing more need be asked
+        keys = set(root.keys_below())  # one listing spares a request per step
         names = {key.partition("/")[0] for key in keys if "/" in key}
         for name in sorted(filter(self._is_step, names)):
             path = root / name
@@ -144,15 +144,15 @@ class StepDeleter:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory, or a link to one; others may be removing it too."""
+    """Remove a directory or a link to one; other processes may be removing it too."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
         return
-    # by the time of Python 3.12 this is `onexc`
+    # from Python 3.12 on this is `onexc`
     while True:
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
             if path.exists():
-                continue  # only a part was gone
+                continue  # only part of it was gone
         return

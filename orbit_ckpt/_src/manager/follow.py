@@ -1,4 +1,4 @@
-"""Follow a run from another process: wait for its checkpoints as they are saved."""
+"""Follow a run from another process: wait for its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """Where the time comes from; tests give their own."""
+    """A source of time; tests pass a fake."""
 
     def monotonic(self) -> float:
-        """Return seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
         ...
 
     def sleep(self, seconds: float, /) -> None:
-        """Return after that many seconds."""
+        """Sleep for `seconds`."""
         ...
 
 
@@ -48,29 +48,29 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
     ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
     _clock: Clock = time,
 ) -> Generator[int]:
-    """Wait until a run has a checkpoint; a context that gives its step, or -1 after a timeout.
+    """Wait until a run has a checkpoint; the context yields its step, or -1 after a timeout.
 
         with wait_for_new_checkpoint("run", until_step=1000, timeout=3600) as step:
             ...
 
     Args:
         checkpoint_dir: The run's directory; it need not exist yet.
-        until_step: The least step to wait for; any will do by default. What is given is the
-            latest step that there is.
-        seconds_to_sleep: How often to look.
-        timeout: How many seconds to wait at most; no limit by default.
-        timeout_fn: Asked, once the timeout has passed, whether no further checkpoint will come.
-            While it says no, the wait goes on, and it is asked each time that nothing is found.
+        until_step: Smallest step to wait for, any step by default. The context yields the latest
+            step of the run.
+        seconds_to_sleep: Polling interval.
+        timeout: Longest wait in seconds, unlimited by default.
+        timeout_fn: Called after the timeout and then after each poll that finds nothing; the wait
+            ends when it returns True: no further checkpoint will come.
         step_prefix: As in `CheckpointManagerOptions`, like the two below.
-        step_format_fixed_length: Shortest number of digits in the names of steps.
-        step_name_format: How steps are named; used in place of the two above.
-        snapshot_dir: Not supported, see the exceptions.
+        step_format_fixed_length: Least number of digits in step names.
+        step_name_format: How steps are named; replaces the two above.
+        snapshot_dir: Not supported.
         set_immutable: Not supported.
-        ignore_snapshot_errors: Not used; there are no snapshots.
+        ignore_snapshot_errors: Ignored.
 
     Raises:
-        ValueError: Snapshots are asked for. A checkpoint is not copied aside while it is used:
-            let the run keep a few steps more than the time that you need allows it to save.
+        ValueError: A snapshot is requested. Checkpoints in use are not copied: let the run keep a
+            few more steps than it saves while you use one.
         StorageError: The run's directory cannot be read.
     """
     _check_no_snapshots(snapshot_dir, set_immutable)
@@ -102,31 +102,30 @@ def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
 ) -> Generator[int]:
     """Yield the steps of a run as they are saved, from another process.
 
-    Each time the latest step is yielded, if it is later than the one before: those that were saved
-    in the meantime are skipped, and none comes twice. A run that keeps only its last few steps may
-    delete one that has been yielded.
+    Each poll yields the latest step if it is newer than the previous one; steps saved in between
+    are skipped. The run may delete a step after it has been yielded.
 
         for step in checkpoints_iterator("run", timeout=600, timeout_fn=training_is_over):
             evaluate(load(f"run/{step}"))
 
     Args:
         checkpoint_dir: The run's directory; it need not exist yet.
-        min_interval_secs: Least time from yielding a step to looking for the next.
-        seconds_to_sleep: How often to look.
-        timeout: How many seconds to wait for a step at most, after which the iterator ends; no
-            limit by default.
-        timeout_fn: Asked, once the timeout has passed, whether no further checkpoint will come.
-            While it says no, the wait goes on, and it is asked each time that nothing is found. A
-            last step that was saved before it said yes is still yielded.
+        min_interval_secs: Least time between yielding a step and looking for the next.
+        seconds_to_sleep: Polling interval.
+        timeout: Longest wait for a step in seconds, after which the iterator ends; unlimited by
+            default.
+        timeout_fn: Called after the timeout and then after each poll that finds nothing; the
+            iterator ends when it returns True. A last step that was saved before that is still
+            yielded.
         step_prefix: As in `CheckpointManagerOptions`, like the two below.
-        step_format_fixed_length: Shortest number of digits in the names of steps.
-        step_name_format: How steps are named; used in place of the two above.
+        step_format_fixed_length: Least number of digits in step names.
+        step_name_format: How steps are named; replaces the two above.
         snapshot_dir: Not supported, see `wait_for_new_checkpoint`.
         set_immutable: Not supported.
-        ignore_snapshot_errors: Not used; there are no snapshots.
+        ignore_snapshot_errors: Ignored.
 
     Raises:
-        ValueError: Snapshots are asked for.
+        ValueError: A snapshot is requested.
         StorageError: The run's directory cannot be read.
     """
     _check_no_snapshots(snapshot_dir, set_immutable)
@@ -156,18 +155,18 @@ class _Waiting:
                 self.clock.sleep(rest)
 
     def wait(self, least: int) -> int:
-        """Return the latest step, if it is `least` or later, or `TIMED_OUT`."""
+        """Return the latest step if it is at least `least`, else `TIMED_OUT`."""
         _logger.debug("Waiting for step %d or later in %s", least, self.root)
         end = None if self.timeout_s is None else self.clock.monotonic() + self.timeout_s
         while (step := self._latest(least)) is None:
             left = None if end is None else end - self.clock.monotonic()
             if left is None or left > 0:
-                # never beyond the end, so that all of the timeout is waited for
+                # capped so that the wait uses the whole timeout
                 self.clock.sleep(min(self.seconds_to_sleep, left or self.seconds_to_sleep))
             elif self.timeout_fn is None:
                 return TIMED_OUT
             elif self.timeout_fn():
-                # the last save may have come between the look and the question
+                # a save may have committed between the poll and the call
                 step = self._latest(least)
                 return TIMED_OUT if step is None else step
             else:

@@ -27,7 +27,7 @@ _THREAD_NAME = "orbit_ckpt-delete"
 class StepCollector:
     """Applies retention rules to the steps of an index.
 
-    A step that cannot be deleted is recorded as an error: no save fails because of it.
+    A failed deletion is recorded; it fails no save.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class StepCollector:
 
         Args:
             index: The steps.
-            rules: What to keep.
+            rules: The retention rules.
             deleter: Deletes directories.
             record_error: Called with a message and its cause when a deletion fails.
-            in_background: Whether tombstones are removed on a thread of their own.
+            in_background: Whether a thread removes the tombstones.
 
         Raises:
-            ValueError: Single items are to be deleted, which stores cannot do in one step.
+            ValueError: The rules delete single items, which a store cannot do atomically.
         """
         if rules.items and isinstance(deleter.root, StorePath):
             raise ValueError(
@@ -68,18 +68,18 @@ class StepCollector:
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Forget the deletions in progress, which are the parent's."""
+        """Forget the deletions in progress, which belong to the parent."""
         self._pool = Workers(1, _THREAD_NAME) if self._pool is not None else None
         self._running = {}
         self._tombstones = {}
 
     def plan(self, just_saved: int | None = None) -> RetentionPlan:
-        """Return what would be kept and deleted now, and why."""
+        """Return which steps the rules keep and delete now, and why."""
         infos = self._index.infos(with_metrics=True)
         return self._rules.plan(infos, PreservationContext(), just_saved=just_saved)
 
     def collect(self, just_saved: int) -> None:
-        """Delete what no policy keeps, now that a step is durable."""
+        """Delete the steps that no policy keeps, now that a new step is durable."""
         with self._changing:
             try:
                 is_kept = keeps_all(self._rules, self._index.infos())
@@ -93,7 +93,7 @@ class StepCollector:
             for tombstone in list(self._tombstones):
                 running = self._running.get(tombstone)
                 if running is None or running.done():
-                    self._remove_now(tombstone)  # perhaps it succeeds now
+                    self._remove_now(tombstone)  # retry
             for step in steps:
                 if not step.rules or step.dropped_items:
                     self._apply_to(step)
@@ -102,7 +102,7 @@ class StepCollector:
         """Delete a step, pinned or not.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
         """
         with self._changing:
             self._delete(step, self._index.path(step))
@@ -113,19 +113,19 @@ class StepCollector:
             (self._index.pin if pinned else self._index.unpin)(step)
 
     def wait(self) -> None:
-        """Wait for the deletions in the background; several threads may wait."""
+        """Wait for background deletions; thread-safe."""
         wait(list(self._running.values()))
 
     def await_deletion(self, path: Path) -> None:
-        """Wait until nothing is being deleted at a path, as may be in a store, before a save."""
+        """Wait before a save until no deletion is in progress at its path; stores delete there."""
         with self._changing:
             running = self._running.get(path)
             if running is not None:
                 wait([running])
-            self._tombstones.pop(path, None)  # if that has failed, the save deletes it itself
+            self._tombstones.pop(path, None)  # after a failure the save itself deletes it
 
     def close(self) -> None:
-        """Release the thread; deletions then happen at once."""
+        """Release the thread; later deletions run at once."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
@@ -134,7 +134,7 @@ class StepCollector:
         try:
             path = self._index.path(step.step)
             if self._index.is_pinned(step.step):
-                return  # by hand, or by another process, after the index had looked
+                return  # deleted by hand or by another process since the index was read
             if not step.kept:
                 self._delete(step.step, path)
                 return
@@ -143,7 +143,7 @@ class StepCollector:
             self._index.add(step.step, path)
         except StepNotFoundError:
             pass  # another process was faster
-        except Exception as error:  # noqa: BLE001 - the next one may be deleted all the same
+        except Exception as error:  # noqa: BLE001 - the next step can still be deleted
             self._record_error(f"Deleting step {step.step} failed: {error}", error)
 
     def _delete(self, step: int, path: Path) -> None:

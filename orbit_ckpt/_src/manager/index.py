@@ -1,4 +1,4 @@
-"""The steps that a manager knows of."""
+"""The steps that a manager lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricsSource(Protocol):
-    """Where metrics of steps come from, if they are not given to `save`."""
+    """A source of metrics that were not passed to `save`."""
 
     @property
     def metric(self) -> str:
@@ -34,7 +34,7 @@ class MetricsSource(Protocol):
         ...
 
     def values(self, steps: Collection[int], /) -> Mapping[int, float]:
-        """Return the metric of the steps that have one."""
+        """Return the metric of those steps that have one."""
         ...
 
 
@@ -43,7 +43,7 @@ class StepEntry:
     """A step of an index.
 
     Attributes:
-        info: What policies know of it.
+        info: The step as policies see it.
         path: Its directory.
     """
 
@@ -52,10 +52,10 @@ class StepEntry:
 
 
 class StepIndex:
-    """Committed steps, as they were on disk when last looked at.
+    """The committed steps of a run when its directory was last read.
 
-    What this process saves, deletes and pins is entered at once. A step that could not be restored
-    can be refused: it is then not listed any more, and not deleted.
+    Steps that this process saves, deletes or pins are updated at once. A step that failed to
+    restore can be refused: it is no longer listed, and is not deleted.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class StepIndex:
         Args:
             root: The run's directory.
             names: How steps are named.
-            source: Where else metrics come from.
-            needs_marker: Whether a step without a commit marker is not committed.
-            reads: Whether to read the directory, rather than be told what is in it.
+            source: Another source of metrics.
+            needs_marker: Whether a step without a commit marker is uncommitted.
+            reads: Whether to read the directory; if not, updates fill the index.
         """
         self._root = root
         self._names = names
@@ -90,16 +90,16 @@ class StepIndex:
             self.reload()
 
     def unread(self) -> StepIndex:
-        """Return an index of the same directory that knows of no steps until it is told."""
+        """Return an empty index of the same directory, which updates fill."""
         return StepIndex(self._root, self._names, reads=False)
 
     @property
     def version(self) -> int:
-        """Another number after every change."""
+        """A number that differs after every change."""
         return self._version
 
     def entries(self) -> dict[int, StepEntry]:
-        """Return all steps, with metrics of all sources; a source that fails has none."""
+        """Return all steps with the metrics of all sources; a failing source contributes none."""
         with self._lock:
             entries = dict(self._entries)
         try:
@@ -115,7 +115,7 @@ class StepIndex:
         return {**entries, **told}
 
     def change(self, changed: Mapping[int, StepEntry], gone: Collection[int]) -> None:
-        """Enter and forget steps, of which another process has told."""
+        """Apply an update from another process."""
         with self._lock:
             for step in gone:
                 self._entries.pop(step, None)
@@ -129,7 +129,7 @@ class StepIndex:
 
     def reload(self) -> None:
         """Read the directory again."""
-        with self._lock:  # nothing is added or removed meanwhile
+        with self._lock:  # so that nothing is added or removed meanwhile
             known = {step: entry.info.metrics for step, entry in self._entries.items()}
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
             found = map_paths(lambda r: make_entry(r, known.get(r.step)), records, root=self._root)
@@ -137,12 +137,12 @@ class StepIndex:
             self._has_changed()
 
     def add(self, step: int, path: Path, metrics: Mapping[str, object] | None = None) -> None:
-        """Enter a step that has been committed.
+        """Add a committed step.
 
         Args:
             step: Its number.
             path: Its directory.
-            metrics: Its metrics, None for those that it was saved with.
+            metrics: Its metrics, None to read those stored with it.
         """
         with self._lock:
             record = read_step(step, path, needs_marker=self._needs_marker)
@@ -152,7 +152,7 @@ class StepIndex:
                 self._has_changed()
 
     def remove(self, step: int) -> None:
-        """Forget a step that has been deleted."""
+        """Remove a deleted step."""
         with self._lock:
             self._entries.pop(step, None)
             self._has_changed()
@@ -175,7 +175,7 @@ class StepIndex:
         self._set_pinned(step, pinned=False)
 
     def is_pinned(self, step: int) -> bool:
-        """Whether a step is pinned on disk, by whomever."""
+        """Return whether a step is pinned on disk, by this or another process."""
         pinned = (self.path(step) / PINNED).exists()
         if pinned:
             self._set_pinned(step, pinned=True)
@@ -190,7 +190,7 @@ class StepIndex:
                 self._has_changed()
 
     def refuse(self, step: int, error: Exception) -> None:
-        """List a step no more because it cannot be restored."""
+        """Stop listing a step that cannot be restored."""
         with self._lock:
             self._refused[step] = error
             self._infos = None
@@ -206,25 +206,25 @@ class StepIndex:
             return [info.step for info in self._listed()]
 
     def __contains__(self, step: int) -> bool:
-        """Whether a step is listed."""
+        """Return whether a step is listed."""
         with self._lock:
             return step in self._entries and step not in self._refused
 
     def latest(self) -> int | None:
-        """Return the number of the last step, None if there are none."""
+        """Return the last step, None if there are none."""
         with self._lock:
             listed = self._listed()
             return listed[-1].step if listed else None
 
     def _listed(self) -> list[StepInfo]:
-        """Return what is listed, ascending; the lock is held."""
+        """Return the listed steps, ascending; the caller holds the lock."""
         if self._infos is None:
             entries, refused = self._entries, self._refused
             self._infos = [entries[step].info for step in sorted(entries) if step not in refused]
         return self._infos
 
     def _has_changed(self) -> None:
-        """Forget what was made of the entries; the lock is held."""
+        """Drop values derived from the entries; the caller holds the lock."""
         self._infos = None
         self._version += 1
 
@@ -232,7 +232,7 @@ class StepIndex:
         """Return the directory of a step.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
         """
         entry = self._entries.get(step)
         if entry is None:
@@ -246,10 +246,10 @@ class StepIndex:
         return entry.path
 
     def infos(self, *, with_metrics: bool = False) -> list[StepInfo]:
-        """Return what policies know of all steps, ascending.
+        """Return all steps as policies see them, ascending.
 
         Args:
-            with_metrics: Whether to ask the source of metrics too.
+            with_metrics: Whether to query the metrics source too.
         """
         with self._lock:
             infos = list(self._listed())
@@ -269,15 +269,15 @@ def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) 
     """Return the entry of a step.
 
     Args:
-        record: What its directory says.
-        metrics: Its metrics, None to read those that it was saved with.
+        record: The step on disk.
+        metrics: Its metrics, None to read those stored with it.
     """
     if metrics is None and METRICS_ITEM in record.items:
         try:
             metrics = read_metrics(record.path)
         except CheckpointError as error:
             if isinstance(error, StorageError) and isinstance(record.path, StorePath):
-                raise  # it has metrics, perhaps the best
+                raise  # it has metrics, perhaps the best ones
             _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
     info = StepInfo(
         record.step,
@@ -292,7 +292,7 @@ def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) 
 
 
 def read_metrics(path: Path) -> Mapping[str, object] | None:
-    """Return the metrics that a step was saved with, None if there are none.
+    """Return the metrics stored with a step, None if it has none.
 
     Raises:
         CheckpointError: They cannot be read.
@@ -303,11 +303,11 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     except CheckpointError:
         if directory.is_dir():
             raise
-        return None  # checked last, because nearly all steps that are asked have metrics
+        return None  # checked last: nearly every step queried has metrics
 
 
 def readable_metrics(step: int, path: Path) -> Mapping[str, object]:
-    """Return the metrics that a step was saved with, none if they cannot be read, which is logged.
+    """Return the metrics stored with a step; log unreadable ones and return none.
 
     Raises:
         StorageError: The step is in a store that cannot be reached.

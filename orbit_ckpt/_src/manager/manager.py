@@ -50,22 +50,21 @@ _logger = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """Saves steps of a run, keeps those that its policies want, and restores them.
+    """Saves the steps of a run, deletes those that its policies do not keep, and restores them.
 
-    A step is listed once it is durable, and an old one deleted only after that. An error of a save
-    in the background is raised once, naming its step, by whichever method is called next of `save`,
-    `check_for_errors`, `wait_until_finished` and `close`; a save that raises it is begun all the
-    same.
+    A step is listed once it is durable; only then are older ones deleted. The error of a background
+    save is raised once, naming its step, by the next call of `save`, `check_for_errors`,
+    `wait_until_finished` or `close`. If that is `save`, it still starts its own save.
 
     Several processes open a run together and call the same methods in the same order. The primary
-    one decides, and what fails on one fails on all. Asking what is there waits for nobody:
-    `all_steps()`, `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called
-    on one process alone. After `close` a manager still answers these and restores, but raises
-    `CheckpointError` where it would decide or change anything.
+    decides, and a failure on one process fails on all. Queries wait for nobody: `all_steps()`,
+    `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called on one process
+    alone. A closed manager still answers them and restores, but raises `CheckpointError` where it
+    would decide or change anything.
 
-    A process that is forked while a save is in progress does not own that save: the child's manager
-    neither waits for it nor removes it, and `wait_until_finished` raises. A child of several
-    processes is none of them, and its manager behaves as after `close`.
+    A process forked during a save does not own that save: the child's manager neither waits for it
+    nor removes it, and `wait_until_finished` raises. A child of a multi-process run belongs to none
+    of its processes; its manager behaves as if closed.
 
     Example:
         >>> with CheckpointManager("run", options=CheckpointManagerOptions(max_to_keep=3)) as run:
@@ -86,25 +85,25 @@ class CheckpointManager:
         logger: StatisticsLogger | None = None,
         handler_registry: DefaultCheckpointHandlerRegistry | None = None,
     ) -> None:
-        """Open a run, or begin one.
+        """Open a run, or create one.
 
         Args:
             directory: The run's directory.
-            checkpointers: One checkpointer, or some by item, whose handlers are used; Orbax's old
-                way to say `item_handlers`.
+            checkpointers: One checkpointer, or checkpointers by item, whose handlers are used;
+                Orbax's old form of `item_handlers`.
             options: When to save, what to keep, and how.
-            metadata: A JSON object to keep with the run; the first one given stays. If nothing may
-                be written, it is that of this manager only.
+            metadata: A JSON object to store with the run; the first one stored stays. A read-only
+                manager uses it without storing it.
             item_names: Names of items whose handlers follow from their arguments.
             item_handlers: The handler of the only item, or handlers by item.
-            logger: Is told of every save and restore.
+            logger: Receives one event per save and restore.
             handler_registry: Handlers by item and arguments.
 
         Raises:
-            StorageError: The directory cannot be made or read.
+            StorageError: The directory cannot be created or read.
             ValueError: Arguments contradict each other, or the directory is a checkpoint.
-            ProcessFailedError: Another process could not open it.
-            ProcessTimeoutError: Another process has not opened it in time.
+            ProcessFailedError: Another process could not open the run.
+            ProcessTimeoutError: Another process has not opened the run in time.
         """
         self._options = own_options(options)
         check_mapping("metadata", metadata, "Give {'name': 'value'}, for example.")
@@ -123,7 +122,7 @@ class CheckpointManager:
             self._items = StepItems(item_handlers, item_names, handler_registry)
             self._store = StepStore(self._directory, self._coordinator, self._options)
             self._store.open(metadata)
-        except BaseException as error:  # raised again once the others know
+        except BaseException as error:  # raised again once the other processes know
             self._coordinator.leave(error)
             raise
         handler = self._items.handler
@@ -146,29 +145,28 @@ class CheckpointManager:
         args: object = None,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> bool:
-        """Save a step if the policies say so.
+        """Save a step if the policies ask for it.
 
-        When this returns, the items may be changed, deleted or donated.
+        The items may be changed, deleted or donated as soon as this returns.
 
         Args:
             step: Its number.
-            items: A pytree; or the item, or items by name, of the handlers that the manager was
-                made with.
+            items: A pytree; or the item, or items by name, for the handlers given to the manager.
             save_kwargs: Further arguments of the handler, or of handlers by item.
-            metrics: What was measured, a JSON object whose numbers may be numpy's or JAX's scalars.
-            force: Whether to save whatever the policies say.
+            metrics: A JSON object of measurements; numbers may be numpy or JAX scalars.
+            force: Whether to save regardless of the policies.
             args: Arguments of the only item, or `args.Composite` of several.
-            custom_metadata: A JSON object to keep with the step.
+            custom_metadata: A JSON object to store with the step.
 
         Returns:
             Whether the step is being saved, or has been.
 
         Raises:
-            StepAlreadyExistsError: It has been saved before.
+            StepAlreadyExistsError: The step exists.
             BackgroundSaveError: An earlier save has failed; this one is in progress.
             StorageError: An old step could not be deleted; this save is in progress.
-            TimeoutError: The job is about to be stopped and the save did not end before that.
-            CheckpointError: What handlers raise; nothing was left behind.
+            TimeoutError: The job is about to be stopped and the save did not finish in time.
+            CheckpointError: A handler failed; nothing was left behind.
         """
         number = as_step(step)
         check_metrics(metrics)
@@ -187,7 +185,7 @@ class CheckpointManager:
             measured = None if metrics is None else plain_metrics(metrics)
             if measured is not None and not self._options.prevent_write_metrics:
                 composite = with_metrics(composite, measured)
-        except Exception as error:  # noqa: BLE001 - raised again, once the others know
+        except Exception as error:  # noqa: BLE001 - raised again once the other processes know
             self._writer.decline(number, path, decision, error)
         request = StepRequest(number, path, composite, decision, measured, custom_metadata)
         try:
@@ -215,17 +213,17 @@ class CheckpointManager:
             restore_kwargs: Further arguments of the handler, or of handlers by item.
             directory: Another run's directory to restore from.
             args: Arguments of the only item, or `args.Composite` of several.
-            fallback: Whether to restore the newest older step whose data is intact if this one's is
-                not. `refused` then says which were not and why; they are not listed any more, and
-                are replaced if they are saved again.
+            fallback: Whether to restore the newest intact older step if this one is damaged.
+                `refused` then holds the damaged steps and their errors; they are no longer listed,
+                and saving them again replaces them.
 
         Returns:
             The item, or an `args.Composite` of items.
 
         Raises:
-            StepNotFoundError: There is no such step, or no step that can be restored.
+            StepNotFoundError: The step does not exist, or no step can be restored.
             CorruptionError: Stored data is missing or damaged.
-            CheckpointError: What handlers raise.
+            CheckpointError: A handler failed.
         """
         wanted = ItemRequest(items, restore_kwargs, args)
 
@@ -242,7 +240,7 @@ class CheckpointManager:
 
     @property
     def refused(self) -> Mapping[int, Exception]:
-        """Steps that `restore` with `fallback` could not restore, and why."""
+        """Steps that `restore(fallback=True)` could not restore, and why."""
         return self._store.view.refused
 
     def should_save(self, step: int) -> bool:
@@ -254,7 +252,7 @@ class CheckpointManager:
         """Return the durable steps, ascending.
 
         Args:
-            read: Whether to look at the directory again, because others write into it.
+            read: Whether to read the directory again, for steps that other processes wrote.
         """
         if as_flag("read", read):
             self.reload()
@@ -265,7 +263,7 @@ class CheckpointManager:
         return self._store.view.latest()
 
     def best_step(self) -> int | None:
-        """Return the best step by `best_fn`, the newest without it, None if there is none."""
+        """Return the best step by `best_fn`, the newest without one, None if there are none."""
         if self._options.best_fn is None:
             return self.latest_step()
         infos = self._store.view.infos(with_metrics=True)
@@ -274,18 +272,18 @@ class CheckpointManager:
         return measured[ranked[-1]].step if ranked else None
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
-        """Return the metrics that a step was saved with, None if there are none."""
+        """Return the metrics saved with a step, None if it has none."""
         return read_metrics(self._store.view.path(as_step(step)))
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
-        """Return what is known of a step's item, or of its items, without reading arrays."""
+        """Return metadata of a step's item or items, without reading arrays."""
         return self.metadata(as_step(step)).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
-        """Return `StepMetadata` of a step, or `RootMetadata` of the run; logs unreadable metrics.
+        """Return `StepMetadata` of a step, or `RootMetadata` of the run; log unreadable metrics.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
         """
         if step is None:
             return read_root_metadata(self._directory, self._metadata)
@@ -294,7 +292,7 @@ class CheckpointManager:
         return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
 
     def reload(self) -> None:
-        """Look at the directory again, because others write into it."""
+        """Read the directory again, for steps that other processes wrote."""
 
         def read() -> IndexUpdate:
             self._store.shared.reload()
@@ -303,14 +301,14 @@ class CheckpointManager:
         self._store.apply_update(self._coordinator.decide("reload()", read, IndexUpdate))
 
     def retention(self) -> RetentionPlan:
-        """Return what the policies would keep and delete now, and why; deletes nothing."""
+        """Return which steps the policies keep and delete now, and why; delete nothing."""
         return self._store.plan()
 
     def delete(self, step: int) -> None:
         """Delete a step.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
             StorageError: The storage refused.
         """
         if self._options.read_only:
@@ -320,20 +318,20 @@ class CheckpointManager:
         self._store.errors.raise_any()
 
     def pin(self, step: int) -> None:
-        """Keep a step whatever the policies say, also if it is temporary.
+        """Keep a step, even a temporary one, regardless of the policies.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
             ValueError: The manager is read-only.
         """
         self._check_writable()
         self._change(f"pin({step})", as_step(step), partial(self._store.set_pinned, pinned=True))
 
     def unpin(self, step: int) -> None:
-        """Keep a step only as long as the policies say.
+        """Leave a step to the policies again.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
             ValueError: The manager is read-only.
         """
         self._check_writable()
@@ -342,15 +340,15 @@ class CheckpointManager:
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
     ) -> None:
-        """Save when a signal announces the end of the process, SIGTERM for example.
+        """Save when a signal such as SIGTERM announces the end of the process.
 
-        From then on `should_save` is true, and `save` returns once the step is durable. A handler
-        that was there before is called too.
+        After the signal `should_save` is true, and `save` returns once the step is durable. The
+        previous signal handler is called too.
 
         Args:
-            signum: Which signal.
-            deadline: Seconds, or time, between the signal and the end of the process; `save` raises
-                `TimeoutError` if the step is not durable then.
+            signum: The signal.
+            deadline: Seconds, or `timedelta`, between the signal and the end of the process; `save`
+                raises `TimeoutError` if the step is not durable by then.
 
         Raises:
             RuntimeError: This is not the main thread.
@@ -360,7 +358,7 @@ class CheckpointManager:
         self._writer.watch.install(signum, deadline_s=seconds)
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is about to be stopped, by a watched signal or JAX's service."""
+        """Return whether a signal or JAX's preemption service announces the end of the job."""
         number = as_step(step)
         return self._writer.reached_preemption(number, f"reached_preemption({number})")
 
@@ -374,7 +372,7 @@ class CheckpointManager:
         self._writer.finish()
 
     def check_for_errors(self) -> None:
-        """Raise what has failed in the background, without waiting.
+        """Raise errors of background work without waiting.
 
         Raises:
             BackgroundSaveError: A save has failed; raised once.
@@ -383,7 +381,7 @@ class CheckpointManager:
         self._writer.check()
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a background save is in progress."""
+        """Return whether a background save is in progress."""
         return self._writer.is_running()
 
     def close(self) -> None:
@@ -414,10 +412,10 @@ class CheckpointManager:
             self.close()
 
     def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
-        """Have the primary process change a step.
+        """Change a step on the primary process.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
         """
         self._coordinator.check_open(call)
         self._store.view.path(step)
@@ -429,7 +427,7 @@ class CheckpointManager:
         self._store.apply_update(self._coordinator.decide(call, act, IndexUpdate))
 
     def _steps_to_restore(self, root: Path, call: str) -> SharedIndex:
-        """Wait for the pending save; return the steps of this run, or of another one."""
+        """Wait for the pending save; return the steps of this or another run."""
         is_own = root == self._directory
         names = self._options.step_names()
         shared = (

@@ -1,4 +1,4 @@
-"""Options of `CheckpointManager`; Orbax's names, and some of ours at the end."""
+"""Options of `CheckpointManager`: Orbax's, then the library's own."""
 
 from __future__ import annotations
 
@@ -55,52 +55,52 @@ class CheckpointManagerOptions:
     """When to save, what to keep, and how.
 
     Attributes:
-        save_interval_steps: Save at multiples of it, at least 1; `should_save_fn` or a policy says
-            otherwise when to save.
-        max_to_keep: Keep so many steps, the newest, or the best if there is `best_fn`.
-        keep_time_interval: Keep steps that are so far apart besides.
-        keep_period: Keep multiples of it besides.
-        should_save_fn: Decides instead of `save_interval_steps` and `save_on_steps`; takes the step
-            and the last one saved, or None.
-        best_fn: Takes the metrics given to `save`; returns what steps are ranked by.
-        best_mode: Whether the highest or the lowest is the best.
-        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides.
-        step_prefix: What names of steps begin with; an underscore follows.
-        step_format_fixed_length: Number of digits of names of steps.
-        step_name_format: How steps are named, instead of the two before.
-        create: Whether to make the directory.
-        cleanup_tmp_directories: Whether to remove every unfinished save when the manager is made,
-            other writers' too. Those of dead processes of this library are always removed.
-        save_on_steps: Save at these steps besides.
-        single_host_load_and_broadcast: Does nothing here.
-        todelete_subdir: Where to put steps instead of deleting them, below the directory.
+        save_interval_steps: Save at multiples of it, at least 1, unless `should_save_fn` or a
+            policy decides.
+        max_to_keep: Keep at most this many steps: the newest, or the best if `best_fn` is set.
+        keep_time_interval: Also keep steps at least this far apart in time.
+        keep_period: Also keep multiples of it.
+        should_save_fn: Decides instead of `save_interval_steps` and `save_on_steps`; receives the
+            step and the last one saved, or None.
+        best_fn: Maps the metrics given to `save` to the value by which steps are ranked.
+        best_mode: Whether the highest ("max") or the lowest ("min") is the best.
+        keep_checkpoints_without_metrics: Whether to keep steps without metrics too.
+        step_prefix: Prefix of step names; an underscore follows.
+        step_format_fixed_length: Number of digits in step names.
+        step_name_format: How steps are named, instead of the two above.
+        create: Whether to create the directory.
+        cleanup_tmp_directories: Whether the manager removes every unfinished save when it opens,
+            including other writers'. Those of this library's dead processes are always removed.
+        save_on_steps: Also save at these steps.
+        single_host_load_and_broadcast: Ignored.
+        todelete_subdir: Subdirectory that receives deleted steps.
         todelete_full_path: Not supported: object stores have no rename.
-        enable_background_delete: Whether `save` and `delete` do not wait for deletions.
-        read_only: Whether nothing may be saved or deleted.
-        enable_async_checkpointing: Whether saves go on in the background.
-        async_options: How they do.
+        enable_background_delete: Whether `save` and `delete` return without waiting for deletions.
+        read_only: Whether to forbid saving and deleting.
+        enable_async_checkpointing: Whether to save in the background.
+        async_options: Options of background saves.
         multiprocessing_options: How processes save together.
-        file_options: How files are made.
+        file_options: Permissions and other properties of files.
         atomicity_options: How a step becomes visible.
-        save_root_metadata: Whether `metadata` given to the manager is written.
-        temporary_path_class: Does nothing here, see `atomicity_options`.
-        save_decision_policy: When to save, instead of all options above that say so.
-        preservation_policy: What to keep, instead of all options above that say so.
-        prevent_write_metrics: Whether metrics given to `save` are used but not written.
-        enable_should_save_is_saving_in_progress_check: Whether policies are told of a save that
-            goes on.
-        enable_per_process_directory_creation: Does nothing here.
-        lightweight_initialize: Does nothing here.
-        num_deletion_threads: Does nothing here.
-        keep_latest: Whether the newest step is kept whatever any policy says. Orbax has no such
+        save_root_metadata: Whether to write the manager's `metadata`.
+        temporary_path_class: Ignored, see `atomicity_options`.
+        save_decision_policy: When to save, instead of every option above that decides it.
+        preservation_policy: What to keep, instead of every option above that decides it.
+        prevent_write_metrics: Whether to use the metrics given to `save` without writing them.
+        enable_should_save_is_saving_in_progress_check: Whether policies see that a save is in
+            progress.
+        enable_per_process_directory_creation: Ignored.
+        lightweight_initialize: Ignored.
+        num_deletion_threads: Ignored.
+        keep_latest: Whether to keep the newest step regardless of the policies. Orbax has no such
             guard: its `best_fn` deletes the newest step if it is not among the best.
-        item_preservation_policies: In which steps an item is kept, by its name.
-        metrics_source: Where metrics come from that are not given to `save`, `TensorBoardMetrics`
-            for example. Without `best_fn`, steps are ranked by its metric.
+        item_preservation_policies: By item name, the policy for the steps that keep the item.
+        metrics_source: Source of metrics not given to `save`, such as `TensorBoardMetrics`. Without
+            `best_fn`, steps are ranked by its metric.
 
     Raises:
-        ValueError: Options contradict each other, or a number is out of its range.
-        TypeError: A number is none, such as a bool.
+        ValueError: Options contradict each other, or a number is out of range.
+        TypeError: A number has another type, such as bool.
     """
 
     save_interval_steps: int = 1
@@ -173,7 +173,7 @@ class CheckpointManagerOptions:
         self.save_on_steps = frozenset(map(as_step, steps))
 
     def _warn_of_unused(self) -> None:
-        """Warn of options that do nothing, or that another one makes useless."""
+        """Warn of options that do nothing or that another one overrides."""
         given = (self.step_prefix, self.step_format_fixed_length)
         names = self.step_name_format
         beside = "step_name_format says how steps are named"
@@ -224,7 +224,7 @@ class CheckpointManagerOptions:
             check_steps("save_on_steps", self.save_on_steps)
 
     def _check_objects(self) -> None:
-        """Check the options that are functions and objects."""
+        """Check the options that are functions or objects."""
         metric = "Give a function of the metrics, such as lambda metrics: metrics['loss']."
         check_callable("best_fn", self.best_fn, metric)
         advice = "Give a function of the step and the last one saved."
@@ -255,7 +255,7 @@ class CheckpointManagerOptions:
         )
 
     def decision_policy(self) -> SaveDecisionPolicy:
-        """Return when to save."""
+        """Return the policy that decides when to save."""
         if self.save_decision_policy is not None:
             return self.save_decision_policy
         if self.should_save_fn is not None:
@@ -271,7 +271,7 @@ class CheckpointManagerOptions:
         )
 
     def retention(self) -> RetentionRules:
-        """Return what to keep."""
+        """Return the rules that decide what to keep."""
         policy = self.preservation_policy or AnyPreservationPolicy(self._default_preservation())
         return RetentionRules(policy, self.keep_latest, self.item_preservation_policies)
 
@@ -310,10 +310,10 @@ _FLAGS = (
 
 
 def own_options(options: object) -> CheckpointManagerOptions:
-    """Return a copy of what a caller gives as options; the default ones for None.
+    """Return a copy of the caller's options; the defaults for None.
 
     Raises:
-        TypeError: It is something else, such as a dict.
+        TypeError: `options` has another type, such as dict.
     """
     example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
     kind = CheckpointManagerOptions

@@ -1,4 +1,4 @@
-"""Notice that this job is about to be stopped."""
+"""Detect that this job is about to be stopped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from orbit_ckpt._src.runtime.jax_process_group import has_preemption_service
 
 
 class PreemptionWatch:
-    """Remembers a signal that announces the end of the process.
+    """Records a signal that announces the end of the process.
 
-    Signals are watched once `install` has been called. JAX's preemption service, where it runs, is
-    asked too.
+    Watches signals once `install` has been called, and polls JAX's preemption service if it runs.
     """
 
     def __init__(self) -> None:
@@ -27,17 +26,16 @@ class PreemptionWatch:
         self._installed = False
 
     def install(self, signum: int, *, deadline_s: float | None) -> None:
-        """Watch a signal; what handled it before is called too, unless that ended the process.
+        """Watch a signal; the previous handler still runs, unless it would end the process.
 
         Args:
-            signum: Which.
+            signum: The signal.
             deadline_s: Seconds between the signal and the end of the process, None if unknown.
 
         Raises:
             RuntimeError: This is not the main thread, the only one that may handle signals.
-            TypeError: `signum` is no number.
-            ValueError: The signal cannot be handled, or the deadline is negative, infinite or not a
-                number.
+            TypeError: `signum` is not a number.
+            ValueError: The signal cannot be handled, or the deadline is negative, infinite or NaN.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
@@ -60,9 +58,9 @@ class PreemptionWatch:
         self._previous.setdefault(signum, previous)
 
     def uninstall(self) -> None:
-        """Give signals back to what handled them before.
+        """Restore the previous signal handlers.
 
-        Where somebody else has taken a signal over in the meantime, it is passed on from then on.
+        Where other code has replaced our handler in the meantime, ours only passes the signal on.
         """
         self._installed = False
         if threading.current_thread() is threading.main_thread():
@@ -72,22 +70,22 @@ class PreemptionWatch:
                     del self._previous[signum]
 
     def after_fork_in_child(self) -> None:
-        """Let signals end the child as they would have: it has nothing to save.
+        """Let signals end the child normally: it has nothing to save.
 
-        A pool ends its workers by SIGTERM, and waits for them.
+        A pool ends its workers by SIGTERM and waits for them.
         """
         self.uninstall()
         self._received_at = None
 
     @property
     def received(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self._received_at is not None
 
     def service_says(self, step: int) -> bool:
-        """Ask JAX's preemption service, which runs where `jax.distributed` is initialized.
+        """Query JAX's preemption service, which runs where `jax.distributed` is initialized.
 
-        All processes have to ask, and get the same answer.
+        All processes have to call this, and all get the same answer.
         """
         if not has_preemption_service():
             return False
@@ -97,7 +95,7 @@ class PreemptionWatch:
 
     @property
     def seconds_left(self) -> float | None:
-        """How many seconds there are until the process ends, None if unknown."""
+        """Seconds until the process ends, None if unknown."""
         if self._received_at is None or self._deadline_s is None:
             return None
         return self._received_at + self._deadline_s - time.monotonic()
@@ -109,6 +107,6 @@ class PreemptionWatch:
         if callable(previous):
             previous(signum, frame)
         elif not self._installed and previous in (signal.SIG_DFL, None):
-            if previous is not None:  # else it was given back before the signal was handled
+            if previous is not None:  # else uninstalled before the signal was handled
                 signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)

@@ -1,7 +1,7 @@
-"""What to keep: policies as values, Orbax's and ours.
+"""Policies that decide which steps to keep.
 
-A policy sees all steps, ascending, and says of each whether it wants it kept; what no policy wants
-is deleted. Policies written for Orbax work here too.
+A policy receives all steps, ascending, and returns for each whether to keep it; steps that no
+policy keeps are deleted. Policies written for Orbax work too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GIVE_POLICY = "Give LatestN(3), for example."
 
 
 class PreservationContext(Struct, frozen=True, kw_only=True):
-    """What policies know besides steps.
+    """What policies know besides the steps.
 
     Attributes:
         now: The time, with a time zone.
@@ -45,7 +45,7 @@ class PreservationPolicy(Protocol):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return of each step, ascending, whether to keep it."""
+        """Return for each step, ascending, whether to keep it."""
         ...
 
 
@@ -82,10 +82,10 @@ class LatestN(Struct, frozen=True):
 
 
 class LatestDuration(Struct, frozen=True):
-    """Keep the steps that are not older than some time.
+    """Keep the steps younger than a duration.
 
     Attributes:
-        duration: How long.
+        duration: The largest age.
     """
 
     duration: timedelta
@@ -96,14 +96,14 @@ class LatestDuration(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True from the first step on that is young enough."""
+        """Return True from the first step that is young enough on."""
         old = [context.now - info.time > self.duration for info in checkpoints]
         first = old.index(False) if False in old else len(old)
         return [i >= first for i in range(len(old))]
 
 
 class EveryNSeconds(Struct, frozen=True):
-    """Keep steps that are some time apart, the first one too.
+    """Keep steps some time apart, starting with the first.
 
     Attributes:
         interval_secs: Least seconds between two.
@@ -117,7 +117,7 @@ class EveryNSeconds(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for each that is that long after the one kept before."""
+        """Return True for each step at least that long after the last one kept."""
         del context
         interval = timedelta(seconds=self.interval_secs)
         return _spaced([info.time for info in checkpoints], lambda a, b: b - a >= interval)
@@ -128,9 +128,9 @@ class EveryNSteps(Struct, frozen=True):
 
     Attributes:
         interval_steps: The interval.
-        exact_interval: Whether it must be multiples; else steps, from the first on, that are at
-            least the interval apart.
-        max_to_keep: How many of them to keep, the newest; None for all.
+        exact_interval: Whether to keep multiples only; otherwise keep the first step and each that
+            is at least the interval after the last one kept.
+        max_to_keep: Keep at most this many, the newest; None for all.
     """
 
     interval_steps: int
@@ -145,7 +145,7 @@ class EveryNSteps(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these."""
+        """Return True for the steps to keep."""
         del context
         steps = [info.step for info in checkpoints]
         if self.exact_interval:
@@ -160,7 +160,7 @@ class EveryNStepsClosest(Struct, frozen=True):
 
     Attributes:
         interval_steps: The interval.
-        max_to_keep: How many of them to keep, the newest; None for all.
+        max_to_keep: Keep at most this many, the newest; None for all.
     """
 
     interval_steps: int
@@ -173,7 +173,7 @@ class EveryNStepsClosest(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these; of two equally near, the later one."""
+        """Return True for the steps to keep; the later one wins a tie."""
         del context
         nearest: dict[int, tuple[int, int]] = {}
         for i, info in enumerate(checkpoints):
@@ -189,7 +189,7 @@ class CustomSteps(Struct, frozen=True):
     """Keep given steps.
 
     Attributes:
-        steps: Which.
+        steps: Their numbers.
     """
 
     steps: Collection[int]
@@ -200,7 +200,7 @@ class CustomSteps(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these."""
+        """Return True for the given steps."""
         del context
         return [info.step in self.steps for info in checkpoints]
 
@@ -209,10 +209,10 @@ class BestN(Struct, frozen=True, kw_only=True):
     """Keep the steps with the best metric.
 
     Attributes:
-        get_metric_fn: What to rank by.
+        get_metric_fn: Returns the value to rank by.
         reverse: Whether the lowest is the best.
         n: How many, None for all.
-        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides.
+        keep_checkpoints_without_metrics: Whether to keep steps without metrics too.
     """
 
     get_metric_fn: MetricFn
@@ -228,7 +228,7 @@ class BestN(Struct, frozen=True, kw_only=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these; of equally good ones, Orbax's choice."""
+        """Return True for the best steps; ties are broken as in Orbax."""
         del context
         if self.n is None or len(checkpoints) <= self.n:
             return [True] * len(checkpoints)
@@ -243,13 +243,13 @@ class BestN(Struct, frozen=True, kw_only=True):
 
 
 class SaveBest(Struct, frozen=True, kw_only=True):
-    """Keep the newest step and, of the others, those with the best metric; T5X's.
+    """Keep the newest step and the best of the others, as T5X does.
 
     Attributes:
-        get_metric_fn: What to rank by.
+        get_metric_fn: Returns the value to rank by.
         n: How many besides the newest.
-        mode: Whether the highest or the lowest is the best.
-        keep_checkpoints_without_metrics: Whether steps without metrics are kept besides; else they
+        mode: Whether the highest ("max") or the lowest ("min") is the best.
+        keep_checkpoints_without_metrics: Whether to keep steps without metrics too; otherwise they
             rank below all others, the oldest lowest.
     """
 
@@ -267,7 +267,7 @@ class SaveBest(Struct, frozen=True, kw_only=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these."""
+        """Return True for the steps to keep."""
         del context
         others = checkpoints[:-1]
         is_unlimited = self.keep_checkpoints_without_metrics
@@ -286,18 +286,18 @@ class Pinned(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these."""
+        """Return True for pinned steps."""
         del context
         return [info.pinned for info in checkpoints]
 
 
 class Foreign(Struct, frozen=True):
-    """Keep the steps that another program wrote; `CheckpointManager.delete` deletes them."""
+    """Keep steps that another program wrote; only `CheckpointManager.delete` deletes them."""
 
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for these."""
+        """Return True for another program's steps."""
         del context
         return [info.foreign for info in checkpoints]
 
@@ -308,7 +308,7 @@ class LatestTemporary(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for it."""
+        """Return True for the last step if it is temporary."""
         del context
         kept = [False] * len(checkpoints)
         if checkpoints:
@@ -317,10 +317,10 @@ class LatestTemporary(Struct, frozen=True):
 
 
 class AmongPermanent(Struct, frozen=True):
-    """Keep what another policy wants of the steps that are not temporary.
+    """Apply another policy to the permanent steps only.
 
     Attributes:
-        policy: Which; it does not see temporary steps.
+        policy: The policy; it does not see temporary steps.
     """
 
     policy: PreservationPolicy
@@ -331,17 +331,17 @@ class AmongPermanent(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return what it returns, and False for temporary steps."""
+        """Return the policy's answers, and False for temporary steps."""
         permanent = [info for info in checkpoints if not info.temporary]
         answers = iter(self.policy.should_preserve(permanent, context=context))
         return [False if info.temporary else next(answers) for info in checkpoints]
 
 
 class AnyPreservationPolicy(Struct, frozen=True):
-    """Keep what one of several policies wants.
+    """Keep steps that at least one of several policies keeps.
 
     Attributes:
-        policies: Which.
+        policies: The policies.
     """
 
     policies: Sequence[PreservationPolicy]
@@ -354,15 +354,15 @@ class AnyPreservationPolicy(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for what one wants."""
+        """Return True where any policy does."""
         return _columns(any, self.policies, checkpoints, context)
 
 
 class AllPreservationPolicy(Struct, frozen=True):
-    """Keep what each of several policies wants.
+    """Keep steps that every one of several policies keeps.
 
     Attributes:
-        policies: Which.
+        policies: The policies.
     """
 
     policies: Sequence[PreservationPolicy]
@@ -375,18 +375,18 @@ class AllPreservationPolicy(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for what all want."""
+        """Return True where all policies do."""
         return _columns(all, self.policies, checkpoints, context)
 
 
 class InTurn(Struct, frozen=True):
-    """Keep what one of several policies wants; what one wants does not count for those after it.
+    """Apply policies in turn; each sees only the steps that those before it did not keep.
 
-    `InTurn([EveryNSteps(1000), LatestN(3)])` keeps the multiples of 1000 and three more steps. The
-    newest step counts for all.
+    `InTurn([EveryNSteps(1000), LatestN(3)])` keeps the multiples of 1000 and three more steps.
+    Every policy also sees the newest step.
 
     Attributes:
-        policies: Which.
+        policies: The policies, in order.
     """
 
     policies: Sequence[PreservationPolicy]
@@ -397,7 +397,11 @@ class InTurn(Struct, frozen=True):
     def should_preserve(
         self, checkpoints: Sequence[StepInfo], *, context: PreservationContext
     ) -> Sequence[bool]:
-        """Return True for what one wants."""
+        """Return True for the steps that one of the policies keeps."""
+        # Invariant: `kept` holds the indices that the policies so far keep. A step in it is hidden
+        # from the later ones, so that it does not use up their quota (`LatestN(3)` counts three
+        # more steps). The last step stays visible: policies that measure from the newest step must
+        # see it.
         kept: set[int] = set()
         last = len(checkpoints) - 1
         for policy in self.policies:
@@ -408,7 +412,7 @@ class InTurn(Struct, frozen=True):
 
 
 def is_unlimited(policy: PreservationPolicy) -> bool:
-    """Whether a policy keeps every step without being asked; False for one that might not."""
+    """Return whether a policy keeps every step whatever the steps are; False if unsure."""
     match policy:
         case PreserveAll() | LatestN(n=None):
             return True
@@ -421,16 +425,20 @@ def is_unlimited(policy: PreservationPolicy) -> bool:
 def explain(
     policy: PreservationPolicy, checkpoints: Sequence[StepInfo], *, context: PreservationContext
 ) -> list[tuple[PreservationPolicy, ...]]:
-    """Return of each step which policies want it kept, of those that a policy is made of.
+    """Return for each step the elementary policies, within a combined one, that keep it.
 
     Raises:
         ValueError: A policy does not answer for every step.
     """
+    # Only an "any" splits into its parts: each part sees every step, so its answers alone keep a
+    # step. "All" and "in turn" stay whole, since what one part answers depends on the others.
+    # `AmongPermanent` adds no reason of its own: the answers of the policy inside, computed on the
+    # permanent steps, are laid back over the full list with none for the temporary ones.
     if isinstance(policy, AnyPreservationPolicy):
         together: list[tuple[PreservationPolicy, ...]] = [()] * len(checkpoints)
         for part in policy.policies:
             for i, found in enumerate(explain(part, checkpoints, context=context)):
-                if found:  # most parts want few steps
+                if found:  # most parts keep few steps
                     together[i] += found
         return together
     if isinstance(policy, AmongPermanent):

@@ -1,4 +1,4 @@
-"""Restore a step of a run on all processes, and an older one if it is damaged."""
+"""Restore a step of a run on all processes, or an older one if it is damaged."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class StatisticsLogger(Protocol):
 
 
 class EventLog(Struct, frozen=True):
-    """Sends events of saves and restores to a logger.
+    """Sends save and restore events to a logger.
 
     Attributes:
-        logger: The logger, None for none.
+        logger: The logger, if any.
         directory: The run's directory.
     """
 
@@ -53,7 +53,7 @@ class EventLog(Struct, frozen=True):
     directory: Path
 
     def add(self, event: str, step: int, duration: timedelta | None) -> None:
-        """Send one, with how long its caller has waited for it."""
+        """Send one event with the time that its caller was blocked."""
         if self.logger is not None:
             seconds = 0.0 if duration is None else duration.total_seconds()
             entry = {"event_type": event, "step": step, "directory": str(self.directory)}
@@ -80,8 +80,8 @@ def restore_step(
         fallback: Whether to restore an older step if this one is damaged.
 
     Raises:
-        StepNotFoundError: There is no such step, or no step that can be restored.
-        CheckpointError: What `read` raises.
+        StepNotFoundError: The step does not exist, or no step can be restored.
+        CheckpointError: `read` failed.
     """
     index = shared.view
     steps = index.steps()
@@ -103,16 +103,16 @@ def restore_step(
 
 
 def index_of_other_run(root: Path, names: StepNames, coordinator: RunCoordinator) -> SharedIndex:
-    """Return the steps of another run, which no process has read yet."""
+    """Return the steps of another run, not yet read by any process."""
     return SharedIndex(coordinator, StepIndex(root, names, reads=False))
 
 
 class _Fault(IntEnum):
-    """What a restore has failed with; the highest of all processes counts."""
+    """The cause of a failed restore; the highest of all processes counts."""
 
     ABSENT = 0
     DAMAGED = 1
-    OTHER = 2  # an older step would not do either
+    OTHER = 2  # an older step would fail too
 
 
 class _FailedElsewhereError(ProcessFailedError):
@@ -132,16 +132,16 @@ class _Failure(Struct, frozen=True):
 def restore_on_all(
     coordinator: RunCoordinator, step: int, restore: Callable[[], Any]
 ) -> Any:  # what `restore` returns
-    """Restore a step; if that fails on one process, it fails on all.
+    """Restore a step; a failure on one process fails on all.
 
     Args:
         coordinator: The processes.
-        step: Which, for messages.
-        restore: Restores what this process has of it.
+        step: Its number, for messages.
+        restore: Restores this process's part of it.
 
     Raises:
-        ProcessFailedError: It has failed on another process only, or worse than here.
-        CheckpointError: What `restore` raises.
+        ProcessFailedError: It failed on another process only, or for a worse cause there.
+        CheckpointError: `restore` failed.
     """
     if coordinator.has_left:
         return restore()
@@ -149,7 +149,7 @@ def restore_on_all(
     with coordinator.round(f"restore of step {step}") as current:
         try:
             restored = restore()
-        except Exception as mine:  # noqa: BLE001 - raised by all once all know, see below
+        except Exception as mine:  # noqa: BLE001 - raised on all processes once all know, see below
             error = mine
         report = None if error is None else (int(_fault_of(error)), str(error)[:_MAX_TEXT])
         reports = current.gather(msgspec.msgpack.encode(report))
@@ -179,18 +179,18 @@ def restore_newest_intact(
     restore: Callable[[int], Any],
     refuse: Callable[[int, Exception], object],
 ) -> Any:  # what `restore` returns
-    """Restore the first of some steps that is intact and has what is asked for.
+    """Restore the first step that is intact and has what is requested.
 
-    Damaged steps before it are refused once it has been restored. What would be wrong with any step
-    is raised: a target that does not fit, a version not known here, too many open files.
+    Damaged steps before it are refused once it has been restored. An error that any step would
+    cause is raised: an unsuitable target, an unknown version, too many open files.
 
     Args:
-        steps: In the order in which to try them.
+        steps: Candidates, in order.
         restore: Restores one.
-        refuse: Called with damaged steps and their errors.
+        refuse: Called with each damaged step and its error.
 
     Raises:
-        StepNotFoundError: There is none.
+        StepNotFoundError: No step can be restored.
     """
     damaged: dict[int, Exception] = {}
     reasons: list[str] = []
@@ -216,7 +216,7 @@ def restore_newest_intact(
 
 
 def _fault_of(error: Exception) -> _Fault:
-    """Return whether an error is about one step, so that another may be restored."""
+    """Return whether an error concerns one step only, so that another may be restored."""
     if isinstance(error, _FailedElsewhereError):
         return error.fault
     if isinstance(error, OSError) and error.errno == errno.EIO:

@@ -1,4 +1,4 @@
-"""Which steps, and which items of them, go and which stay, and why."""
+"""Which steps and items are kept or deleted, and why."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from orbit_ckpt._src.manager.step_info import StepInfo
 
 
 class StepRetention(Struct, frozen=True, gc=False):
-    """What happens to one step.
+    """The fate of one step.
 
     Attributes:
         step: Its number.
-        rules: The policies that want it kept; none if it goes.
-        dropped_items: Items of it that go although it stays.
+        rules: The policies that keep it; empty if it is deleted.
+        dropped_items: Its items that are deleted although the step is kept.
     """
 
     step: int
@@ -39,7 +39,7 @@ class StepRetention(Struct, frozen=True, gc=False):
 
     @property
     def kept(self) -> bool:
-        """Whether the step stays."""
+        """Whether the step is kept."""
         return bool(self.rules)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class StepRetention(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What happens to every step; printing it explains it.
+    """The fate of every step; printing it explains it.
 
     Attributes:
         steps: In ascending order.
@@ -61,12 +61,12 @@ class RetentionPlan:
 
     @property
     def kept(self) -> list[int]:
-        """The steps that stay."""
+        """The steps kept, ascending."""
         return [step.step for step in self.steps if step.kept]
 
     @property
     def deleted(self) -> list[int]:
-        """The steps that go."""
+        """The steps deleted, ascending."""
         return [step.step for step in self.steps if not step.kept]
 
     def __str__(self) -> str:
@@ -75,15 +75,16 @@ class RetentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What to keep.
+    """The rules that decide which steps and items to keep.
 
-    Pinned steps, and those that another program wrote, are kept whatever the policy says. Temporary
-    ones are not shown to it; each is kept until there is a newer step.
+    Pinned steps and steps that another program wrote are kept regardless of the policy. It does not
+    see temporary steps; each is kept until a newer step exists.
 
     Attributes:
-        policy: Which steps.
-        keep_latest: Whether the newest step is kept whatever the policy says.
-        items: In which of these steps an item is kept, by its name; others keep all items.
+        policy: Decides which steps to keep.
+        keep_latest: Whether to keep the newest step regardless of the policy.
+        items: By item name, the policy for the steps that keep the item; other items are always
+            kept.
     """
 
     policy: PreservationPolicy
@@ -102,8 +103,8 @@ class RetentionRules:
         Args:
             steps: The steps.
             context: What else policies know.
-            just_saved: A step that is kept for now: its training may have gone back, so that its
-                number is not the highest.
+            just_saved: A step to keep for now; its number need not be the highest, since training
+                may have been rolled back.
 
         Raises:
             ValueError: A policy does not answer for every step.
@@ -132,9 +133,9 @@ class RetentionRules:
 
 
 def keeps_all(rules: RetentionRules, steps: Sequence[StepInfo]) -> bool:
-    """Whether all steps and items stay; much faster than a plan, which every save needs.
+    """Return True if all steps and items are certainly kept; False if only a plan can tell.
 
-    False if only a plan can tell.
+    Every save needs this, and it is much faster than a plan.
     """
     is_certain = is_unlimited(rules.policy) and not rules.items
     return is_certain and not any(info.temporary for info in steps)

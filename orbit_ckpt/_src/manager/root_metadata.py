@@ -1,4 +1,4 @@
-"""What is kept with a run as a whole."""
+"""Metadata stored with a run as a whole."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class RootMetadata:
     """Metadata of a run.
 
     Attributes:
-        internal_metadata: What the library keeps; nothing yet.
-        custom_metadata: What the user gave to the manager.
+        internal_metadata: Reserved for the library; empty so far.
+        custom_metadata: The JSON object that the user gave to the manager.
     """
 
     internal_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -48,11 +48,11 @@ class _Document(msgspec.Struct):
 def open_root(
     root: Path, custom: Mapping[str, object] | None, options: CheckpointManagerOptions
 ) -> None:
-    """Make the directory of a run and write its metadata, as far as that is asked for.
+    """Create the directory of a run and write its metadata, as far as the options ask for it.
 
     Raises:
         StorageError: The storage refused.
-        TypeError: The metadata are not JSON.
+        TypeError: The metadata is not JSON.
     """
     with storage_errors(root, "opening a run", "Check that it is a writable directory."):
         if options.create and not options.read_only:
@@ -62,10 +62,10 @@ def open_root(
 
 
 def read_root_metadata(root: Path, given: Mapping[str, object]) -> RootMetadata:
-    """Return the metadata of a run; where none are recorded, those given to the manager.
+    """Return the stored metadata of a run, else that given to the manager.
 
     Raises:
-        FormatError: They are damaged.
+        FormatError: The stored metadata is damaged.
     """
     for name in (_FILE, _OLD_FILE):
         file = root / _DIRECTORY / name
@@ -88,7 +88,7 @@ def _write(root: Path, custom: Mapping[str, object]) -> None:
         write_file(directory / _FILE, text)
         return
     directory.mkdir(exist_ok=True)
-    # never committed; if this process dies it is removed like what a save leaves behind
+    # never committed; if this process dies, cleanup removes it like an unfinished save
     with AtomicDirectory(root / _FILE) as scratch:
         write_file(scratch.path / _FILE, text)
         (scratch.path / _FILE).rename(directory / _FILE)

@@ -1,7 +1,6 @@
-"""When to save: policies as values, Orbax's and ours.
+"""Policies that decide when to save.
 
-A policy is asked at every step and sees the steps saved so far. Policies written for Orbax work
-here too.
+A policy is called at every step with the steps saved so far. Policies written for Orbax work too.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from orbit_ckpt._src.runtime.checks import (
 
 
 class DecisionContext(Struct, frozen=True, kw_only=True):
-    """What policies know besides steps.
+    """What policies know besides the steps.
 
     Attributes:
-        is_saving_in_progress: Whether a save goes on in the background.
+        is_saving_in_progress: Whether a background save is in progress.
         reached_preemption: Whether this job is about to be stopped.
         multiprocessing_options: None unless the caller of a policy sets it; no policy here reads
             it.
-        started: When the run began: this manager was made, or asked about step 0. None if unknown.
-        blocked: How long the last save kept its caller, None if there was none.
+        started: When the run started: the manager was made, or called for step 0. None if unknown.
+        blocked: How long the last save blocked its caller, None if there was none.
     """
 
     is_saving_in_progress: bool = False
@@ -53,7 +52,7 @@ class SaveDecisionPolicy(Protocol):
         """Return whether to save.
 
         Args:
-            step: The step that the training is at.
+            step: The current step of the training.
             previous_steps: Steps saved or being saved, ascending.
             context: What else is known.
         """
@@ -67,7 +66,7 @@ class FixedIntervalPolicy(Struct, frozen=True):
         interval: Number of steps, at least 1.
 
     Raises:
-        ValueError: It is less.
+        ValueError: It is less than 1.
     """
 
     interval: int
@@ -87,7 +86,7 @@ class SpecificStepsPolicy(Struct, frozen=True):
     """Save at given steps.
 
     Attributes:
-        steps: Which.
+        steps: Their numbers.
     """
 
     steps: Container[int]
@@ -101,7 +100,7 @@ class SpecificStepsPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether the step is one of them."""
+        """Return whether the step is one of the given ones."""
         del previous_steps, context
         return step.step in self.steps
 
@@ -110,11 +109,11 @@ _GIVE_POLICY = "Give FixedIntervalPolicy(100), for example."
 
 
 class CheckpointInterval(Struct, frozen=True):
-    """A part of a run with an interval of its own; eFormer's and Levanter's.
+    """A part of a run with its own interval, as in eFormer and Levanter.
 
     Attributes:
         every: Number of steps between saves.
-        until: The last step that it holds for, None for the rest of the run.
+        until: The last step to which it applies, None for the rest of the run.
     """
 
     every: int
@@ -126,13 +125,13 @@ class CheckpointInterval(Struct, frozen=True):
 
 
 class IntervalsPolicy(Struct, frozen=True):
-    """Save at intervals that change along the run; never at step 0.
+    """Save at intervals that change during the run; never at step 0.
 
     Attributes:
-        intervals: Each holds until its `until`, and only the last may have none.
+        intervals: Each applies up to its `until`; only the last may have none.
 
     Raises:
-        ValueError: They are not in the order of their `until`.
+        ValueError: They are not ordered by `until`.
     """
 
     intervals: Sequence[CheckpointInterval]
@@ -150,7 +149,7 @@ class IntervalsPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether the step is a multiple of the interval that holds for it."""
+        """Return whether the step is a multiple of the interval that applies to it."""
         del previous_steps, context
         for interval in self.intervals:
             if interval.until is None or step.step <= interval.until:
@@ -159,16 +158,16 @@ class IntervalsPolicy(Struct, frozen=True):
 
 
 class TimeIntervalPolicy(Struct, frozen=True):
-    """Save when the last save, or the beginning of the run, is some time ago.
+    """Save when the last save, or the start of the run, is some time ago.
 
-    The run begins when a manager is made, and again when it is asked about step 0: what happens
-    between the two, such as compiling the first step, does not count.
+    The run starts when the manager is made, and again when it is called for step 0, so that the
+    time to compile the first step does not count.
 
     Attributes:
-        interval: How long.
+        interval: The least time between two saves.
 
     Raises:
-        TypeError: It is no `timedelta`.
+        TypeError: It is not a `timedelta`.
         ValueError: It is negative.
     """
 
@@ -180,14 +179,14 @@ class TimeIntervalPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether it is that long ago; never at step 0."""
+        """Return whether the interval has passed; never at step 0."""
         began = [previous_steps[-1].time] if previous_steps else []
         began += [context.started] if context.started is not None else []
         return step.step > 0 and (not began or step.time - max(began) >= self.interval)
 
 
 class ContinuousCheckpointingPolicy(Struct, frozen=True, kw_only=True):
-    """Save as soon as no other save goes on.
+    """Save whenever no other save is in progress.
 
     Attributes:
         minimum_interval_secs: Least seconds since the last one.
@@ -203,7 +202,7 @@ class ContinuousCheckpointingPolicy(Struct, frozen=True, kw_only=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether none goes on and the last one is long enough ago."""
+        """Return whether no save is in progress and the last one is long enough ago."""
         if context.is_saving_in_progress:
             return False
         if not previous_steps or self.minimum_interval_secs is None:
@@ -213,11 +212,11 @@ class ContinuousCheckpointingPolicy(Struct, frozen=True, kw_only=True):
 
 
 class BoundedOverheadPolicy(Struct, frozen=True):
-    """Save as often as the time that saves keep the training waiting allows.
+    """Save as often as a bound on the blocked time allows.
 
     Attributes:
-        max_fraction: Most of the time that may be spent waiting, between 0 and 1. With 0.01 and
-            saves that block for 0.3 seconds, there are at least 30 seconds between them.
+        max_fraction: Largest share of the time that saves may block, between 0 and 1. With 0.01 and
+            saves that block for 0.3 seconds, saves are at least 30 seconds apart.
     """
 
     max_fraction: float
@@ -230,7 +229,7 @@ class BoundedOverheadPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether the last save has been paid for, and none goes on."""
+        """Return whether the bound allows a save, and none is in progress."""
         if context.is_saving_in_progress:
             return False
         if not previous_steps or context.blocked is None:
@@ -244,27 +243,27 @@ class PreemptionCheckpointingPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether it is."""
+        """Return whether the job is about to be stopped."""
         del step, previous_steps
         return context.reached_preemption
 
 
 class InitialSavePolicy(Struct, frozen=True):
-    """Save when there is no step yet."""
+    """Save when the run has no step yet."""
 
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether there is none."""
+        """Return whether there are no steps."""
         del step, context
         return not previous_steps
 
 
 class FunctionPolicy(Struct, frozen=True):
-    """Save when a function says so; Orbax's `should_save_fn`.
+    """Save when a function returns True, as with Orbax's `should_save_fn`.
 
     Attributes:
-        function: Takes the step and the last one saved, None if there is none.
+        function: Receives the step and the last one saved, None without one.
     """
 
     function: Callable[[int, int | None], bool]
@@ -276,18 +275,18 @@ class FunctionPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return what the function returns."""
+        """Return the function's result."""
         del context
         return self.function(step.step, previous_steps[-1].step if previous_steps else None)
 
 
 class TemporaryPolicy(Struct, frozen=True):
-    """Save when another policy says so, but keep the step only until the next is durable.
+    """Save when another policy does, but keep the step only until the next one is durable.
 
-    A step that a permanent policy asks for too is permanent.
+    A step that a permanent policy also asks for is permanent.
 
     Attributes:
-        policy: Which.
+        policy: The other policy.
     """
 
     policy: SaveDecisionPolicy
@@ -300,15 +299,15 @@ class TemporaryPolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return what the policy returns."""
+        """Return the policy's answer."""
         return self.policy.should_save(step, previous_steps, context=context)
 
 
 class AnySavePolicy(Struct, frozen=True):
-    """Save when one of several policies says so.
+    """Save when at least one of several policies does.
 
     Attributes:
-        policies: Which.
+        policies: The policies.
     """
 
     policies: Sequence[SaveDecisionPolicy]
@@ -319,16 +318,16 @@ class AnySavePolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether one does; all are asked."""
+        """Return whether any policy does; calls all of them."""
         answers = [p.should_save(step, previous_steps, context=context) for p in self.policies]
         return any(answers)
 
 
 class AllSavePolicy(Struct, frozen=True):
-    """Save when each of several policies says so.
+    """Save when all of several policies do.
 
     Attributes:
-        policies: Which.
+        policies: The policies.
     """
 
     policies: Sequence[SaveDecisionPolicy]
@@ -339,7 +338,7 @@ class AllSavePolicy(Struct, frozen=True):
     def should_save(
         self, step: StepInfo, previous_steps: Sequence[StepInfo], *, context: DecisionContext
     ) -> bool:
-        """Return whether all do; all are asked."""
+        """Return whether all policies do; calls all of them."""
         answers = [p.should_save(step, previous_steps, context=context) for p in self.policies]
         return all(answers)
 
@@ -348,7 +347,7 @@ class SaveDecision(Struct, frozen=True):
     """Whether to save, and why.
 
     Attributes:
-        rules: The policies that asked for it; none if there is nothing to save.
+        rules: The policies that asked for the save; empty if there is none.
     """
 
     rules: tuple[SaveDecisionPolicy, ...] = ()
@@ -358,7 +357,7 @@ class SaveDecision(Struct, frozen=True):
 
     @property
     def temporary(self) -> bool:
-        """Whether only temporary policies asked for it."""
+        """Whether only temporary policies asked for the save."""
         return bool(self.rules) and all(isinstance(rule, TemporaryPolicy) for rule in self.rules)
 
 
@@ -369,7 +368,7 @@ def decide(
     *,
     context: DecisionContext,
 ) -> SaveDecision:
-    """Ask a policy, and say which of the policies it is made of asked for the save."""
+    """Call a policy and find out which of its parts asked for the save."""
     check_methods("policy", policy, ["should_save"], _GIVE_POLICY, optional=False)
 
     def asking(rule: SaveDecisionPolicy) -> Iterator[SaveDecisionPolicy]:

@@ -16,7 +16,7 @@ from orbit_ckpt._src.storage.path import resolve_path
 
 
 class StepUpdate(Struct, frozen=True):
-    """A step that is new or has changed, as the primary process broadcasts it.
+    """A new or changed step, as the primary broadcasts it.
 
     Attributes:
         step: Its number.
@@ -40,13 +40,13 @@ class StepUpdate(Struct, frozen=True):
 
 
 class IndexUpdate(Struct, frozen=True):
-    """What the primary process knows and the others do not know yet.
+    """Changes that the primary has not broadcast yet.
 
     Attributes:
         has_ended: Whether the pending save has ended, successfully or not.
-        changed: Steps that are new or have changed.
-        deleted: Steps that have been deleted.
-        problem: What has failed on the primary process alone: deletions, for example.
+        changed: New or changed steps.
+        deleted: Deleted steps.
+        problem: An error on the primary alone, such as a failed deletion.
         is_storage: Whether the storage caused it.
     """
 
@@ -58,11 +58,11 @@ class IndexUpdate(Struct, frozen=True):
 
 
 class SharedIndex:
-    """What all processes know of the steps of a run.
+    """The steps of a run, identical on all processes.
 
-    With one process this is its index. With several, the index of the primary process changes while
-    background saves end; `view` changes only in a round that all processes join, and so is the same
-    on all of them between two rounds without communication.
+    With one process this is its index. With several, the primary's index changes as background
+    saves end; `view` changes only in a round that all processes join, and so is the same on all of
+    them between two rounds without communication.
     """
 
     def __init__(self, coordinator: RunCoordinator, index: StepIndex) -> None:
@@ -70,7 +70,7 @@ class SharedIndex:
 
         Args:
             coordinator: The processes.
-            index: The steps; only the primary process's is read.
+            index: The steps; only the primary's is read.
         """
         self._coordinator = coordinator
         self._index = index
@@ -81,11 +81,11 @@ class SharedIndex:
 
     @property
     def own(self) -> StepIndex:
-        """Where this process enters its changes; of several only the primary one makes any."""
+        """The index that receives this process's changes; only the primary makes any."""
         return self._index if self._coordinator.is_primary else self.view
 
     def pending_update(self) -> IndexUpdate:
-        """Return the changes that the others do not know, until `apply` says that they do."""
+        """Return the changes since the last update for which `apply` was called."""
         if self._coordinator.is_alone or self._index.version == self._sent_version:
             return IndexUpdate()
         version = self._index.version
@@ -96,18 +96,18 @@ class SharedIndex:
         return IndexUpdate(changed=changed, deleted=deleted)
 
     def apply(self, update: IndexUpdate) -> None:
-        """Apply the update that the primary process has broadcast."""
+        """Apply the primary's update."""
         if self._coordinator.is_primary:
             self._sent, self._sent_version = self._sending
         if update.changed or update.deleted:
             self.view.change({s.step: _entry_of(s) for s in update.changed}, update.deleted)
 
     def reload(self) -> None:
-        """Read the directory again, on the primary process."""
+        """Read the directory again, on the primary."""
         self._index.reload()
 
     def refuse(self, step: int, error: Exception) -> None:
-        """List a step no more because it cannot be restored."""
+        """Stop listing a step that cannot be restored."""
         self.view.refuse(step, error)
         if self._index is not self.view:
             self._index.refuse(step, error)

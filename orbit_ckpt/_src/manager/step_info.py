@@ -1,4 +1,4 @@
-"""What policies know about a step."""
+"""A step as policies see it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MetricFn = Callable[[Any], float]
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """One step of a run, saved or about to be; what Orbax calls `PolicyCheckpointInfo`.
+    """One step of a run, saved or about to be; Orbax's `PolicyCheckpointInfo`.
 
     Attributes:
         step: Its number.
-        time: When it was committed, with a time zone; for a step that is not, the time now.
-        metrics: What was measured of it, None if nothing was.
+        time: When it was committed, with a time zone; the current time if it is not.
+        metrics: Its metrics, None if it has none.
         pinned: Whether it must not be deleted.
-        temporary: Whether it is there only until the next step is durable.
+        temporary: Whether it is kept only until the next step is durable.
         items: Names of its items.
         foreign: Whether another program wrote it; policies do not delete it.
     """
@@ -38,8 +38,8 @@ class StepInfo:
 def rank(checkpoints: Sequence[StepInfo], metric: MetricFn, mode: str) -> list[int]:
     """Return indices of steps, the worst first.
 
-    Without metrics, or with one that is not a number, a step ranks lowest. Equal ones are in the
-    order of their steps.
+    A step without metrics, or whose metric is not a number, ranks lowest. Ties keep the order of
+    the steps.
     """
     sign = -1.0 if mode == "min" else 1.0
 

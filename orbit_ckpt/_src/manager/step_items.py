@@ -1,4 +1,4 @@
-"""What the caller of a manager calls a step's items, as arguments of a composite."""
+"""Convert between a manager's items and the arguments of a composite."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ Handlers = CheckpointHandler | Mapping[str, CheckpointHandler | None] | None
 
 @dataclass(frozen=True, slots=True)
 class ItemRequest:
-    """What the caller of a restore asks for.
+    """The arguments of a restore.
 
     Attributes:
-        items: Target of the only item, or targets by name, None for all as they were saved.
+        items: Target of the only item, or targets by name; None for all as saved.
         kwargs: Further arguments of the only handler, or of handlers by item.
         args: Arguments of the only item, or a `Composite`.
     """
@@ -60,9 +60,9 @@ class ItemRequest:
 
 
 class StepItems:
-    """Either one item without a name, or several with names.
+    """The items of a run: either one without a name, or several with names.
 
-    Which of the two follows from how the manager was made, else from its first save or restore.
+    The manager's arguments decide which of the two; otherwise its first save or restore does.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class StepItems:
             registry: Handlers by item and arguments.
 
         Raises:
-            TypeError: `item_names` is one name.
-            ValueError: Items are said in two ways that exclude each other.
+            TypeError: `item_names` is a single string.
+            ValueError: Items are given in two exclusive ways.
         """
         if isinstance(item_names, str):
             raise TypeError(f"item_names is {item_names!r}; give a list of names.")
@@ -113,7 +113,7 @@ class StepItems:
         self.handler = CompositeHandler(*names, handler_registry=registry)
         for name, handler in {METRICS_ITEM: JsonHandler(METRICS_ITEM), **self._handlers}.items():
             self.handler.set_handler(name, handler)
-        # without a word on how to save an item, it is a tree that comes back as it was
+        # by default an item is a tree that restores exactly as it was saved
         rich_types = PyTreeMetadataOptions(support_rich_types=True)
         self.handler.prefer(DEFAULT_ITEM, StandardHandler(pytree_metadata_options=rich_types))
 
@@ -126,7 +126,7 @@ class StepItems:
             args: Arguments of the only item, or a `Composite`.
 
         Raises:
-            ValueError: Neither is given, or they do not fit how the manager was made.
+            ValueError: Neither is given, or they contradict the manager's arguments.
         """
         check_mapping("save_kwargs", kwargs, "Give arguments of the handler by name.")
         if (items is None) == (args is None):
@@ -152,10 +152,10 @@ class StepItems:
         Args:
             checkpointer: Restores the items of a step.
             path: The step.
-            wanted: What the caller asks for.
+            wanted: The caller's arguments.
 
         Raises:
-            CheckpointError: What handlers raise.
+            CheckpointError: A handler failed.
         """
         with self._looking_at(path):
             args = self._to_restore(wanted)
@@ -164,7 +164,7 @@ class StepItems:
             return self._unwrap(checkpointer.restore(path, args=args))
 
     def metadata(self, checkpointer: Checkpointer, path: Path) -> StepMetadata:
-        """Return what is known of a step; its `item_metadata` as `restore` returns items."""
+        """Return the metadata of a step; `item_metadata` has the form that `restore` returns."""
         with self._looking_at(path):
             is_tree = _holds_one_tree(path)
             found = self._tree_metadata(path) if is_tree else checkpointer.metadata(path)
@@ -173,10 +173,10 @@ class StepItems:
 
     @contextlib.contextmanager
     def _looking_at(self, path: Path) -> Generator[None]:
-        """Find out from a step whether there is one item or several, if that is not known.
+        """Detect from a step whether there is one item or several, if that is not known.
 
-        What was found out is forgotten if the block fails: a step that cannot be restored must not
-        decide how the next one is saved.
+        If the block fails, the result is forgotten: a step that cannot be restored must not decide
+        how the next one is saved.
         """
         known = self._single
         if known is None:
@@ -201,15 +201,15 @@ class StepItems:
         return self._from_items(1, wanted.items, wanted.kwargs)
 
     def _restore_tree(self, path: Path, wanted: Composite) -> Composite:
-        """Restore a step that is one tree and has no items, such as another program's.
+        """Restore a step that is a single tree without items, such as another program's.
 
         Args:
             path: The step.
-            wanted: Arguments by item; the tree becomes the only item that they name.
+            wanted: Arguments by item; the tree becomes the only item named.
 
         Raises:
-            CheckpointNotFoundError: It names several.
-            CheckpointError: What the handler raises.
+            CheckpointNotFoundError: Several items are named.
+            CheckpointError: The handler failed.
         """
         if len(wanted) > 1:
             raise CheckpointNotFoundError(
@@ -225,7 +225,7 @@ class StepItems:
             return Composite(**{name: handler.restore(path, args=given)})
 
     def _tree_metadata(self, path: Path) -> StepMetadata:
-        """Return what is known of a step that is one tree and has no items."""
+        """Return the metadata of a step that is a single tree without items."""
         handler = self._tree_handler(DEFAULT_ITEM, None)
         describe = getattr(handler, "metadata", StandardHandler().metadata)
         found = describe(path)
@@ -245,12 +245,12 @@ class StepItems:
         return self.handler.handler_of(name, args)
 
     def _unwrap(self, items: Composite) -> Any:  # the only item, whatever it is, or all
-        """Return what the caller calls the items of a step."""
+        """Return the items of a step in the caller's form."""
         return items.get(DEFAULT_ITEM) if self._single else items
 
     @property
     def _takes_trees(self) -> bool:
-        """Whether the only item is a pytree, because nobody has said how to save it."""
+        """Return whether the only item is a pytree, for lack of any other instruction."""
         return self._single is True and DEFAULT_ITEM not in self._handlers
 
     def _composite(self, args: object) -> Composite:
@@ -271,7 +271,7 @@ class StepItems:
     def _from_items(
         self, position: int, items: object, kwargs: Mapping[str, Any] | None
     ) -> Composite:
-        """Return arguments made from items and the fields of their handlers' argument classes."""
+        """Return arguments built from items and the fields of their handlers' argument classes."""
         wrap = DEFAULT_ITEM if self._single else None
         by_name = cast(Mapping[str, object], {wrap: items} if wrap else items or {})
         fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
@@ -290,7 +290,7 @@ class StepItems:
 
 
 def _holds_one_tree(path: Path) -> bool:
-    """Whether a step is a tree by itself, without items: another program's, or saved directly."""
+    """Return whether a step is itself a tree without items: another program's or saved directly."""
     if (path / DEFAULT_ITEM).is_dir():
         return False
     if isinstance(path, StorePath):
@@ -299,10 +299,10 @@ def _holds_one_tree(path: Path) -> bool:
 
 
 def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
-    """Return items and the metrics among them.
+    """Add the metrics to the items.
 
     Raises:
-        ValueError: There is an item of that name.
+        ValueError: An item already has the name of the metrics.
     """
     if METRICS_ITEM in args:
         raise ValueError("Metrics are given twice: as metrics= and as the item 'metrics'.")
@@ -310,10 +310,10 @@ def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
 
 
 def _check_handlers(handlers: object) -> None:
-    """Check what a manager is given as `item_handlers`.
+    """Check the `item_handlers` of a manager.
 
     Raises:
-        TypeError: They are neither a handler nor handlers by item.
+        TypeError: It is neither a handler nor handlers by item.
     """
     if isinstance(handlers, Mapping):
         for name, handler in cast(Mapping[str, object], handlers).items():
@@ -340,8 +340,8 @@ def handlers_of(
     """Return the handlers of checkpointers, and whether they save in the background.
 
     Raises:
-        TypeError: One is no checkpointer.
-        ValueError: There are handlers too.
+        TypeError: One of them is not a checkpointer.
+        ValueError: Handlers are given too.
     """
     if handlers is not None:
         raise ValueError("Give checkpointers or item_handlers, not both.")
@@ -382,7 +382,7 @@ def check_metrics(metrics: object) -> None:
 
 
 def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
-    """Return metrics with Python numbers in place of numpy's and JAX's scalars."""
+    """Convert numpy and JAX scalars in metrics to Python numbers."""
 
     def plain(value: Any) -> object:
         if isinstance(value, Mapping):  # JAX would sort the names

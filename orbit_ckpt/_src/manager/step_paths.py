@@ -1,4 +1,4 @@
-"""Helpers of Orbax's module of the same name: names of steps, and the steps of a directory."""
+"""Helpers of Orbax's `step` module: names of steps, and the steps of a directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"(?:.*_)?([0-9]+)", re.DOTALL)
 
 
 class _AnyPrefix:
-    """Names of steps with any prefix that an underscore ends."""
+    """Step names with any prefix that ends in an underscore."""
 
     def build_name(self, step: int) -> str:
         return str(step)
@@ -36,19 +36,19 @@ class _AnyPrefix:
 def standard_name_format(
     *, step_prefix: str | None = None, step_format_fixed_length: int | None = None
 ) -> StepNameFormat:
-    """Return Orbax's way to name steps: `7`, `0007`, `prefix_7` or `prefix_0007`."""
+    """Return Orbax's step names: `7`, `0007`, `prefix_7` or `prefix_0007`."""
     return StepNameFormat(step_prefix, step_format_fixed_length)
 
 
 def build_step_path(base_path: PathLike, name_format: StepNames, step: int) -> Path:
-    """Return where a step is, or would be."""
+    """Return the path of a step, which need not exist."""
     example = "Give StepNameFormat('step'), for example."
     check_methods("name_format", name_format or object, ["build_name"], example)
     return resolve_path(base_path) / name_format.build_name(step)
 
 
 def latest_step_metadata(root_path: PathLike, name_format: StepNames) -> StepRecord | None:
-    """Return number, path and time of the newest step of a run, None if there is none."""
+    """Return number, path and time of the newest step of a run, None if it has none."""
     return max(list_steps(resolve_path(root_path), name_format), key=lambda r: r.step, default=None)
 
 
@@ -56,7 +56,7 @@ def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) ->
     """Return the directory of a committed step.
 
     Raises:
-        StepNotFoundError: There is no such step.
+        StepNotFoundError: The step does not exist.
     """
     root = resolve_path(base_path)
     for record in list_steps(root, name_format):
@@ -66,12 +66,12 @@ def find_step_path(base_path: PathLike, name_format: StepNames, *, step: int) ->
 
 
 def checkpoint_steps(checkpoint_dir: PathLike) -> list[int]:
-    """Return the committed steps of a run, whatever their prefix, ascending."""
+    """Return the committed steps of a run with any prefix, ascending."""
     return [record.step for record in list_steps(resolve_path(checkpoint_dir), _AnyPrefix())]
 
 
 def is_path_finalized(path: PathLike) -> bool:
-    """Whether a directory is a committed checkpoint, of any name."""
+    """Return whether a directory of any name is a committed checkpoint."""
     directory = resolve_path(path)
     if isinstance(directory, StorePath):
         return is_committed(directory)

@@ -1,4 +1,4 @@
-"""The steps of a run: which exist, which are kept, and which are deleted."""
+"""The steps of a run: list, keep and delete them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
 
 
 class DeferredErrors:
-    """Errors of background work, each of which a later call raises once on every process.
+    """Errors of background work, each raised once on every process by a later call.
 
     An error is recorded on the primary process, broadcast with the next update, and then raised. A
-    process without others raises it at once.
+    single process raises it at once.
     """
 
     def __init__(self, *, is_broadcast: bool) -> None:
         """Make it.
 
         Args:
-            is_broadcast: Whether there are other processes.
+            is_broadcast: Whether the run has other processes.
         """
         self._is_broadcast = is_broadcast
         self._lock = ForkSafeLock()
@@ -42,13 +42,13 @@ class DeferredErrors:
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Forget the errors, which are the parent's."""
+        """Forget the errors, which belong to the parent."""
         self._recorded = []
         self._sending = []
         self._ready = []
 
     def record(self, message: str, cause: BaseException) -> None:
-        """Record what has failed."""
+        """Record a failure."""
         kind = StorageError if isinstance(cause, OSError) else CheckpointError
         error = kind(message)
         error.__cause__ = cause
@@ -56,7 +56,7 @@ class DeferredErrors:
             (self._recorded if self._is_broadcast else self._ready).append(error)
 
     def add_to(self, update: IndexUpdate) -> IndexUpdate:
-        """Return an update with the recorded errors, which are kept until it is delivered."""
+        """Add the recorded errors to an update; they are kept until it is delivered."""
         with self._lock:
             self._sending += self._recorded
             self._recorded = []
@@ -67,7 +67,7 @@ class DeferredErrors:
         return structs.replace(update, problem=problem, is_storage=is_storage)
 
     def deliver(self, update: IndexUpdate) -> None:
-        """Make the errors of an update, which all processes have now, ready to be raised."""
+        """Make the errors of an update, which now reached all processes, ready to be raised."""
         if update.problem is None:
             return
         kind = StorageError if update.is_storage else CheckpointError
@@ -76,7 +76,7 @@ class DeferredErrors:
             self._ready.append(kind(update.problem))
 
     def pop(self) -> CheckpointError | None:
-        """Return what has failed since the last call: one error, with the others in its notes."""
+        """Return the errors since the last call as one, with the others in its notes."""
         with self._lock:
             errors, self._ready = self._ready, []
         for other in errors[1:]:
@@ -84,13 +84,13 @@ class DeferredErrors:
         return errors[0] if errors else None
 
     def raise_any(self) -> None:
-        """Raise what has failed since the last call."""
+        """Raise the errors since the last call, if any."""
         error = self.pop()
         if error is not None:
             raise error
 
     def attach_to(self, error: BaseException) -> None:
-        """Note what has failed since the last call on an error that is raised anyway."""
+        """Add the errors since the last call as notes to an error that is raised anyway."""
         other = self.pop()
         if other is not None:
             error.add_note(str(other))
@@ -107,7 +107,7 @@ class StepStore:
     def __init__(
         self, root: Path, coordinator: RunCoordinator, options: CheckpointManagerOptions
     ) -> None:
-        """Make a store of steps, which lists none before `open`.
+        """Make a store, which lists no step before `open`.
 
         Args:
             root: The run's directory.
@@ -115,7 +115,7 @@ class StepStore:
             options: What to keep, and how steps are named and deleted.
 
         Raises:
-            ValueError: The options cannot be followed in an object store.
+            ValueError: An option is impossible in an object store.
         """
         self._root = root
         self._coordinator = coordinator
@@ -144,13 +144,13 @@ class StepStore:
     def open(self, metadata: Mapping[str, object] | None) -> None:
         """Open the run: create it, clean up after crashed processes, list its steps.
 
-        The primary process does that, and the others wait for it.
+        The primary process does the work while the others wait.
 
         Args:
-            metadata: A JSON object to keep with the run.
+            metadata: A JSON object to store with the run.
 
         Raises:
-            StorageError: The directory cannot be made or read.
+            StorageError: The directory cannot be created or read.
             ValueError: It is a checkpoint.
             ProcessFailedError: The primary process has failed.
         """
@@ -180,21 +180,21 @@ class StepStore:
         return self.shared.own
 
     def pending_update(self, *, has_ended: bool = True) -> IndexUpdate:
-        """Return what the other processes do not know yet.
+        """Return the changes that the other processes do not know yet.
 
         Args:
-            has_ended: Whether the pending save has.
+            has_ended: Whether the pending save has ended.
         """
         update = self.shared.pending_update()
         return self.errors.add_to(structs.replace(update, has_ended=has_ended))
 
     def apply_update(self, update: IndexUpdate) -> None:
-        """Apply what the primary process has broadcast; its problems are raised later."""
+        """Apply the primary's update; errors in it are raised later."""
         self.shared.apply(update)
         self.errors.deliver(update)
 
     def commit(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
-        """List a step that is durable, then delete what it makes superfluous."""
+        """List a durable step, then delete the steps that it makes superfluous."""
         try:
             self.own.add(step, path, metrics)
         except OSError as error:
@@ -203,7 +203,7 @@ class StepStore:
         self._collector.collect(just_saved=step)
 
     def await_deletion(self, path: Path) -> None:
-        """Wait until nothing is being deleted at a path that a save is about to write."""
+        """Wait until no deletion is in progress at a path that a save is about to write."""
         self._collector.await_deletion(path)
 
     def wait(self) -> None:
@@ -211,14 +211,14 @@ class StepStore:
         self._collector.wait()
 
     def plan(self) -> RetentionPlan:
-        """Return what would be kept and deleted now, and why."""
+        """Return which steps the rules keep and delete now, and why."""
         return self._collector.plan()
 
     def delete(self, step: int) -> None:
         """Delete a step, pinned or not.
 
         Raises:
-            StepNotFoundError: There is no such step.
+            StepNotFoundError: The step does not exist.
         """
         self._collector.delete(step)
 
@@ -227,5 +227,5 @@ class StepStore:
         self._collector.set_pinned(step, pinned=pinned)
 
     def close(self) -> None:
-        """Release the thread; deletions then happen at once."""
+        """Release the thread; later deletions run at once."""
         self._collector.close()

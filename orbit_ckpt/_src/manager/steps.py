@@ -1,4 +1,4 @@
-"""The steps of a run: how their directories are named, and which are there."""
+"""The steps of a run: naming and listing their directories."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class StepNameFormat:
     `checkpoint`; `run-10` has the prefix `run` and the separator `-`.
 
     Attributes:
-        prefix: What the name begins with; the separator follows it, unless it is None.
-        fixed_length: Shortest number of digits, reached with leading zeros.
-        separator: What stands between prefix and number.
+        prefix: First part of the name, followed by the separator; None for the number alone.
+        fixed_length: Least number of digits, padded with zeros.
+        separator: The text between prefix and number.
     """
 
     prefix: str | None = None
@@ -88,10 +88,10 @@ class StepNameFormat:
         return f"{self._start}{as_step(step):0{self.fixed_length or 0}d}"
 
     def parse(self, name: str) -> int | None:
-        """Return the step that a name stands for, None if it is not the name of a step.
+        """Return the step that a name denotes, None if it denotes none.
 
-        Names padded otherwise than `fixed_length` says are accepted, so that a run whose padding
-        was changed keeps its earlier steps.
+        Names with other padding than `fixed_length` are accepted, so that a run keeps its earlier
+        steps when the padding changes.
         """
         if not name.startswith(self._start):
             return None
@@ -101,14 +101,14 @@ class StepNameFormat:
 
 @runtime_checkable
 class StepParser(Protocol):
-    """Names steps, and tells which step a name stands for."""
+    """Converts between steps and names."""
 
     def build_name(self, step: int, /) -> str:
         """Return the name of a step's directory."""
         ...
 
     def parse(self, name: str, /) -> int | None:
-        """Return the step that a name stands for, None if it is not the name of a step."""
+        """Return the step that a name denotes, None if it denotes none."""
         ...
 
 
@@ -135,7 +135,7 @@ class StepFinder(Protocol):
         ...
 
     def find_all(self, base_path: Path, /) -> Iterable[FoundStep]:
-        """Return the steps below a directory; of several with one number the first counts."""
+        """Return the steps below a directory; the first of equal number counts."""
         ...
 
 
@@ -151,9 +151,9 @@ class StepRecord:
         path: Its directory.
         commit_time: When it was committed, in UTC.
         pinned: Whether it must never be deleted.
-        temporary: Whether it was saved only to bridge the time to the next permanent step.
+        temporary: Whether it is kept only until the next permanent step.
         foreign: Whether another program wrote it.
-        items: Names of its items; none if another program wrote it.
+        items: Names of its items; empty if another program wrote it.
     """
 
     step: int
@@ -166,7 +166,7 @@ class StepRecord:
 
 
 def as_step(value: object) -> int:
-    """Return a step number as Python's own integer; numpy's and JAX's scalars are accepted.
+    """Convert a step number, also a numpy or JAX scalar, to int.
 
     Raises:
         TypeError: The value is not an integer.
@@ -188,24 +188,25 @@ def as_step(value: object) -> int:
 
 
 def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> list[StepRecord]:
-    """Return the committed steps of a run in ascending order.
+    """Return the committed steps of a run, ascending.
 
-    A step is a directory with a name that `names` knows and with files of a checkpoint, directly
-    or in the directory of an item; or, on a local disk, a checkpoint of another program of that
-    name. Of two with one number our own or Orbax's is listed. What the step's own documents say is
-    not checked: one whose time cannot be read has the time of its directory, which in a store is
-    1970, and one whose details cannot be read is permanent.
+    A step is a directory with a name that `names` accepts that contains checkpoint files, directly
+    or in an item's directory; or, on a local disk, another program's checkpoint with such a name.
+    Of two with one number, this library's or Orbax's is listed. The step's own documents are not
+    validated: with an unreadable time it gets the directory's time (1970 in a store), with
+        unreadable details it
+    counts as permanent.
 
-    In a store all keys are listed, a thousand at a time; a step is there once its marker is.
+    In a store all keys are listed, a thousand per request; a step exists once its marker does.
 
     Args:
         root: The run's directory; one that does not exist has no steps.
         names: How steps are named.
-        needs_marker: Whether a directory without a commit marker is not committed.
+        needs_marker: Whether a directory without a commit marker is uncommitted.
 
     Raises:
         StorageError: A directory cannot be read.
-        TypeError: `names` is no way to name steps.
+        TypeError: `names` cannot name steps.
     """
     with storage_errors(root, "listing steps", _ADVICE):
         records: dict[int, StepRecord] = {}
@@ -223,11 +224,11 @@ def list_steps(root: Path, names: StepNames, *, needs_marker: bool = False) -> l
 
 
 def latest_step(root: Path, names: StepNames) -> StepRecord | None:
-    """Return the last of `list_steps` without looking into the steps before it.
+    """Return the last step of `list_steps` without reading the earlier ones.
 
     Raises:
         StorageError: A directory cannot be read.
-        TypeError: `names` is no way to name steps.
+        TypeError: `names` cannot name steps.
     """
     with storage_errors(root, "looking for the latest step", _ADVICE):
         candidates = sorted(_candidates(root, names), key=lambda found: -found[0])
@@ -240,7 +241,7 @@ def latest_step(root: Path, names: StepNames) -> StepRecord | None:
 
 
 def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
-    """Yield directories by name alone; of those with one number the preferred one first."""
+    """Yield directories by name alone; the preferred one of each number comes first."""
     if isinstance(names, StepParser):
         yield from _parsed(root, names)
     elif isinstance(names, StepFinder):
@@ -295,7 +296,7 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
 
 
 def record_step(step: int, found: RunStep) -> StepRecord:
-    """Return the record of a local step, from the scan of its directory."""
+    """Build the record of a local step from the scan of its directory."""
     foreign = found.foreign
     if foreign is not None:
         return StepRecord(
@@ -336,12 +337,12 @@ def _record(
 
 @functools.lru_cache(maxsize=64)
 def _shared(items: frozenset[str]) -> frozenset[str]:
-    """Return one set for all steps with the same items."""
+    """Return one shared set for all steps with the same items."""
     return items
 
 
 class _CommitTime(Struct):
-    """The one field of a step's document that listing a run needs."""
+    """The only field of a step's document that listing needs."""
 
     commit_timestamp_nsecs: int | None = None
 
@@ -354,7 +355,7 @@ def _commit_time(path: Path, *, recorded: bool) -> datetime:
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
         except StorageError:
-            raise  # a store fails to say what it has
+            raise  # the store failed to answer
         except (OSError, FormatError, OverflowError) as error:
             _logger.debug("%s: no commit time, %s", path, error)
     if isinstance(path, StorePath):
@@ -379,6 +380,6 @@ def _used_and_ignored(first: StepRecord, second: StepRecord) -> tuple[Path, Path
 
 @functools.lru_cache(maxsize=256)
 def _warn_of_duplicate(step: int, used: Path, ignored: Path) -> None:
-    """Warn once, though a run is listed at every save."""
+    """Warn once only, since every save lists the run."""
     places = (visible(str(used)), visible(str(ignored)))
     _logger.warning("Step %d is there twice: %s is used, %s is not", step, *places)

@@ -1,7 +1,7 @@
-"""Metrics that a run logs to TensorBoard, by step; no TensorFlow is needed.
+"""Metrics that a run logs to TensorBoard, by step, without TensorFlow.
 
-An event file is a sequence of records (length, checksum, data, checksum). The data of each is an
-`Event` in protobuf's wire format, of which only what holds scalars is decoded.
+An event file is a sequence of records (length, checksum, data, checksum). The data is an `Event` in
+protobuf's wire format; only scalars are decoded.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EventFile:
-    """One file and what has been read of it.
+    """An event file and the values read from it so far.
 
     Attributes:
         path: The file.
-        tag: The tag that is looked for.
+        tag: The tag to find.
         values: Its values by step.
-        offset: Where the first record begins that has not been read.
-        warned: Where the last record begins that a warning was given for.
+        offset: Start of the first record not yet read.
+        warned: Start of the last record that caused a warning.
     """
 
     path: Path
@@ -49,13 +49,13 @@ class EventFile:
     warned: int = -1
 
     def read_new(self) -> None:
-        """Read what was appended; a last record that is not complete is left for later.
+        """Read the records appended since the last call, except an incomplete last one.
 
-        If the file was deleted, what has been read of it stays.
+        If the file has been deleted, the values read so far stay.
         """
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size < self.offset:  # another file of the same name
+            if size < self.offset:  # the file was replaced
                 self.values, self.offset, self.warned = {}, 0, -1
             file.seek(self.offset)
             for data in self._records(file, size):
@@ -69,7 +69,7 @@ class EventFile:
         while len(header := file.read(12)) == 12:
             length, checksum = struct.unpack("<QI", header)
             if _masked_crc(header[:8]) != checksum:
-                # where the next record begins is not known
+                # the start of the next record is unknown
                 self._warn("has a damaged length; the rest of the file is not read")
                 return
             end = self.offset + 12 + length + 4
@@ -79,7 +79,7 @@ class EventFile:
             if _masked_crc(data) == int.from_bytes(record[-4:], "little"):
                 yield data
             elif end == size:
-                return  # perhaps it is being written
+                return  # perhaps still being written
             else:
                 self._warn("differs from its checksum and is skipped")
             self.offset = end
@@ -96,7 +96,7 @@ def _masked_crc(data: bytes) -> int:
 
 
 def _scalars(event: bytes, tag: bytes) -> dict[int, float]:
-    """Return the scalar of a tag in an `Event`, by step."""
+    """Return the scalar with a tag in an `Event`, by step."""
     fields = dict(_fields(event))
     step = fields.get(2, 0)
     found: dict[int, float] = {}
@@ -110,14 +110,14 @@ def _scalars(event: bytes, tag: bytes) -> dict[int, float]:
 
 
 def _tensor_number(tensor: int | bytes) -> float | None:
-    """Return the number that a `TensorProto` holds, None if it holds something else."""
+    """Return the number in a `TensorProto`, None if it holds something else."""
     fields = dict(_fields(tensor))
     if fields.get(1) not in _FLOATS:
         return None
     number, dtype = _FLOATS[fields[1]]
     values = fields.get(4) or fields.get(number, b"")
     if not values and not fields.get(2):
-        return 0.0  # no values at all stand for zeros
+        return 0.0  # no values mean zeros
     return _number(values, dtype)
 
 
@@ -127,7 +127,7 @@ def _number(value: int | bytes, dtype: str) -> float | None:
 
 
 def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protobuf message: integers as they are, all else as bytes."""
+    """Yield the fields of a protobuf message: integers decoded, all others as bytes."""
     if isinstance(message, int):
         raise ValueError("a number where a message should be")
     at = 0
@@ -145,7 +145,7 @@ def _fields(message: int | bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a number and the offset of its end."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[at]
@@ -157,11 +157,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 class TensorBoardMetrics:
-    """One scalar of a run by step, as some writer of TensorBoard's event files recorded it.
+    """One scalar of a run by step, read from TensorBoard event files.
 
-    A metric `train/eval/loss` is the tag `eval/loss` of the run `train`: the first of the
-    directories `train` and `train/eval` that holds event files is the run. Where neither does, it
-    is the tag `train/eval/loss` of files in `logdir` itself.
+    A metric `train/eval/loss` is the tag `eval/loss` of the run `train`: the run is the first of
+    the directories `train` and `train/eval` that holds event files. If neither does, it is the tag
+    `train/eval/loss` of files in `logdir` itself.
     """
 
     def __init__(self, logdir: PathLike, metric: str) -> None:
@@ -175,15 +175,14 @@ class TensorBoardMetrics:
 
     @property
     def metric(self) -> str:
-        """Name of the metric, with the run."""
+        """Name of the metric, including the run."""
         return self._metric
 
     def values(self, steps: Collection[int]) -> Mapping[int, float]:
         """Return the metric of those steps for which it was recorded.
 
-        Of several values for one step the last counts; files count in the order of their names.
-        Only what was written since the last call is read. A damaged record is skipped with a
-        warning.
+        The last of several values for one step counts; files are ordered by name. Each call reads
+        only data written since the previous one. A damaged record is skipped with a warning.
 
         Raises:
             StorageError: A file cannot be read.
@@ -208,7 +207,7 @@ class TensorBoardMetrics:
             self._files.setdefault(path, EventFile(path, tag.encode()))
 
     def _find_run(self) -> tuple[Path, str] | None:
-        """Return the run's directory and the tag; once found they stay, whatever appears later."""
+        """Return the run's directory and the tag; they are fixed once found."""
         parts = self._metric.split("/")
         for count in range(1, len(parts)):
             directory = self._logdir.joinpath(*parts[:count])

@@ -1,4 +1,4 @@
-"""Decide which steps of a run are saved, and save them one after the other."""
+"""Decide which steps of a run are saved, and save them one after another."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _step_of: Callable[[StepInfo], int] = operator.attrgetter("step")
 
 
 class StepDecision(Struct, frozen=True):
-    """What happens to a step that a training has reached, the same on all processes.
+    """The fate of the current training step, identical on all processes.
 
     Attributes:
-        save: Whether it is saved.
-        temporary: Whether it is kept only until the next one is durable.
+        save: Whether to save it.
+        temporary: Whether to keep it only until the next one is durable.
         exists: Whether it is listed or being saved already.
         is_ending: Whether a signal has announced the end of the job.
-        seconds: In how many seconds it ends, None if unknown.
-        update: What else has changed.
+        seconds: Seconds until it ends, None if unknown.
+        update: The other changes.
     """
 
     save: bool = False
@@ -85,9 +85,9 @@ class StepRequest:
         step: Its number.
         path: Its directory.
         items: Arguments of its items.
-        decision: How it is saved.
+        decision: How to save it.
         metrics: Its metrics, None for those among the items.
-        custom_metadata: A JSON object to keep with it.
+        custom_metadata: A JSON object to store with it.
     """
 
     step: int
@@ -99,7 +99,7 @@ class StepRequest:
 
 
 class StepWriter:
-    """Saves steps; durable steps are listed, and those they make superfluous deleted.
+    """Saves steps, lists them once durable, and deletes those that they make superfluous.
 
     Attributes:
         watch: Notices signals that announce the end of the job.
@@ -134,12 +134,12 @@ class StepWriter:
         self._started = datetime.now(tz=UTC)
 
     def decide(self, step: int, call: str, *, force: bool = False) -> StepDecision:
-        """Return what happens to a step.
+        """Decide what happens to a step.
 
         Args:
             step: Its number.
             call: The method called, the same on all processes.
-            force: Whether to save it whatever the policies say.
+            force: Whether to save it regardless of the policies.
 
         Raises:
             CheckpointError: The manager is closed.
@@ -158,13 +158,13 @@ class StepWriter:
         return self._coordinator.decide(call, lambda: is_preempted or bool(self._endings()), bool)
 
     def _post_ending(self, step: int) -> bool:
-        """Let the primary process know of a signal; return whether JAX's service knows of one."""
+        """Report a signal to the primary; return whether JAX's service announces a preemption."""
         if self.watch.received and not self._coordinator.is_primary:
             self._coordinator.post_ending(self.watch.seconds_left)
         return self.watch.service_says(step)
 
     def _endings(self) -> list[float | None]:
-        """Return in how many seconds the processes end that have received a signal."""
+        """Return the seconds left to each process that has received a signal."""
         mine = [self.watch.seconds_left] if self.watch.received else []
         return [*self._coordinator.endings(), *mine]
 
@@ -182,18 +182,18 @@ class StepWriter:
         )
 
     def _ask_policies(self, step: int, is_preempted: bool, *, is_ending: bool) -> SaveDecision:
-        running = self._pending.step  # before the others, which it may join a moment later
+        running = self._pending.step  # read before the listed steps, which it may join at any time
         infos = self._store.own.infos()
         now = datetime.now(tz=UTC)
         if step == 0:
-            self._started = now  # what came before, a compilation for example, is not training
+            self._started = now  # excludes earlier work, such as compilation
         if running is not None:
             place = bisect_left(infos, running, key=_step_of)
             if place == len(infos) or infos[place].step != running:
                 infos.insert(place, StepInfo(running, now))
         if infos and infos[-1].step >= step:
             return SaveDecision()
-        if is_ending:  # whatever the policies say
+        if is_ending:  # regardless of the policies
             return SaveDecision((PreemptionCheckpointingPolicy(),))
         checks_running = self._options.enable_should_save_is_saving_in_progress_check
         context = DecisionContext(
@@ -205,19 +205,19 @@ class StepWriter:
         return decide(self._policy, StepInfo(step, now), infos, context=context)
 
     def pending_update(self) -> IndexUpdate:
-        """Return what the other processes do not know yet."""
-        has_ended = not self._pending.is_running()  # before the steps, which it may join
+        """Return the changes that the other processes do not know yet."""
+        has_ended = not self._pending.is_running()  # read before the steps, which it may join
         return self._store.pending_update(has_ended=has_ended)
 
     def save(self, request: StepRequest) -> None:
-        """Begin to save a step once the one before has ended.
+        """Start saving a step once the previous save has ended.
 
         Raises:
             StepAlreadyExistsError: Another program has saved it.
-            BackgroundSaveError: The save before has failed; this one is in progress.
+            BackgroundSaveError: The previous save has failed; this one is in progress.
             StorageError: An old step could not be deleted; this save is in progress.
-            TimeoutError: The process is about to end and a save did not end before that.
-            CheckpointError: What handlers raise; nothing was left behind.
+            TimeoutError: The process is about to end and a save did not finish in time.
+            CheckpointError: A handler failed; nothing was left behind.
         """
         began = time.monotonic()
         try:
@@ -239,8 +239,8 @@ class StepWriter:
         self._store.errors.raise_any()
 
     def decline(self, step: int, path: Path, decision: StepDecision, error: Exception) -> NoReturn:
-        """Let the others know that this process will not save a step, and why; raise that."""
-        # all join the same rounds, also those that have nothing to save
+        """Tell the other processes why this one will not save a step; raise that error."""
+        # every process joins the same rounds, even one with nothing to save
         at_end = self._end_of_save(step) if self._saves_at_once(decision) else nullcontext()
         with at_end:
             decline_save(path, error, self._session)
@@ -253,11 +253,13 @@ class StepWriter:
         return decision.is_ending or not self._options.enable_async_checkpointing
 
     def _begin_after_pending(self, request: StepRequest) -> None:
-        """Wait for the pending save, then begin.
-
-        All processes of a save join its session. A process whose pending save does not end in time
-        never gets there, so it declines: the others would wait for it until their deadline.
-        """
+        """Wait for the pending save, then start this one."""
+        # Invariant: either every process joins the session of a save or at least one declines it;
+        # none stays silent. At most one save is pending, so `begin` runs only after the previous
+        # one has ended, and may run although that one failed (its error is raised after the new
+        # save started). If the wait itself times out, `begin` has not run and this process would
+        # never reach the session: it declines, or the other processes would wait for it until their
+        # own deadline.
         seconds = request.decision.seconds
         deadline = None if seconds is None else time.monotonic() + seconds
         has_begun = False
@@ -275,7 +277,7 @@ class StepWriter:
             raise
 
     def is_running(self) -> bool:
-        """Whether a background save is in progress."""
+        """Return whether a background save is in progress."""
         return self._pending.is_running()
 
     def wait(self) -> None:
@@ -283,25 +285,24 @@ class StepWriter:
         self._pending.wait()
 
     def check(self) -> None:
-        """Raise what has failed, without waiting; see `CheckpointManager.check_for_errors`."""
+        """Raise errors of background work without waiting."""
         with self._coordinator.round("check_for_errors()") as current:
             update = current.broadcast(self.pending_update, IndexUpdate)
         self._store.apply_update(update)
         self.raise_failed(has_ended=update.has_ended)
 
     def raise_failed(self, *, has_ended: bool) -> None:
-        """Raise what has failed.
+        """Raise errors of background work.
 
         Args:
-            has_ended: Whether the pending save has ended on the primary process; it is about to
-                end on this one.
+            has_ended: Whether the pending save has ended on the primary; here it is about to.
         """
         if has_ended:
             self._finish_pending(inherited=False)
         self._store.errors.raise_any()
 
     def finish(self, *, inherited: bool = True) -> None:
-        """Wait for everything; see `CheckpointManager.wait_until_finished`.
+        """Wait for all background work; see `CheckpointManager.wait_until_finished`.
 
         Args:
             inherited: As for `PendingSave.finish`.
@@ -309,7 +310,7 @@ class StepWriter:
         with self._coordinator.round("wait_until_finished()") as current:
             self._pending.wait()
             self._store.wait()
-            # the error of the save says more than which process does not come here
+            # the error of the save is more informative than a timeout of the processes that wait
             if not (self._coordinator.is_primary and self._pending.has_failed()):
                 current.gather()
             update = current.broadcast(self.pending_update, IndexUpdate)
@@ -326,12 +327,12 @@ class StepWriter:
             raise
 
     def close(self) -> None:
-        """Wait for everything as `finish` does, and release resources."""
+        """Wait for all background work as `finish` does, and release resources."""
         self.watch.uninstall()
         try:
             self.finish(inherited=False)
         except (ProcessFailedError, ProcessTimeoutError) as error:
-            if self.is_running():  # the others do not come; this save continues
+            if self.is_running():  # the other processes do not join; this save continues
                 _logger.warning("Waiting for a save in progress: %s", error)
             with attach_cleanup_errors(error):
                 self._finish_pending(inherited=False)
@@ -340,7 +341,7 @@ class StepWriter:
             self._store.close()
 
     def _begin(self, request: StepRequest) -> SaveHandle | None:
-        """Save a step in the background, or at once if asked for or if a signal has come."""
+        """Save a step in the background, or at once if requested or after a signal."""
         step, path, metrics = request.step, request.path, request.metrics
         self._store.await_deletion(path)
         save = SaveRequest(
