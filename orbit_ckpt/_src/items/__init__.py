@@ -1,1 +1,1 @@
-"""Item handlers: named parts of a checkpoint, each with a handler of its kind."""
+"""Item handlers, one per kind of item: the named parts of a checkpoint."""

@@ -19,7 +19,7 @@ from orbit_ckpt._src.unused import warn_set
 
 @dataclass
 class ArraySaveArgs(CheckpointArgs):
-    """What array to save, and how.
+    """An array to save, and its options.
 
     Attributes:
         item: The array or scalar.
@@ -35,8 +35,8 @@ class ArrayRestoreArgs(CheckpointArgs):
     """How to restore an array.
 
     Attributes:
-        item: Does nothing here.
-        restore_args: Type, dtype and sharding wanted.
+        item: Ignored.
+        restore_args: The type, dtype and sharding to restore to.
     """
 
     item: object = None
@@ -59,12 +59,12 @@ class ArrayHandler(
             checkpoint_name: Storage name of the array; `checkpoint` by default.
         """
         self._name = checkpoint_name or "checkpoint"
-        # what Orbax's handler of arrays reads
+        # the only layout that Orbax's array handler reads
         self._trees = PyTreeHandler(use_ocdbt=False, use_zarr3=False)
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}array_checkpoint_handler.ArrayCheckpointHandler"
 
     @override
@@ -84,7 +84,7 @@ class ArrayHandler(
         """Read an array.
 
         Raises:
-            CheckpointNotFoundError: There is none.
+            CheckpointNotFoundError: The directory holds no array.
             CorruptionError: Stored data is missing or damaged.
         """
         args = args or ArrayRestoreArgs(item, restore_args)
@@ -96,6 +96,6 @@ class ArrayHandler(
         return found if is_bare else cast(dict[str, object], found)[self._name]
 
     def metadata(self, directory: PathLike) -> object:
-        """Return what is known of the array without reading it."""
+        """Return metadata of the array without reading it."""
         tree = self._trees.metadata(directory).tree
         return cast(dict[str, object], tree)[self._name] if isinstance(tree, dict) else tree

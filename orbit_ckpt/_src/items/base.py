@@ -1,4 +1,4 @@
-"""The interface of item handlers, and how their arguments are registered; Orbax's."""
+"""Orbax's interface of item handlers, and the registry of their arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class CheckpointArgs:
 
 @dataclass
 class PassedArgs(CheckpointArgs):
-    """What a caller gives a handler that has no argument classes; it is passed on as it is.
+    """Arguments for a handler without argument classes, passed on unchanged.
 
     Attributes:
         args: Positional arguments of `save` or `restore` after the directory.
-        kwargs: Named ones.
+        kwargs: Named arguments.
     """
 
     args: Sequence[object] = ()
@@ -45,10 +45,10 @@ ArgsT = TypeVar("ArgsT", bound=CheckpointArgs)
 
 @runtime_checkable
 class CheckpointHandler(Protocol):
-    """Saves and restores one item in a directory of its own.
+    """Saves and restores one item in its own directory.
 
-    By itself a handler is not atomic; use it through a `Checkpointer`. What `save` and `restore`
-    take besides the directory is each handler's own affair.
+    A handler alone is not atomic; use it through a `Checkpointer`. Each handler defines the
+    arguments that `save` and `restore` take besides the directory.
     """
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -60,11 +60,11 @@ class CheckpointHandler(Protocol):
         ...
 
     def finalize(self, directory: Any) -> None:
-        """Do what must be done once everything is written, before the commit."""
+        """Finish the directory after everything is written, before the commit."""
         ...
 
     def close(self) -> None:
-        """Give up resources."""
+        """Release resources."""
         ...
 
 
@@ -73,10 +73,10 @@ class StagingHandler(Protocol):
     """An item handler that saves in two phases."""
 
     async def stage(self, directory: Path, args: Any, *, copy: bool) -> Commit:
-        """Take an item from the caller and return what remains to be done.
+        """Copy an item and return the commit that writes it.
 
         Args:
-            directory: Where the item will be written; may not exist yet.
+            directory: Where to write the item; may not exist yet.
             args: What to save.
             copy: Whether the caller may change the item before the commit has run.
         """
@@ -84,7 +84,7 @@ class StagingHandler(Protocol):
 
 
 def item_name(directory: Path) -> str:
-    """Return what to call an item in messages, from where it will be written."""
+    """Return the item's name for messages, from the directory it will be written to."""
     return directory.name.partition(TEMPORARY_SUFFIX)[0]
 
 
@@ -92,10 +92,10 @@ _ArgsByHandler = dict[type, tuple[type[CheckpointArgs], ...]]
 
 
 class ArgumentsRegistry:
-    """The argument classes of item handlers, and the handlers by such a class and by typestr.
+    """The argument classes of item handlers, and the handlers by argument class and by typestr.
 
     Registrations are inherited: a handler has the argument classes of its nearest registered base,
-    and a class of arguments belongs to the handler of its nearest registered base.
+    and an argument class belongs to the handler of its nearest registered base.
     """
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ class ArgumentsRegistry:
         for_save: bool,
         for_restore: bool,
     ) -> None:
-        """Register a class of arguments for a handler class.
+        """Register an argument class for a handler class.
 
-        A class that is defined again, in a notebook, replaces its predecessor.
+        A class that is defined again, as in a notebook, replaces its predecessor.
         """
         for classes, is_wanted in zip(self._classes, (for_save, for_restore), strict=True):
             if is_wanted:
@@ -124,27 +124,27 @@ class ArgumentsRegistry:
             self._typestrs[typestr] = handler_cls
 
     def depth_of(self, handler_cls: type, position: int) -> int | None:
-        """Return at which class of the resolution order classes for save (0) or restore (1) are."""
+        """Return the MRO index of the class that has classes for save (0) or restore (1)."""
         known = self._classes[position]
         return next((i for i, c in enumerate(handler_cls.__mro__) if c in known), None)
 
     def own(self, handler_cls: type, position: int) -> tuple[type[CheckpointArgs], ...]:
-        """Return the classes of a handler for save (0) or restore (1), the preferred one first."""
+        """Return a handler's own classes for save (0) or restore (1), the preferred one first."""
         depth = self.depth_of(handler_cls, position)
         return () if depth is None else self._classes[position][handler_cls.__mro__[depth]]
 
     def all(self, handler_cls: type, position: int) -> list[type]:
-        """Return the classes of a handler and of all its bases for save (0) or restore (1)."""
+        """Return the classes of a handler and all its bases for save (0) or restore (1)."""
         known = self._classes[position]
         return [args_cls for base in handler_cls.__mro__ for args_cls in known.get(base, ())]
 
     def handler_of(self, args_cls: type) -> type[CheckpointHandler] | None:
-        """Return the handler class that a class of arguments belongs to."""
+        """Return the handler class to which an argument class belongs."""
         bases = (base for base in args_cls.__mro__ if base in self._handlers)
         return next((self._handlers[base] for base in bases), None)
 
     def handler_named(self, typestr: str) -> type[CheckpointHandler] | None:
-        """Return the handler class that is recorded by a typestr."""
+        """Return the handler class with a typestr."""
         return self._typestrs.get(typestr)
 
 
@@ -168,10 +168,9 @@ def register_with_handler(
     for_save: bool = False,
     for_restore: bool = False,
 ) -> Callable[[type[ArgsT]], type[ArgsT]]:
-    """Return a class decorator that makes an argument class belong to a handler class.
+    """Return a class decorator that registers an argument class with a handler class.
 
-    A handler may have several. The first one that is registered is made of the fields that a caller
-    gives instead of an argument object.
+    A handler may have several. Fields given instead of an argument object go into the first one.
 
     Raises:
         ValueError: Neither `for_save` nor `for_restore` is set.
@@ -194,19 +193,19 @@ def register_with_handler(
 
 
 def registered_args(handler_cls: type) -> tuple[type[CheckpointArgs], type[CheckpointArgs]] | None:
-    """Return the argument classes of a handler for save and restore, None if it has none.
+    """Return a handler's argument classes for save and restore, None if it has none.
 
-    They are registered here, or with Orbax if that has been imported. Of several it is the first.
+    They are registered here, or with Orbax if that has been imported. The first of several counts.
     """
     save, restore = ARGUMENTS.own(handler_cls, 0), ARGUMENTS.own(handler_cls, 1)
     return (save[0], restore[0]) if save and restore else foreign_args(handler_cls)
 
 
 def own_args(handler_cls: type, position: int) -> type[CheckpointArgs] | None:
-    """Return the class that is made of a caller's fields for `save` (0) or `restore` (1).
+    """Return the class to build from a caller's fields for `save` (0) or `restore` (1).
 
-    It is None if there is none, or if it is inherited and the method is not: an override is given
-    what the caller gives, as in Orbax, unless `args` is the first thing that it takes.
+    None if there is none, or if the class is inherited and the method is not: as in Orbax, an
+    override receives the caller's arguments unchanged, unless its first parameter is `args`.
     """
     classes = registered_args(handler_cls)
     if classes is None:
@@ -220,17 +219,17 @@ def own_args(handler_cls: type, position: int) -> type[CheckpointArgs] | None:
 
 
 def _begins_with_args(handler_cls: type, methods: Sequence[str]) -> bool:
-    """Whether the most derived of some methods takes `args` next to the directory."""
+    """Return whether the most derived of some methods takes `args` right after the directory."""
     method = min(methods, key=lambda name: depth_of(handler_cls, name))
     parameters = list(inspect.signature(getattr(handler_cls, method)).parameters.values())[2:3]
     return any(p.name == "args" and p.kind is not p.VAR_POSITIONAL for p in parameters)
 
 
 def takes_args(handler_cls: type, args: object, position: int) -> bool:
-    """Whether arguments are those of a handler for `save` (0) or `restore` (1).
+    """Return whether arguments suit a handler's `save` (0) or `restore` (1).
 
-    They are if their class is registered for the handler or one of its bases, is derived from such
-    a class, or is one that such a class extends.
+    They do if their class is registered for the handler or one of its bases, derives from such a
+    class, or is extended by one.
     """
     kind = type(args)
     if kind in (CheckpointArgs, PassedArgs):
@@ -242,33 +241,33 @@ def takes_args(handler_cls: type, args: object, position: int) -> bool:
 
 
 def is_args(value: object) -> bool:
-    """Whether a value is an argument object, ours or Orbax's."""
+    """Return whether a value is an argument object, this library's or Orbax's."""
     return isinstance(value, CheckpointArgs) or is_foreign_args(value)
 
 
 def is_args_class(kind: type) -> bool:
-    """Whether a class is one of argument objects, ours or Orbax's."""
+    """Return whether a class is an argument class, this library's or Orbax's."""
     known: type = kind
     return issubclass(kind, CheckpointArgs) or is_foreign_args_class(known)
 
 
 def args_name(args: object) -> str:
-    """Return what users call arguments, or a class of them: `args.StandardSave`, for example."""
+    """Return the public name of arguments or their class, such as `args.StandardSave`."""
     kind = args if isinstance(args, type) else type(args)
     is_ours = kind.__module__.startswith("orbit_ckpt.")
     return f"args.{kind.__name__.removesuffix('Args')}" if is_ours else _name_of(kind)
 
 
 def check_args(name: str, args: object) -> None:
-    """Check that arguments of an item handler are such.
+    """Check that a value is an argument object.
 
     Args:
-        name: What messages call them.
-        args: The arguments.
+        name: Its name in messages.
+        args: The value.
 
     Raises:
-        TypeError: They are a class of arguments.
-        ValueError: They are something else, such as the tree itself.
+        TypeError: It is an argument class.
+        ValueError: It is something else, such as the tree itself.
     """
     if isinstance(args, type) and is_args_class(args):
         call = f"{args_name(args)}(...)"
@@ -281,7 +280,7 @@ def check_args(name: str, args: object) -> None:
 
 
 def wrong_args(handler_cls: type, args: object, position: int) -> str:
-    """Return the message about arguments that are not those of a handler for save or restore."""
+    """Return the message about arguments that do not suit a handler's save or restore."""
     classes = registered_args(handler_cls)
     wanted = "its own arguments" if classes is None else args_name(classes[position])
     method = ("save", "restore")[position]
@@ -292,14 +291,14 @@ def wrong_args(handler_cls: type, args: object, position: int) -> str:
 
 
 def check_handler(name: str, handler: object) -> None:
-    """Check that a handler of an item is one.
+    """Check that a value is an item handler.
 
     Args:
-        name: What messages call it.
-        handler: The handler.
+        name: Its name in messages.
+        handler: The value.
 
     Raises:
-        TypeError: It is something else, such as a class of handlers.
+        TypeError: It is something else, such as a handler class.
     """
     if isinstance(handler, type):
         raise TypeError(
@@ -314,10 +313,10 @@ def check_handler(name: str, handler: object) -> None:
 
 
 def handler_class_of(args: object) -> type[CheckpointHandler]:
-    """Return the handler class that an args object or class belongs to, here or at Orbax.
+    """Return the handler class of an argument object or class, registered here or with Orbax.
 
     Raises:
-        ValueError: It belongs to none.
+        ValueError: It belongs to no handler.
     """
     kind = args if isinstance(args, type) else type(args)
     found = ARGUMENTS.handler_of(kind) or foreign_handler_class(args)
@@ -332,10 +331,10 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
 
 
 def typestr_of(handler: object) -> str:
-    """Return the name under which a checkpoint records a handler, or a handler class.
+    """Return the name that a checkpoint records for a handler or handler class.
 
-    A subclass that reads in its own way is recorded by its own name: what it inherits it from would
-    not restore what it saves.
+    A subclass with its own way to read is recorded by its own name: the base class from which it
+    inherits the name could not restore its checkpoints.
     """
     kind = handler if isinstance(handler, type) else type(handler)
     typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))

@@ -1,4 +1,4 @@
-"""Several items, each in a directory of its own, as one."""
+"""Several items, each in its own directory."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _RESERVED_PREFIX = "__"
 
 
 class Composite(CheckpointArgs, Mapping[str, Any]):
-    """Items by name: arguments of each for a save or a restore, or what was restored.
+    """Items by name: their arguments for a save or restore, or the restored items.
 
-    `composite.state` and `composite["state"]` are the same.
+    `composite.state` and `composite["state"]` are equivalent.
     """
 
     def __init__(self, **items: Any) -> None:
         """Make one.
 
         Raises:
-            ValueError: A name cannot be the name of a directory, or begins with `__`.
+            ValueError: A name is no valid directory name, or begins with `__`.
         """
         for name in items:
             if name.startswith(_RESERVED_PREFIX) or not name or "/" in name or name in (".", ".."):
@@ -73,7 +73,7 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
             raise KeyError(f"there is no item {key!r}; there are {sorted(self.__items)}") from None
 
     def __getattr__(self, key: str) -> Any:
-        items: dict[str, Any] = vars(self).get("_Composite__items", {})  # none while it is copied
+        items: dict[str, Any] = vars(self).get("_Composite__items", {})  # unset while being copied
         if key not in items:
             raise AttributeError(f"there is no item {key!r}")
         return items[key]
@@ -89,10 +89,10 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
 
 
 class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args=Composite):
-    """Saves and restores several items, each through a handler of its own.
+    """Saves and restores several items, each with its own handler.
 
-    The handler of an item is the one given for its name, else that of its arguments, else the one
-    that the checkpoint records, else the one that its files show.
+    The handler of an item is the first of: the one given for its name, the one of its arguments,
+    the one that the checkpoint records, the one detected from its files.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         """Make a handler.
 
         Args:
-            *item_names: Names of items whose handlers follow from their arguments. If there are
-                any, only these and `items_and_handlers` can be saved.
-            composite_options: Does nothing here, give options to the checkpointer.
+            *item_names: Names of items whose handlers follow from their arguments. If given, only
+                these and `items_and_handlers` can be saved.
+            composite_options: Ignored; give options to the checkpointer.
             handler_registry: Handlers by item and arguments.
             **items_and_handlers: Handlers by item.
 
         Raises:
-            ValueError: Items are given beside a registry, which says what they are.
+            ValueError: Items are given besides a registry, which defines them.
         """
         why = "the checkpointer or manager decides; give it the options"
         options = {"composite_options": (composite_options, None, why)}
@@ -141,24 +141,24 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         self._given[name] = handler
 
     def handler_of(self, name: str, args: object) -> CheckpointHandler:
-        """Return the handler of an item with some arguments."""
+        """Return the handler of an item with the given arguments."""
         return self._handler_for(Path(name), args)
 
     def prefer(self, name: str, handler: CheckpointHandler) -> None:
-        """Use a handler for an item wherever one of its class is asked for."""
+        """Use a handler for an item wherever its class is required."""
         self._made[name, type(handler)] = handler
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}composite_checkpoint_handler.CompositeCheckpointHandler"
 
     @override
     async def stage(self, directory: Path, args: Composite, *, copy: bool) -> Commit:
-        """Take all items from the caller.
+        """Copy all items.
 
         Raises:
-            ValueError: It is not known how to save an item.
+            ValueError: An item has no known handler.
         """
         names = sorted(name for name in args if args[name] is not None)
         self._check_names(names)
@@ -204,13 +204,13 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
 
         Args:
             directory: Where they are.
-            args: Arguments of the items wanted; None for an item restores it as it was saved. None,
-                or no items, for all items; one of an unknown handler is then left out, with a
-                warning, unless there is no other.
+            args: Arguments of the items to read; None for an item restores it as saved. None, or no
+                items, reads all items; one with an unknown handler is then skipped with a warning,
+                unless it is the only one.
 
         Raises:
             ItemNotFoundError: An item is missing.
-            ValueError: It is not known how to restore an item.
+            ValueError: An item has no known handler.
         """
         path = resolve_path(directory)
         recorded = _recorded(path)
@@ -245,9 +245,9 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         return Composite(**found)
 
     def metadata(self, directory: PathLike) -> StepMetadata:
-        """Return what is known of a checkpoint and of every item in it.
+        """Return metadata of a checkpoint and each of its items.
 
-        The metadata of an item that cannot be read are None; a warning in the log says why.
+        An item whose metadata cannot be read has None; the log gives the reason.
         """
         path = resolve_path(directory)
         recorded = _recorded(path)
@@ -269,7 +269,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
             return describe(folder) if describe is not None else None
         except NotImplementedError:  # raised by handlers without metadata
             return None
-        except Exception as error:  # noqa: BLE001 - a handler may be anybody's, and may raise anything
+        except Exception as error:  # noqa: BLE001 - a third party's handler may raise anything
             _logger.warning("%s: the metadata of item %r cannot be read: %s", path, name, error)
             return None
 
@@ -305,10 +305,10 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         return self._made[name, kind]
 
     def _check_names(self, names: Sequence[str]) -> None:
-        """Check that all items are among those that the handler was made for.
+        """Check that the handler was made for all these items.
 
         Raises:
-            ValueError: One is not; its name may be misspelt.
+            ValueError: It was not made for one, whose name may be misspelt.
         """
         unknown = [name for name in names if name not in self._names and name not in self._given]
         if not self._names or not unknown:
@@ -322,10 +322,10 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
 
 
 def _check_saved_by_all(directory: Path, names: Sequence[str]) -> None:
-    """Check that no other process has saved an item that this one, the primary one, does not have.
+    """Check that no other process saved an item that this one, the primary, does not have.
 
     Raises:
-        CheckpointError: One has; nothing would finish that item, nor list it.
+        CheckpointError: One did; nothing would finish or list that item.
     """
     if this_process().is_alone:
         return
@@ -338,10 +338,10 @@ def _check_saved_by_all(directory: Path, names: Sequence[str]) -> None:
 
 
 def _check_args(name: str, handler: CheckpointHandler, args: object, *, for_save: bool) -> None:
-    """Check that arguments are those of a handler.
+    """Check that arguments suit a handler.
 
     Raises:
-        ValueError: They are another's, which would save an item as something else.
+        ValueError: They are another handler's, and would save the item as something else.
     """
     if args is None or takes_args(type(handler), args, 0 if for_save else 1):
         return
@@ -359,10 +359,10 @@ def _recorded(path: Path) -> Mapping[str, str]:
 
 
 def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
-    """Return the arguments to restore an item as it was saved.
+    """Return the arguments that restore an item as saved.
 
     Raises:
-        ValueError: It cannot be restored without being told more.
+        ValueError: The handler needs explicit arguments.
     """
     kind = cast(Any, own_args(type(handler), 1))
     if kind is None:

@@ -1,4 +1,4 @@
-"""Which handler wrote an item: recorded by newer writers, told from the files of older ones."""
+"""Find the handler that wrote an item: from its record, or in older checkpoints from its files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _V1_CLASSES: Mapping[str, type[CheckpointHandler]] = {
 def handler_class_in(directory: Path, typestr: str | None) -> type[CheckpointHandler]:
     """Return the class of the handler that wrote an item.
 
-    Orbax up to 0.11.0 does not record it, and its v1 API records classes of its own: then the files
-    tell a tree, a random key and JSON.
+    Orbax up to 0.11.0 does not record it, and its v1 API records its own classes; trees, random
+    keys and JSON are then detected from the files.
 
     Args:
         directory: The item's directory.
-        typestr: What the checkpoint records.
+        typestr: The recorded name, if any.
 
     Raises:
-        ValueError: It is not known here, or nothing tells.
+        ValueError: The handler is unknown and cannot be detected.
     """
     if typestr is not None:
         try:

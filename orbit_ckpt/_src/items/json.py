@@ -29,7 +29,7 @@ from orbit_ckpt._src.unused import warn_set
 
 @dataclass
 class JsonSaveArgs(CheckpointArgs):
-    """What to save as JSON.
+    """A value to save as JSON.
 
     Attributes:
         item: The value.
@@ -43,7 +43,7 @@ class JsonRestoreArgs(CheckpointArgs):
     """How to restore JSON.
 
     Attributes:
-        item: Does nothing here.
+        item: Ignored.
     """
 
     item: object = None
@@ -53,7 +53,7 @@ class JsonRestoreArgs(CheckpointArgs):
 
 
 class JsonHandler(ItemHandler[JsonSaveArgs], save_args=JsonSaveArgs, restore_args=JsonRestoreArgs):
-    """Saves and restores what JSON can hold."""
+    """Saves and restores JSON values."""
 
     def __init__(
         self, filename: str | None = None, *, multiprocessing_options: object = None
@@ -61,9 +61,9 @@ class JsonHandler(ItemHandler[JsonSaveArgs], save_args=JsonSaveArgs, restore_arg
         """Make a handler.
 
         Args:
-            filename: Name of the file in the item's directory; `metadata` by default. Managers call
-                the file of the metrics as the item, which is found without a name.
-            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
+            filename: Name of the file in the item's directory; `metadata` by default. Managers name
+                the metrics file after the item; it is found without being named.
+            multiprocessing_options: Ignored; give it to the checkpointer or manager.
         """
         warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         check_type("filename", filename, str, "a str", "Give the name of a file.")
@@ -71,12 +71,12 @@ class JsonHandler(ItemHandler[JsonSaveArgs], save_args=JsonSaveArgs, restore_arg
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}json_checkpoint_handler.JsonCheckpointHandler"
 
     @override
     async def stage(self, directory: Path, args: JsonSaveArgs, *, copy: bool) -> Commit:
-        """Take the value from the caller.
+        """Encode the value.
 
         Raises:
             TypeError: It is not JSON.
@@ -105,11 +105,11 @@ class JsonHandler(ItemHandler[JsonSaveArgs], save_args=JsonSaveArgs, restore_arg
         """Read a value.
 
         Raises:
-            CheckpointNotFoundError: There is no such file.
+            CheckpointNotFoundError: The file does not exist.
             FormatError: It is not JSON.
         """
         return read_json_item(open_checked(resolve_path(directory)), self._filename)
 
     def file_in(self, directory: Path) -> str:
-        """Return the name of the file in an item's directory; Orbax's v1 API has its own."""
+        """Return the name of the file in an item's directory; Orbax's v1 API uses its own."""
         return find_json_file(directory, self._filename)

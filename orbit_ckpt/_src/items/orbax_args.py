@@ -1,6 +1,6 @@
-"""Item handlers whose arguments are registered with Orbax itself, such as grain's.
+"""Item handlers, such as grain's, whose arguments are registered with Orbax itself.
 
-Orbax is never imported here. Only a program that has imported it can have such arguments.
+This module never imports Orbax: such arguments exist only in a program that has imported it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from orbit_ckpt._src.storage.store_path import StorePath
 
 
 def is_foreign_args(value: object) -> bool:
-    """Whether a value is an argument object of Orbax's."""
+    """Return whether a value is an argument object of Orbax."""
     orbax = _orbax_args()
     return orbax is not None and isinstance(value, orbax.CheckpointArgs)
 
 
 def is_foreign_args_class(kind: type) -> bool:
-    """Whether a class is one of Orbax's argument objects."""
+    """Return whether a class is an argument class of Orbax."""
     orbax = _orbax_args()
     return orbax is not None and issubclass(kind, orbax.CheckpointArgs)
 
 
 def foreign_handler_class(args: object) -> type | None:
-    """Return the handler class that an args object or class is registered with at Orbax."""
+    """Return the handler class with which Orbax registers an argument object or class."""
     orbax = _orbax_args()
     kind = args if isinstance(args, type) else type(args)
     if orbax is None or not issubclass(kind, orbax.CheckpointArgs):
@@ -38,7 +38,7 @@ def foreign_handler_class(args: object) -> type | None:
 
 
 def foreign_args(handler_cls: type) -> tuple[type, type] | None:
-    """Return the argument classes of a handler for save and restore that Orbax knows."""
+    """Return the argument classes, for save and restore, that Orbax registers for a handler."""
     orbax = _orbax_args()
     if orbax is None:
         return None
@@ -49,7 +49,7 @@ def foreign_args(handler_cls: type) -> tuple[type, type] | None:
 
 
 def foreign_path(handler: object, directory: Path) -> Path:
-    """Return a path as a handler expects it: those written for Orbax use etils' methods."""
+    """Convert a path to the type a handler expects: handlers for Orbax use etils' methods."""
     if isinstance(directory, StorePath) and foreign_args(type(handler)) is None:
         return directory
     return as_epath(directory)

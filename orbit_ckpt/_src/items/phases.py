@@ -1,11 +1,11 @@
-"""Save and restore one item through its handler, whatever the handler's class overrides.
+"""Save and restore one item through its handler, including its overridden methods.
 
 The handlers of this package save in two phases, `stage` and the commit that it returns. Their base,
-`ItemHandler`, makes `save` and `async_save` of the two; these are what subclasses override and what
-other handlers wrap. Overrides are always called: `stage` is used directly only if no subclass of
-its class overrides them. What an override saves through `super()`, or through a handler that it
-wraps, becomes part of the save around it: the primary process finishes it when all processes have
-written.
+`ItemHandler`, builds `save` and `async_save` from the two; subclasses override these, and other
+handlers wrap them. Overrides are always called: `stage` is used directly only if no subclass of
+its class overrides them. An item that an override saves through `super()`, or through a handler
+that it wraps, becomes part of the save around it: the primary process finishes it when all
+processes have written.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _Result(Protocol):
 async def stage_item(
     handler: CheckpointHandler, directory: Path, args: Mapping[str, object], *, copy: bool
 ) -> Commit:
-    """Take an item from the caller; a handler that cannot do so saves it at once.
+    """Stage an item; a handler that cannot stage saves it at once.
 
     Args:
-        handler: What saves it.
-        directory: Where it will be written.
+        handler: The item's handler.
+        directory: Where to write it.
         args: Arguments of the handler's `save`.
         copy: Whether the caller may change the item before the commit has run.
     """
@@ -89,7 +89,7 @@ async def stage_item(
 
 
 def _overriding_method(handler: CheckpointHandler, *, copy: bool) -> str | None:
-    """Return which of `save` and `async_save` saves an item, None if `stage` does."""
+    """Return the overridden method (`save` or `async_save`) to call, None to use `stage`."""
     save, async_save = depth_of(handler, "save"), depth_of(handler, "async_save")
     is_ours = isinstance(handler, StagingHandler)
     if is_ours and min(save, async_save) >= depth_of(handler, "stage"):
@@ -102,7 +102,7 @@ def _overriding_method(handler: CheckpointHandler, *, copy: bool) -> str | None:
 
 
 def _unpack(args: Mapping[str, object]) -> tuple[Sequence[object], Mapping[str, object]]:
-    """Return the positional and the named arguments of a handler's method."""
+    """Return the positional and the named arguments for a handler's method."""
     given = args.get("args")
     return (given.args, given.kwargs) if isinstance(given, PassedArgs) else ((), args)
 
@@ -116,23 +116,23 @@ def _with_finalize(handler: CheckpointHandler, directory: Path, commit: Commit) 
 
 
 def _call_finalize(handler: CheckpointHandler, directory: Path) -> None:
-    """Call a handler's own `finalize`; bring a manifest up to date with what it does to files."""
+    """Call a handler's own `finalize`; update the manifest for files that it changes."""
     before = _stamps(directory)
     handler.finalize(foreign_path(handler, directory))
     if before is None or before != _stamps(directory):
         renew_manifest(directory)
-    sync_files(directory)  # who knows whether it has
+    sync_files(directory)  # it may not have synced them
 
 
 def _stamps(directory: Path) -> dict[Path, object] | None:
-    """Return what changes when files are changed, by file; None if it is not known."""
+    """Return by file a stamp that changes with the file; None if unknown."""
     if isinstance(directory, StorePath):
         return None
     return {file: fingerprint_of(file) for file in directory.rglob("*") if file.is_file()}
 
 
 class _Parts:
-    """What a handler saves through other handlers, or through its base class, as part of a save."""
+    """The parts of a save that a handler saves through other handlers or its base class."""
 
     def __init__(self, directory: Path, *, copy: bool) -> None:
         self.copy = copy
@@ -142,7 +142,7 @@ class _Parts:
 
     @contextlib.contextmanager
     def collected(self, handler: object, method: str) -> Generator[None]:
-        """Collect what is saved below the directory while a method of a handler runs."""
+        """Collect items saved below the directory while a handler's method runs."""
         self._asked = handler if method == "async_save" else None
         token = _current.set(self)
         try:
@@ -151,21 +151,21 @@ class _Parts:
             _current.reset(token)
 
     def is_asking(self, handler: object) -> bool:
-        """Whether `async_save` of a handler is running."""
+        """Return whether a handler's `async_save` is running."""
         return self._asked is handler
 
     def holds(self, path: Path) -> bool:
-        """Whether a directory is part of this save."""
+        """Return whether a directory is part of this save."""
         return path == self._directory or self._directory in path.parents
 
     def add(self, path: Path, commit: Commit, *, has_run: bool = False) -> _Part:
-        """Add a part, whose end is put off until the end of the save."""
+        """Add a part; it is finalized only at the end of the save."""
         part = _Part(path, commit, has_run=has_run)
         self._parts.append(part)
         return part
 
     async def run(self) -> None:
-        """Write the parts that nobody has waited for."""
+        """Write the parts for which no caller has waited."""
         await run_all(part.run() for part in self._parts)
 
     def finalize(self) -> None:
@@ -174,12 +174,12 @@ class _Parts:
             part.commit.finalize()
 
     def progress(self) -> Progress:
-        """How much of the parts has been written."""
+        """Progress of the parts written so far."""
         return sum((part.commit.progress for part in self._parts), Progress())
 
     @property
     def recorded_as(self) -> Mapping[str, str] | None:
-        """Typestrs of the items if the parts are several items by name."""
+        """Typestrs of the items if the parts are several named items."""
         found = [part.commit.recorded_as for part in self._parts if part.path == self._directory]
         return next((names for names in found if names is not None), None)
 
@@ -189,19 +189,19 @@ _current: ContextVar[_Parts | None] = ContextVar("orbit_ckpt_parts", default=Non
 
 
 class _Part:
-    """One part; also the future that `async_save` returns for it."""
+    """One part, which is also the future that `async_save` returns for it."""
 
     def __init__(self, path: Path, commit: Commit, *, has_run: bool) -> None:
         self.path = path
         self.commit = commit
         self._outcome: Future[None] = Future()
-        self._unclaimed = [self]  # whoever pops it writes the part
+        self._unclaimed = [self]  # the caller that pops it writes the part
         if has_run:
             self._unclaimed.clear()
             self._outcome.set_result(None)
 
     def result(self, timeout: float | None = None) -> None:
-        """Write it if nobody has, and return when it is written.
+        """Write the part unless another caller does; return once it is written.
 
         Raises:
             CheckpointError: It could not be written.
@@ -211,7 +211,7 @@ class _Part:
         self._outcome.result(timeout)
 
     async def run(self) -> None:
-        """Do the same in a coroutine."""
+        """Do the same as `result` in a coroutine."""
         if self._claims():
             await self._write()
         await asyncio.to_thread(self._outcome.result)
@@ -233,16 +233,16 @@ class _Part:
 
 
 def _parts_around(path: Path) -> _Parts | None:
-    """Return the save that a directory belongs to, None if it is saved by itself."""
+    """Return the save to which a directory belongs, None if it is saved on its own."""
     parts = _current.get()
     return parts if parts is not None and parts.holds(path) else None
 
 
 class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
-    """Base of the item handlers of this package, which write `stage` and `restore`.
+    """Base of the item handlers of this package, which implement `stage` and `restore`.
 
-    A subclass names its classes of arguments in its head, which registers them; `JsonHandler` is
-    the shortest example.
+    A subclass names its argument classes in its class statement, which registers them;
+    `JsonHandler` is the shortest example.
     """
 
     _save_args: ClassVar[type[CheckpointArgs]]
@@ -270,17 +270,17 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
     ) -> None:
         """Write an item into an existing empty directory; not atomic by itself.
 
-        As in Orbax it goes through `async_save` if a subclass overrides that. Called by an override
-        of `save`, it leaves the end, which only one process does, to the save around it.
+        As in Orbax it calls `async_save` if a subclass overrides that. Called by an override of
+        `save`, it leaves the final step, which only one process performs, to the enclosing save.
 
         Args:
             directory: Where to write.
             item: The item, if `args` is not given.
-            save_args: Its options, if it has any and `args` is not given.
+            save_args: Its options, if any and if `args` is not given.
             args: What to save.
 
         Raises:
-            TypeError: The item is none that the handler saves.
+            TypeError: The handler cannot save such an item.
             StorageError: The storage refused a write.
         """
         path = resolve_path(directory)
@@ -309,11 +309,11 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
         save_args: Any = None,
         args: SaveT | None = None,
     ) -> list[Future[None]]:
-        """Take an item from the caller; for the arguments see `save`.
+        """Copy an item and save it in the background; for the arguments see `save`.
 
         Returns:
-            Futures of what remains to be done. Called by an override of `async_save`, it is a part
-            of the save around it; else it has begun, and finishes the directory.
+            Futures of the remaining work. Called by an override of `async_save`, the item is part
+            of the enclosing save; otherwise the write has started, and also finishes the directory.
         """
         path = resolve_path(directory)
         args = self._arguments(item, save_args) if args is None else args
@@ -329,7 +329,7 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
         return [run_in_background(finish())]
 
     def _arguments(self, item: Any, save_args: Any) -> SaveT:
-        """Return arguments made of fields; they may be among them, as `args` is in Orbax."""
+        """Build arguments from fields; one of these may be the arguments, like Orbax's `args`."""
         for given in (item, save_args):
             if isinstance(given, self._save_args):
                 return cast(SaveT, given)
@@ -350,7 +350,7 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
 
     @override
     def close(self) -> None:
-        """Give up resources; there are none."""
+        """Release resources; the base has none."""
 
 
 def _save_through_override(
@@ -376,14 +376,14 @@ def restore_item(
 ) -> object:
     """Read an item.
 
-    The files of a handler that reads them itself are compared with the checkpoint's manifest first:
-    nothing else would notice damage to them.
+    Files that the handler reads itself are first checked against the checkpoint's manifest, since
+    nothing else would detect damage to them.
 
     Args:
-        handler: What reads it.
+        handler: The item's handler.
         directory: A checkpoint.
         args: Arguments of the handler's `restore`.
-        item: Name of the item in the checkpoint; empty if it is all of it.
+        item: Name of the item in the checkpoint; empty for the whole checkpoint.
 
     Raises:
         CorruptionError: A file differs from what was written.

@@ -1,4 +1,4 @@
-"""A protocol buffer as an item, in its text form."""
+"""A protocol buffer as an item, in text format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProtoSaveArgs(CheckpointArgs):
-    """What protocol buffer to save.
+    """A protocol buffer to save.
 
     Attributes:
         item: The message.
@@ -41,7 +41,7 @@ class ProtoSaveArgs(CheckpointArgs):
 
 @dataclass
 class ProtoRestoreArgs(CheckpointArgs):
-    """What protocol buffer to restore.
+    """How to restore a protocol buffer.
 
     Attributes:
         item: Class of the message.
@@ -53,7 +53,7 @@ class ProtoRestoreArgs(CheckpointArgs):
 class ProtoHandler(
     ItemHandler[ProtoSaveArgs], save_args=ProtoSaveArgs, restore_args=ProtoRestoreArgs
 ):
-    """Saves and restores a protocol buffer; needs the package `protobuf`."""
+    """Saves and restores a protocol buffer; requires `protobuf`."""
 
     def __init__(
         self, filename: str = "proto.pbtxt", *, multiprocessing_options: object = None
@@ -62,7 +62,7 @@ class ProtoHandler(
 
         Args:
             filename: Name of the file in the item's directory.
-            multiprocessing_options: Does nothing here, give it to the checkpointer or manager.
+            multiprocessing_options: Ignored; give it to the checkpointer or manager.
         """
         warn_of_unused(self, multiprocessing_options=multiprocessing_options)
         check_type("filename", filename, str, "a str", "Give the name of a file.")
@@ -70,16 +70,16 @@ class ProtoHandler(
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler"
 
     @override
     async def stage(self, directory: Path, args: ProtoSaveArgs, *, copy: bool) -> Commit:
-        """Take the message from the caller.
+        """Copy the message.
 
         Raises:
-            TypeError: It is no message.
-            ValueError: It has fields that its class does not know.
+            TypeError: It is not a message.
+            ValueError: It has fields that its class does not define.
         """
         text = _encode(item_name(directory), args.item)
 
@@ -101,12 +101,12 @@ class ProtoHandler(
         Args:
             directory: Where it is.
             item: Class of the message, if `args` is not given.
-            args: What to restore.
+            args: Arguments of the restore.
 
         Raises:
-            CheckpointNotFoundError: There is no such file.
-            FormatError: It is not the text form of such a message.
-            TypeError: No class of messages was given.
+            CheckpointNotFoundError: The file does not exist.
+            FormatError: It is not such a message in text format.
+            TypeError: No message class is given.
         """
         path = resolve_path(directory)
         kind = _message_class(path, args.item if args is not None else item)
@@ -160,10 +160,10 @@ def _decode(data: bytes, kind: type[Message], where: str) -> Message:
 
 
 def _protobuf() -> tuple[type[Message], Any]:
-    """Return the base of all messages and the module of their text form.
+    """Return the base class of messages and the module of the text format.
 
     Raises:
-        MissingPackageError: The package, which most programs do not need, is not there.
+        MissingPackageError: `protobuf` is not installed.
     """
     try:
         from google.protobuf import text_format  # noqa: PLC0415 - optional

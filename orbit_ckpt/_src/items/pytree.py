@@ -35,10 +35,10 @@ from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY,
 
 @dataclass(frozen=True)
 class PyTreeMetadataOptions:
-    """What is recorded of a tree.
+    """What to record of a tree.
 
     Attributes:
-        support_rich_types: Whether tuples and namedtuples are recorded as such, and come back
+        support_rich_types: Whether to record tuples and namedtuples, so that they are restored
             without a target.
     """
 
@@ -49,10 +49,10 @@ class PyTreeMetadataOptions:
 
 
 def check_objects(memory: object, registry: object, recorded: object) -> None:
-    """Check the arguments of a handler of trees that are objects.
+    """Check the object-valued arguments of a tree handler.
 
     Raises:
-        TypeError: One is something else, such as its class.
+        TypeError: One has another type, for example is a class.
     """
     limits = "Give MemoryOptions(read_concurrent_bytes=2**30), for example."
     check_type("memory_options", memory, MemoryOptions, "a MemoryOptions", limits)
@@ -71,7 +71,7 @@ def memory_within(
     restore_gb: float | None,
     save_device_host_gb: float | Literal["auto"] | None = None,
 ) -> MemoryOptions:
-    """Return the memory limits of a handler, which are given in bytes or in GB.
+    """Combine a handler's memory limits, given in bytes or in GB.
 
     Raises:
         ValueError: They are given in both, or one is not positive.
@@ -109,30 +109,29 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         """Make a handler.
 
         Args:
-            aggregate_filename: Name of the msgpack file of early Orbax; None for `checkpoint`.
-            save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; an
-                array that is larger is written alone. None for the default.
+            aggregate_filename: Name of early Orbax's msgpack file; None for `checkpoint`.
+            save_concurrent_gb: Most GB (10**9 bytes) held in memory for writing at once; a larger
+                array is written alone. None for the default.
             restore_concurrent_gb: The same for reading.
-            save_device_host_concurrent_gb: Most GB being copied from devices at once; `"auto"` is
-                half of the free host memory.
-            memory_options: The three limits in bytes, instead of in GB.
-            use_ocdbt: Whether arrays go into one database, else into a directory each.
-            use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
-            use_compression: Whether arrays are compressed with zstd; small ones never are.
-            type_handler_registry: Where type handlers are looked up.
-            pytree_metadata_options: What is recorded of the tree.
-            process: Which process saves, and among how many; None for JAX's. One that is alone
-                saves a tree of its own.
-            memory_limit_options: Does nothing here, as the other four that follow; set, they warn
-                and say why.
-            multiprocessing_options: See there; give it to the checkpointer or manager.
+            save_device_host_concurrent_gb: Most GB copied from devices at once; `"auto"` is half of
+                the free host memory.
+            memory_options: The three limits in bytes instead of GB.
+            use_ocdbt: Whether arrays share one database instead of having a directory each.
+            use_zarr3: Whether to write zarr3, with a checksum in every chunk, instead of zarr2.
+            use_compression: Whether to compress arrays with zstd; small ones never are.
+            type_handler_registry: The type handlers.
+            pytree_metadata_options: What to record of the tree.
+            process: The saving process and the number of processes; None for JAX's. A single
+                process saves its own tree.
+            memory_limit_options: Ignored, like the other four below; they warn if set.
+            multiprocessing_options: Ignored; give it to the checkpointer or manager.
             handler_impl: Not supported.
-            array_metadata_validator: See there.
-            enable_pinned_host_transfer: See there.
-            is_prioritized_key_fn: See there.
+            array_metadata_validator: Ignored.
+            enable_pinned_host_transfer: Ignored.
+            is_prioritized_key_fn: Ignored.
 
         Raises:
-            TypeError: A flag is something else than True, False, 1 and 0.
+            TypeError: A flag is not True, False, 1 or 0.
             ValueError: A limit is not positive, or is given in GB and in bytes, or `handler_impl`
                 is given.
         """
@@ -167,7 +166,7 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return TREE_TYPESTR
 
     @override
@@ -176,7 +175,7 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
 
     @override
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
-        """Copy what the caller may change and return the commit; see `TreeIO.stage`."""
+        """Copy the tree and return the commit; see `TreeIO.stage`."""
         return await self._trees.stage(
             directory,
             args.item,
@@ -201,15 +200,16 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
 
         Args:
             directory: Where it is.
-            item: Tree whose structure the result has, if `args` is not given, as for the next four.
+            item: Tree that gives the structure of the result, if `args` is not given, like the next
+                four.
             restore_args: Tree of `RestoreArgs`.
-            transforms: See `PyTreeRestoreArgs`.
+            transforms: See `PyTreeRestoreArgs`, as for the next two.
             transforms_default_to_original: See there.
             legacy_transform_fn: See there.
-            args: What to restore and how.
+            args: Arguments of the restore.
 
         Raises:
-            CheckpointNotFoundError: There is no tree.
+            CheckpointNotFoundError: The directory holds no tree.
             TreeMismatchError: The target differs from the checkpoint.
             CorruptionError: Stored data is missing or damaged.
         """
@@ -227,21 +227,21 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
     def metadata(
         self, directory: str | os.PathLike[str], *, reader: Format | None = None
     ) -> TreeMetadata:
-        """Return metadata of the leaves of a tree; see `TreeIO.metadata`."""
+        """Return metadata of the leaves; see `TreeIO.metadata`."""
         return self._trees.metadata(resolve_path(directory), reader=reader)
 
 
 @register_with_handler(PyTreeHandler, for_save=True)
 @dataclass
 class PyTreeSaveArgs(CheckpointArgs):
-    """What to save of a tree, and how.
+    """A tree to save, and its options.
 
     Attributes:
         item: The tree.
-        save_args: Tree of `SaveArgs` like it; may lack leaves.
-        ocdbt_target_data_file_size: Size in bytes at which a new data file is begun; None is
+        save_args: Tree of `SaveArgs` with the same structure; may lack leaves.
+        ocdbt_target_data_file_size: Size in bytes at which to start a new data file; None means
             2 GiB, 0 no limit.
-        custom_metadata: Any JSON value to keep with the tree.
+        custom_metadata: Any JSON value to store with the tree.
     """
 
     item: object
@@ -262,21 +262,21 @@ class PyTreeRestoreArgs(CheckpointArgs):
     """What to restore of a tree, and how.
 
     Attributes:
-        item: Tree whose structure the result has. Its leaves matter in two ways only: PLACEHOLDER
-            leaves are not read, and those with `ArrayRestoreArgs` complete these. None for the
-            recorded structure.
-        restore_args: Tree of `RestoreArgs` like the result. `ArrayRestoreArgs` that are strict and
-            have no shape, or no dtype, ask for that of the leaf of `item`.
-        transforms: Tree of `Transform` and `RestoreTransform`, by regular expressions for leaves
-            of `item`; says which leaves of the checkpoint these are. `{}` is not the same as None:
-            with it `item` may differ from the checkpoint.
-        transforms_default_to_original: Whether leaves that no transform matches are those of the
-            checkpoint, if it has them; else those of `item`.
+        item: Tree that gives the structure of the result. Its leaves have two uses only:
+            PLACEHOLDER leaves are not read, and leaves with `ArrayRestoreArgs` complete these. None
+            for the recorded structure.
+        restore_args: Tree of `RestoreArgs` like the result. Strict `ArrayRestoreArgs` without a
+            shape or dtype require that of the leaf of `item`.
+        transforms: Tree of `Transform` and `RestoreTransform`, by regular expressions for leaves of
+            `item`; maps them to leaves of the checkpoint. `{}` differs from None: with it, `item`
+            may differ from the checkpoint.
+        transforms_default_to_original: Whether leaves that no transform matches come from the
+            checkpoint if it has them, otherwise from `item`.
         legacy_transform_fn: Instead of `transforms`, a function of `item`, the stored tree and a
             tree of `ParamInfo`; returns the last two in the structure of the result.
         partial_restore: Whether `item` may lack leaves of the checkpoint, and have leaves that the
-            checkpoint lacks: these keep their values and are logged. With `transforms` it may
-            always.
+            checkpoint lacks: these keep their values and are logged. Always allowed with
+            `transforms`.
     """
 
     item: object = None
@@ -296,10 +296,10 @@ class PyTreeRestoreArgs(CheckpointArgs):
         check_callable("legacy_transform_fn", self.legacy_transform_fn, advice)
 
     def legacy(self) -> LegacyRules | LegacyFunction | None:
-        """Return what is asked for with `transforms` or `legacy_transform_fn`.
+        """Return the transforms requested by `transforms` or `legacy_transform_fn`, if any.
 
         Raises:
-            ValueError: There is no `item`, or both are given.
+            ValueError: `item` is missing, or both are given.
         """
         if self.transforms is not None and self.legacy_transform_fn is not None:
             raise ValueError("Cannot provide both `transforms` and `legacy_transform_fn`.")

@@ -1,4 +1,4 @@
-"""Random keys as items: JAX's of any implementation, and the state of numpy's global generator."""
+"""Random keys as items: JAX keys of any implementation, and numpy's global generator state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_k
 
 
 class _KeyFiles:
-    """A key and a JSON document that says what it is, in two directories of an item."""
+    """A key and a JSON document that describes it, in two directories of an item."""
 
     def __init__(self, name: str, handler: CheckpointHandler) -> None:
         check_type("key_name", name, str, "a str", "Give the name of a directory.")
@@ -59,7 +59,7 @@ class _KeyFiles:
 
 @dataclass
 class JaxRandomKeySaveArgs(CheckpointArgs):
-    """What key to save, and how.
+    """A JAX key to save, and its options.
 
     Attributes:
         item: A key or an array of keys, typed or not.
@@ -86,7 +86,7 @@ class JaxRandomKeyHandler(
     save_args=JaxRandomKeySaveArgs,
     restore_args=JaxRandomKeyRestoreArgs,
 ):
-    """Saves and restores a key of JAX, typed or not; the implementation is recorded."""
+    """Saves and restores a JAX key, typed or not; records the implementation."""
 
     def __init__(self, key_name: str | None = None) -> None:
         """Make a handler.
@@ -98,15 +98,15 @@ class JaxRandomKeyHandler(
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}random_key_checkpoint_handler.JaxRandomKeyCheckpointHandler"
 
     @override
     async def stage(self, directory: Path, args: JaxRandomKeySaveArgs, *, copy: bool) -> Commit:
-        """Take the key from the caller.
+        """Copy the key.
 
         Raises:
-            TypeError: It is no array of JAX.
+            TypeError: It is not a JAX array.
             ValueError: Its implementation has no registered name.
         """
         key = cast(object, args.item)
@@ -132,8 +132,8 @@ class JaxRandomKeyHandler(
         """Read a key.
 
         Raises:
-            CheckpointNotFoundError: There is none.
-            FormatError: What is recorded of it is not understood.
+            CheckpointNotFoundError: The directory holds no key.
+            FormatError: Its description is not understood.
         """
         restore_args = args.restore_args if args is not None else None
         key, about = self._files.restore(
@@ -141,7 +141,7 @@ class JaxRandomKeyHandler(
         )
         if not about["typed"]:
             return key
-        # Orbax does not record the implementation and takes the default one
+        # Orbax does not record the implementation and uses the default one
         impl = about.get("impl")
         default = cast(str, jax.config.jax_default_prng_impl)
         return wrap_keys(key, impl if isinstance(impl, str) else default)
@@ -149,10 +149,10 @@ class JaxRandomKeyHandler(
 
 @dataclass
 class NumpyRandomKeySaveArgs(CheckpointArgs):
-    """What state to save.
+    """A generator state to save.
 
     Attributes:
-        item: What `np.random.get_state` returned.
+        item: Result of `np.random.get_state`.
     """
 
     item: tuple[str, np.ndarray, int, int, float] | dict[str, Any]
@@ -160,7 +160,7 @@ class NumpyRandomKeySaveArgs(CheckpointArgs):
 
 @dataclass
 class NumpyRandomKeyRestoreArgs(CheckpointArgs):
-    """How to restore a state; there is nothing to choose."""
+    """How to restore a state; it has no options."""
 
 
 class NumpyRandomKeyHandler(
@@ -168,7 +168,7 @@ class NumpyRandomKeyHandler(
     save_args=NumpyRandomKeySaveArgs,
     restore_args=NumpyRandomKeyRestoreArgs,
 ):
-    """Saves and restores what `np.random.get_state` returns, as a tuple or a dict."""
+    """Saves and restores the result of `np.random.get_state`, a tuple or a dict."""
 
     def __init__(self, key_name: str | None = None) -> None:
         """Make a handler.
@@ -180,15 +180,15 @@ class NumpyRandomKeyHandler(
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyCheckpointHandler"
 
     @override
     async def stage(self, directory: Path, args: NumpyRandomKeySaveArgs, *, copy: bool) -> Commit:
-        """Take the state from the caller.
+        """Copy the state.
 
         Raises:
-            TypeError: It is no tuple and no dict.
+            TypeError: It is neither a tuple nor a dict.
         """
         state = cast(object, args.item)
         if not isinstance(state, tuple | dict):
@@ -206,11 +206,11 @@ class NumpyRandomKeyHandler(
         directory: PathLike,
         args: NumpyRandomKeyRestoreArgs | None = None,
     ) -> tuple[Any, ...] | dict[str, Any]:
-        """Read a state, which `np.random.set_state` takes.
+        """Read a state for `np.random.set_state`.
 
         Raises:
-            CheckpointNotFoundError: There is none.
-            FormatError: What is recorded of it is not understood.
+            CheckpointNotFoundError: The directory holds no state.
+            FormatError: Its description is not understood.
         """
         state, about = self._files.restore(directory, PyTreeRestoreArgs(), "legacy")
         return tuple(state) if about["legacy"] else state

@@ -1,4 +1,4 @@
-"""Which handler saves and restores an item."""
+"""Choose the handler that saves and restores an item."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _LATER = {
 
 
 class DefaultCheckpointHandlerRegistry:
-    """Handlers by item name and class of arguments; Orbax's."""
+    """Handlers by item name and argument class; Orbax's interface."""
 
     def __init__(self, other_registry: DefaultCheckpointHandlerRegistry | None = None) -> None:
-        """Make a registry, with the entries of another."""
+        """Make a registry, optionally with the entries of another."""
         self._entries: dict[Key, CheckpointHandler] = {}
         if other_registry is not None:
             self._entries.update(other_registry.get_all_entries())
@@ -52,11 +52,11 @@ class DefaultCheckpointHandlerRegistry:
 
         Args:
             item: Name of the item; None for all items.
-            args: A class of arguments, or an object of one.
-            handler: A handler or its class; None for the one that the arguments belong to.
+            args: An argument class or object.
+            handler: A handler or its class; None for the one to which the arguments belong.
 
         Raises:
-            ValueError: There is one already, or the arguments belong to no handler.
+            ValueError: The entry exists, or the arguments belong to no handler.
         """
         key = item, _class_of(args)
         if key in self._entries:
@@ -67,14 +67,14 @@ class DefaultCheckpointHandlerRegistry:
         self._entries[key] = cast(Any, handler)() if isinstance(handler, type) else handler
 
     def has(self, item: str | None, args: object) -> bool:
-        """Whether there is a handler for an item, or for all items, with these arguments."""
+        """Return whether the item, or all items, have a handler for these arguments."""
         return self._find(item, args) is not None
 
     def get(self, item: str | None, args: object) -> CheckpointHandler:
         """Return the handler of an item.
 
         Raises:
-            KeyError: There is none.
+            KeyError: It has none.
         """
         found = self._find(item, args)
         if found is None:
@@ -82,16 +82,16 @@ class DefaultCheckpointHandlerRegistry:
         return found
 
     def find(self, item: str, args: object, *, for_save: bool) -> CheckpointHandler | None:
-        """Return the handler of an item for a save or a restore, None if the registry has none.
+        """Return the handler of an item for a save or restore, None if the registry has none.
 
         Args:
             item: The item.
-            args: Its arguments: of a registered class, of one derived from it, or of another class
-                that the handler takes.
-            for_save: Whether it is saved, else restored.
+            args: Its arguments: of a registered class, a subclass of it, or another class that the
+                handler accepts.
+            for_save: Whether the call saves rather than restores.
 
         Raises:
-            ValueError: The item has handlers, and none of them takes these arguments.
+            ValueError: The item has handlers, but none accepts these arguments.
         """
         found = self._find(item, args)
         if found is not None or args is None:
@@ -113,24 +113,24 @@ class DefaultCheckpointHandlerRegistry:
         return None
 
     def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
-        """Return all handlers by item and class of arguments."""
+        """Return all handlers by item and argument class."""
         return MappingProxyType(self._entries)
 
     def _find(self, item: str | None, args: object) -> CheckpointHandler | None:
         kind = _class_of(args)
         found = self._entries.get((item, kind)) or self._entries.get((None, kind))
         if found is None and args is None:
-            # what was saved under this name says enough
+            # the name under which the item was saved suffices
             of_item = [h for (name, _), h in self._entries.items() if name == item]
             return of_item[0] if of_item else None
         return found
 
 
 def find_handler_class(typestr: str) -> type[CheckpointHandler]:
-    """Return the handler class that a checkpoint records: built-in, imported, or a plug-in.
+    """Return the handler class with a recorded name: built-in, imported, or from a plug-in.
 
     Raises:
-        ValueError: There is none, or it is a plug-in that cannot be used.
+        ValueError: No such class exists, or the plug-in cannot be used.
     """
     if typestr in _LATER:
         importlib.import_module(f"orbit_ckpt._src.items.{_LATER[typestr]}")
@@ -150,10 +150,10 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
 
 
 def _prepare_plugin(plugin: object) -> type[CheckpointHandler]:
-    """Return the class of item handlers that a plug-in provides.
+    """Return the item handler class that a plug-in provides.
 
     Raises:
-        TypeError: It provides something else.
+        TypeError: The plug-in provides something else.
     """
     if isinstance(plugin, type) and hasattr(plugin, "save") and hasattr(plugin, "restore"):
         return cast(type[CheckpointHandler], plugin)

@@ -1,4 +1,4 @@
-"""A pytree as an item, restored like a target: its types, shapes, dtypes and shardings."""
+"""A pytree as an item, restored to the types, shapes, dtypes and shardings of a target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from orbit_ckpt._src.unused import warn_set
 
 
 class StandardHandler(ItemHandler["StandardSaveArgs"]):
-    """Saves a pytree; restores it into the types, shapes, dtypes and shardings of a target."""
+    """Saves a pytree; restores it to the types, shapes, dtypes and shardings of a target."""
 
     def __init__(  # noqa: PLR0913 - Orbax's signature
         self,
@@ -60,7 +60,7 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax's own."""
+        """Return the name that checkpoints record; Orbax's own."""
         return f"{ORBAX_PREFIX}standard_checkpoint_handler.StandardCheckpointHandler"
 
     @override
@@ -89,11 +89,12 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
         Args:
             directory: Where it is.
             item: Target of the restore, if `args` is not given.
-            args: What to restore and how.
+            args: Arguments of the restore.
 
         Raises:
-            CheckpointNotFoundError: There is no tree.
-            TreeMismatchError: Structure, a shape or the kind of a dtype differs from the target.
+            CheckpointNotFoundError: The directory holds no tree.
+            TreeMismatchError: The structure, a shape or the kind of a dtype differs from the
+                target.
             CorruptionError: Stored data is missing or damaged.
         """
         args = args or StandardRestoreArgs(item)
@@ -105,19 +106,19 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
         return self._trees.restore(resolve_path(directory), options, resolver=resolver)
 
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
-        """Return metadata of the leaves of a tree; see `TreeIO.metadata`."""
+        """Return metadata of the leaves."""
         return self._trees.metadata(resolve_path(directory))
 
 
 @register_with_handler(StandardHandler, for_save=True)
 @dataclass
 class StandardSaveArgs(CheckpointArgs):
-    """What to save of a tree, and how.
+    """A tree to save, and its options.
 
     Attributes:
         item: The tree.
-        save_args: Tree of `SaveArgs` like it; may lack leaves.
-        custom_metadata: Any JSON value to keep with the tree.
+        save_args: Tree of `SaveArgs` with the same structure; may lack leaves.
+        custom_metadata: Any JSON value to store with the tree.
     """
 
     item: object
@@ -128,14 +129,15 @@ class StandardSaveArgs(CheckpointArgs):
 @register_with_handler(StandardHandler, for_restore=True)
 @dataclass
 class StandardRestoreArgs(CheckpointArgs):
-    """What to restore of a tree, and how.
+    """A target to restore to, and options.
 
     Attributes:
         item: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars, strings or leaf metadata.
-            None restores what was saved.
-        strict: Whether shapes must be the stored ones; else arrays are padded with zeros or cut.
-        support_layout: Does nothing here.
-        fallback_sharding: Sharding of arrays whose recorded one cannot be had here.
+            None restores the tree as saved.
+        strict: Whether shapes must equal the stored ones; otherwise arrays are zero-padded or
+            truncated.
+        support_layout: Ignored.
+        fallback_sharding: Sharding of arrays whose recorded one is unavailable.
     """
 
     item: object = None

@@ -1,8 +1,7 @@
-"""Objects that can give and take their own state, such as data iterators, as items.
+"""Stateful objects, such as data iterators, as items.
 
-Every process saves the state of its own object. What can be written as JSON is in grain's files
-(`process_0-of-1.json`), so that grain's own handler and this one restore each other's. Nothing is
-pickled.
+Every process saves the state of its own object. JSON states use grain's file names
+(`process_0-of-1.json`), so that this handler and grain's restore each other's. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ RECORD_VERSION = 1
 
 
 class StateKind(StrEnum):
-    """How a state is stored, and what it was.
+    """How a state is stored, and its original type.
 
     Attributes:
         JSON: A JSON value, as JSON.
-        JSON_TEXT: Bytes that are JSON, in the same file.
+        JSON_TEXT: Bytes that are valid JSON, in the same file.
         BYTES: Other bytes.
         TREE: A pytree.
     """
@@ -68,12 +67,12 @@ class StateKind(StrEnum):
 
 
 class StateRecord(Struct, frozen=True):
-    """`process_<i>-of-<n>.kind`: what the state of one process is.
+    """`process_<i>-of-<n>.kind`: describes the state of one process.
 
     Attributes:
         kind: How it is stored.
-        type: Class of the object that it is the state of; for people.
-        format_version: Version of the record's form.
+        type: Class of the object, for human readers.
+        format_version: Version of this record's format.
     """
 
     kind: StateKind
@@ -85,7 +84,7 @@ class StateRecord(Struct, frozen=True):
         """Decode the JSON form.
 
         Raises:
-            FormatError: A field is missing or of a wrong type, or the version is a later one.
+            FormatError: A field is missing or has a wrong type, or the version is newer.
         """
         return decode_versioned(data, cls, where, newest=RECORD_VERSION)
 
@@ -106,7 +105,7 @@ _FILE_KINDS = {
 
 @dataclass
 class StatefulSaveArgs(CheckpointArgs):
-    """What object's state to save.
+    """An object whose state to save.
 
     Attributes:
         item: The object.
@@ -117,13 +116,13 @@ class StatefulSaveArgs(CheckpointArgs):
 
 @dataclass
 class StatefulRestoreArgs(CheckpointArgs):
-    """What object's state to restore.
+    """The object to restore, and options.
 
     Attributes:
-        item: The object to put the state into, which is then the result. None for the state itself.
-        resplit: Called if another number of processes saved, as `resplit(states, process_index,
-            process_count)`: the states of all in the order of the processes, and which process
-            this is of how many. Returns the state for this process.
+        item: The object that receives the state and is returned. None returns the state itself.
+        resplit: Called as `resplit(states, process_index, process_count)` if another number of
+            processes saved: receives the states of all processes, in order, and this process's
+            index and the process count. Returns the state for this process.
     """
 
     item: object = None
@@ -136,8 +135,7 @@ class StatefulHandler(
     """Saves and restores the state of an object, one state per process.
 
     The object has `state_dict()` and `load_state_dict(state)`, or `get_state()` and
-    `set_state(state)`. A state is bytes, a JSON value, or a pytree of anything that `PyTreeHandler`
-    saves.
+    `set_state(state)`. A state is bytes, a JSON value, or a pytree that `PyTreeHandler` can save.
     """
 
     def __init__(
@@ -146,11 +144,11 @@ class StatefulHandler(
         """Make a handler.
 
         Args:
-            process_index: Whose state is saved and restored; JAX's process by default.
-            process_count: How many processes save; given together with `process_index`.
+            process_index: The process whose state to save and restore; JAX's process by default.
+            process_count: Number of saving processes; given together with `process_index`.
 
         Raises:
-            ValueError: Only one of the two is given, or there is no such process.
+            ValueError: Only one of the two is given, or the index is out of range.
         """
         if (process_index is None) != (process_count is None):
             raise ValueError("Give process_index and process_count together.")
@@ -161,22 +159,22 @@ class StatefulHandler(
         else:
             raise ValueError(f"There is no process {process_index} among {process_count}.")
         options = PyTreeMetadataOptions(support_rich_types=True)
-        # a state of its own, of which other processes save no part
+        # each state is a separate tree, of which other processes save no part
         self._trees = PyTreeHandler(pytree_metadata_options=options, process=Process())
 
     @classmethod
     def typestr(cls) -> str:
-        """Return the name under which checkpoints record this handler; Orbax has none like it."""
+        """Return the name that checkpoints record; Orbax has no equivalent."""
         return "orbit_ckpt.items.stateful.StatefulHandler"
 
     @override
     async def stage(self, directory: Path, args: StatefulSaveArgs, *, copy: bool) -> Commit:
-        """Take the state from the object, which may go on.
+        """Copy the object's state; the object may then continue.
 
         Raises:
-            TypeError: The object has no state to give, or not one that can be written.
+            TypeError: The object has no state, or not one that can be written.
             ItemError: The object raised an error.
-            UnsupportedLeafError: The state has parts that cannot be written.
+            UnsupportedLeafError: Parts of the state cannot be written.
         """
         name = item_name(directory)
         methods = _methods_of(args.item, name)
@@ -185,7 +183,7 @@ class StatefulHandler(
         stem = state_stem(*self._process())
         record = StateRecord(kind=_kind_of(state, name), type=_type_of(args.item))
         if record.kind is StateKind.TREE:
-            # always a copy: an iterator may have threads that change what it has handed out
+            # always a copy: an iterator's threads may change a state after returning it
             folder = directory / f"{stem}{STATE_TREE}"
             commit = await self._stage_tree(folder, state, methods.get, name)
         else:
@@ -195,7 +193,7 @@ class StatefulHandler(
 
         async def write() -> None:
             await commit.run()
-            # of its own, so that other processes have nothing to do with it
+            # belongs to this process only, so that no other one is involved
             await asyncio.to_thread(commit.finalize)
             text = encode_json(record)
             await asyncio.to_thread(write_file, directory / f"{stem}{STATE_RECORD}", text)
@@ -214,15 +212,15 @@ class StatefulHandler(
         Args:
             directory: Where the states are.
             item: The object, if `args` is not given.
-            args: The object, and what to do if other processes saved.
+            args: The object, and how to split the states of another number of processes.
 
         Returns:
             The object, or the state itself if no object is given.
 
         Raises:
-            CheckpointNotFoundError: There is no state.
-            ProcessCountError: Another number of processes saved, and there is no `resplit`.
-            FormatError: What is recorded of a state is not understood.
+            CheckpointNotFoundError: The directory holds no state.
+            ProcessCountError: Another number of processes saved, and `resplit` is not given.
+            FormatError: The record of a state is not understood.
             CorruptionError: A file is damaged.
             ItemError: The object raised an error.
         """
@@ -258,7 +256,7 @@ class StatefulHandler(
     def _read_states(
         self, path: Path, args: StatefulRestoreArgs, methods: _Methods | None
     ) -> object:
-        """Return the state of this process, made from those of all if others saved."""
+        """Return the state of this process, split from all states if another number saved."""
         checked = open_checked(path)
         saved = _count_saved(checked)
         process, count = self._process()
@@ -285,7 +283,7 @@ class StatefulHandler(
         if data is not None:
             kind = StateRecord.decode(data, str(checked.path / name)).kind
         else:
-            kind = _kind_now(methods, item_name(checked.path))  # of a checkpoint of grain's
+            kind = _kind_now(methods, item_name(checked.path))  # grain records no kind
         if kind is StateKind.TREE:
             checked.verify(f"{stem}{STATE_TREE}/{MANIFEST}")
             return self._trees.restore(checked.inner(f"{stem}{STATE_TREE}"))
@@ -301,7 +299,7 @@ class StatefulHandler(
 
 
 class _Methods(Struct, frozen=True):
-    """How an object gives and takes its state."""
+    """The methods that get and set an object's state."""
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
@@ -330,7 +328,7 @@ def _kind_of(state: object, name: str) -> StateKind:
 
 
 def _kind_now(methods: _Methods | None, name: str) -> StateKind:
-    """Return of what kind a state is that nothing is recorded of: as the object's own is."""
+    """Return the kind of a state without a record: that of the object's current state."""
     if methods is None:
         return StateKind.JSON
     with _errors_of(name, methods.get):
@@ -339,7 +337,7 @@ def _kind_now(methods: _Methods | None, name: str) -> StateKind:
 
 
 def _is_json(value: object) -> bool:
-    """Whether a value comes back from JSON as it was; an `OrderedDict` becomes a dict."""
+    """Return whether a value survives JSON unchanged; an `OrderedDict` becomes a dict."""
     kind = type(value)
     if kind is list:
         return all(map(_is_json, cast(list[object], value)))
@@ -350,7 +348,7 @@ def _is_json(value: object) -> bool:
 
 
 def _is_json_text(data: bytes) -> bool:
-    """Whether bytes can be in a file that others read as JSON."""
+    """Return whether bytes can go into a file that other programs read as JSON."""
     try:
         data.decode()
         decode_json(data, object, "")
@@ -360,7 +358,7 @@ def _is_json_text(data: bytes) -> bool:
 
 
 def _count_saved(checked: CheckedDirectory) -> int:
-    """Return how many processes saved a state."""
+    """Return the number of processes that saved a state."""
     recorded = checked.manifest.files if checked.manifest else ()
     names = {entry.name for entry in checked.path.iterdir()}
     names.update(path.partition("/")[0] for path in recorded)
@@ -380,7 +378,7 @@ def _count_saved(checked: CheckedDirectory) -> int:
 
 @contextlib.contextmanager
 def _errors_of(name: str, function: Callable[..., object]) -> Generator[None]:
-    """Turn what a function of the user's raises into an error that names the item."""
+    """Convert an exception of user code to an error that names the item."""
     try:
         yield
     except Exception as error:  # a user's object may raise anything

@@ -1,4 +1,4 @@
-"""Options of Orbax's item handlers that do nothing here."""
+"""Options of Orbax's item handlers that have no effect here."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WHY = {
 
 
 def warn_of_unused(handler: object, **given: object) -> None:
-    """Warn of options of a handler's constructor that are set and do nothing.
+    """Warn of constructor options that are set but have no effect.
 
     Args:
-        handler: The handler that is being made.
-        **given: Their values by name.
+        handler: The handler under construction.
+        **given: Option values by name.
     """
     options = {name: (value, _default(value), _WHY[name]) for name, value in given.items()}
     warn_set(type(handler).__qualname__, options)
 
 
 def _default(value: object) -> object:
-    """Return what an option of this type is when it asks for nothing."""
+    """Return the value of an option that stands for "not set"."""
     if is_dataclass(value):
         return cast(object, type(value)())
     return False if isinstance(value, bool) else None
