@@ -1,1 +1,1 @@
-"""Arrays as the library sees them: dtypes, chunk grids, regions, shardings, transfers."""
+"""Array dtypes, chunk grids, regions, shardings and transfers."""

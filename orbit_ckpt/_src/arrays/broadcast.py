@@ -1,10 +1,10 @@
-"""Bring arrays from one replica to all, over the network of the devices.
+"""Copy arrays from one replica to all others over the device interconnect.
 
-Collectives add up: the devices of one replica hold the values, all others zeros. They add integers
-of the values' bits, because the sum of a float and zero may have other bits than the float.
+A collective sum does it: the devices of one replica hold the values, all others zeros. It adds the
+bits as integers, because a float plus zero may have other bits than the float.
 
-All processes that have devices of a mesh must take part in the same order. What one of them cannot
-read it must replace by zeros, and say so with `first_failure` in the end.
+Every process with devices in a mesh must take part, in the same order. A process that cannot read
+an array contributes zeros and reports that through `first_failure` at the end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, from_index
 
 
 def can_broadcast(sharding: jax.sharding.Sharding, dtype: DType, axis: int) -> bool:
-    """Whether an array's replicas along an axis of its mesh can be made of one of them.
+    """Return whether one replica of an array along a mesh axis can be sent to the others.
 
     Args:
-        sharding: How it is laid out.
+        sharding: Its sharding.
         dtype: Its dtype.
-        axis: The position of the axis in the shape of the mesh.
+        axis: The position of the axis in the mesh shape.
     """
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return False
@@ -37,7 +37,7 @@ def can_broadcast(sharding: jax.sharding.Sharding, dtype: DType, axis: int) -> b
     if axis >= mesh.devices.ndim or mesh.devices.shape[axis] == 1:
         return False
     if sharding.is_fully_addressable or not sharding.addressable_devices:
-        return False  # there is nobody to send to, or nothing to receive
+        return False  # no other process to send to, or no device here to receive
     return mesh.axis_names[axis] not in _used_axes(sharding.spec) and _is_whole_bytes(dtype)
 
 
@@ -45,7 +45,7 @@ def replica_devices(mesh: Mesh, axis: int, replica: int) -> frozenset[jax.Device
     """Return the devices of one replica.
 
     Raises:
-        ValueError: There is no such replica.
+        ValueError: The replica does not exist.
     """
     count = mesh.devices.shape[axis]
     if not 0 <= replica < count:
@@ -62,12 +62,12 @@ def broadcast(
     axis: int,
     senders: frozenset[jax.Device],
 ) -> jax.Array:
-    """Return an array whose values some devices send to all others; does not wait for it.
+    """Send values from the devices of one replica to all others; return without waiting.
 
     Args:
-        values: What the senders of this process hold, by region; none, if there was an error.
+        values: The values on the senders of this process, by region; empty after an error.
         target: Shape, dtype and sharding of the array, see `can_broadcast`.
-        axis: The axis of its mesh along which there are replicas.
+        axis: The mesh axis along which the replicas lie.
         senders: The devices of one replica.
     """
     sharding = cast(NamedSharding, target.sharding)
@@ -92,13 +92,13 @@ def broadcast(
 
 
 def sent_bytes(target: jax.ShapeDtypeStruct) -> int:
-    """Return the bytes that every device needs to have an array sent, besides the array."""
+    """Return the bytes that each device needs to receive an array, besides the array itself."""
     sharding = cast(jax.sharding.Sharding, target.sharding)
     return math.prod(sharding.shard_shape(target.shape)) * target.dtype.itemsize
 
 
 def first_failure(mesh: Mesh, *, has_failed: bool) -> int | None:
-    """Return a process of a mesh that says that it has failed, None if none does."""
+    """Return a process of the mesh that reports a failure, None if all succeeded."""
     everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     number = np.array([jax.process_index() + 1 if has_failed else 0], np.int32)
     numbers = jax.make_array_from_callback((mesh.size,), everywhere, lambda _: number)
@@ -126,7 +126,7 @@ def _maximum(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def _carrier(dtype: DType) -> tuple[DType, Shape]:
-    """Return the integers that have a dtype's bits, and how many an element has if not one."""
+    """Return the integer dtype with the bits of a dtype, and the trailing shape it needs."""
     itemsize = dtype.itemsize
     if dtype.kind == "c":
         return np.dtype(f"u{itemsize // 2}"), (2,)

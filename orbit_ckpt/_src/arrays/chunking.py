@@ -1,7 +1,7 @@
-"""Choose the shape of an array's chunks; pure.
+"""Choose chunk shapes; pure.
 
-The rules are Orbax's (its `SaveArgs.chunk_byte_size` and `shard_axes`): a chunk divides what one
-device writes, so that no chunk is ever written twice or read back to be completed.
+The rules are Orbax's (`SaveArgs.chunk_byte_size` and `shard_axes`): a chunk divides what one device
+writes, so that no chunk is written twice or read back to be completed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from orbit_ckpt._src.arrays.slices import Shape
 def effective_chunk_bytes(
     write_nbytes: int, *, chunk_bytes: int | None, file_bytes: int
 ) -> int | None:
-    """Return the limit for a chunk's size in bytes, None for no limit.
+    """Return the maximum chunk size in bytes, None for no limit.
 
     Args:
-        write_nbytes: Size of what one device writes of the array.
-        chunk_bytes: Limit asked for by the user, if any.
-        file_bytes: Size at which a data file is full; a chunk must fit. 0 means no limit.
+        write_nbytes: Bytes of the array that one device writes.
+        chunk_bytes: Limit requested by the user, if any.
+        file_bytes: Maximum size of a data file, which must hold a chunk; 0 means no limit.
     """
     if not file_bytes:
         return chunk_bytes
@@ -39,10 +39,10 @@ def choose_chunk_shape(
 ) -> Shape:
     """Return a chunk shape that divides `write_shape`.
 
-    Axes in `shard_axes` are cut to length 1 first. While the chunk is larger than `max_bytes`
-    its longest axis goes down to the next smaller divisor of what one device writes; axes that
-    are already sharded (`write_shape` smaller than `shape`) go before others. Axes of length 0
-    give 1, because zarr has no empty chunks.
+    Axes in `shard_axes` are cut to length 1 first. While the chunk is larger than `max_bytes`, its
+    longest axis shrinks to the next smaller divisor of what one device writes; axes that are
+    already sharded (`write_shape` smaller than `shape`) go first. Axes of length 0 give 1, because
+    zarr has no empty chunks.
 
     Raises:
         ValueError: The ranks differ, an axis is out of range, or `max_bytes` is less than one
@@ -72,6 +72,6 @@ def choose_chunk_shape(
 
 
 def _divisor_below(limit: int, n: int) -> int:
-    """Return the largest divisor of `n` that is less than `limit`, which is one itself."""
+    """Return the largest divisor of `n` below `limit`; `limit` is a divisor itself."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return max(d for pair in ((d, n // d) for d in small) for d in pair if d < limit)

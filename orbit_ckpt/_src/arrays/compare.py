@@ -1,4 +1,4 @@
-"""Compare the values of two arrays of one shape, a part at a time; pure."""
+"""Compare the values of two arrays of equal shape block by block; pure."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, dates_fit, number_ki
 from orbit_ckpt._src.arrays.slices import Shape
 
 _BLOCK_ELEMENTS = 1 << 15
-"""Elements compared at once: what is computed of them fits a processor's cache."""
+"""Elements compared at once: the intermediate results fit the processor's cache."""
 
 _SHOWN = 40
-"""Characters of a string that are shown."""
+"""Maximum characters of a string to show."""
 
 _EXACT_FLOAT = 2.0**53
-"""From here on float64 rounds integers."""
+"""float64 rounds integers from here on."""
 
 Number = int | float
 
 
 class Arithmetic(StrEnum):
-    """In what values are compared.
+    """The domain in which values are compared.
 
     Attributes:
-        INTEGER: Exactly, whatever the widths; for bool too.
-        FLOAT: In float64, which all narrower floats convert to exactly. Integers that it rounds
-            are equal to a float only if they are exactly.
-        COMPLEX: In complex128, the difference by its absolute value.
-        DATE: Exactly, in the finer unit.
-        BITS: Rows of bits are equal or not; for keys.
+        INTEGER: Exact for all widths, and for bool.
+        FLOAT: float64, to which all narrower floats convert exactly. An integer that float64 rounds
+            equals a float only if both are exactly equal.
+        COMPLEX: complex128; the difference is an absolute value.
+        DATE: Exact, in the finer unit.
+        BITS: Rows of bits, equal or not; for keys.
     """
 
     INTEGER = "integers"
@@ -46,22 +46,22 @@ class Arithmetic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """How the values of two arrays of one shape differ.
+    """The difference between the values of two arrays of equal shape.
 
-    NaN is equal to NaN, and -0.0 to 0.0.
+    NaN equals NaN, and -0.0 equals 0.0.
 
     Attributes:
-        size: How many elements were compared.
-        differing: How many of them differ.
-        nan_mismatches: How many of these are NaN in one array only (of dates: NaT, or too far for
-            the other's unit).
-        max_abs_difference: Largest `|a - b|` of the others. None if there are none, or nothing to
-            subtract, as with keys.
-        index: Where that is, or else the first element that differs; the first of several.
+        size: Elements compared.
+        differing: Elements that differ.
+        nan_mismatches: Differing elements that are NaN in one array only (for dates: NaT, or out of
+            range in the other's unit).
+        max_abs_difference: Largest `|a - b|` of the remaining ones. None if there are none, or if
+            subtraction has no meaning, as for keys.
+        index: Position of that element, else of the first that differs; the first of several.
         a: The element of the first array there, None for keys.
         b: The element of the second.
-        has_same_bits: Whether all bits are the same.
-        compared_as: What values were converted to, if their dtypes differ.
+        has_same_bits: Whether all bits are equal.
+        compared_as: The `Arithmetic` that values were converted to, if their dtypes differ.
     """
 
     size: int
@@ -75,7 +75,7 @@ class ValueChange:
     compared_as: str | None = None
 
     def merge(self, other: ValueChange) -> ValueChange:
-        """Return what is known of two parts of an array together."""
+        """Combine the results of two parts of an array."""
         shown = max(self, other, key=_rank)
         return replace(
             shown,
@@ -87,7 +87,7 @@ class ValueChange:
         )
 
     def describe(self) -> str:
-        """Return a line for people."""
+        """Return a one-line summary."""
         if not self.differing:
             text = f"all {self.size} equal"
         else:
@@ -103,7 +103,7 @@ class ValueChange:
 
 
 def format_value(value: object) -> str:
-    """Return a value as text, not longer than fits a line."""
+    """Format a value to fit on a line."""
     if isinstance(value, float | complex):
         return f"{value:.8g}"
     if isinstance(value, str | bytes):
@@ -113,7 +113,7 @@ def format_value(value: object) -> str:
 
 
 def choose_arithmetic(a: DType, b: DType) -> Arithmetic | None:
-    """Return in what values of two dtypes are compared, None if they cannot be."""
+    """Return the domain in which two dtypes are compared, None if they cannot be."""
     if a.kind in "mM" or b.kind in "mM":
         return Arithmetic.DATE if a.kind == b.kind and _have_common_unit(a, b) else None
     kinds = {number_kind(a), number_kind(b)}
@@ -123,7 +123,7 @@ def choose_arithmetic(a: DType, b: DType) -> Arithmetic | None:
 
 
 def _have_common_unit(a: DType, b: DType) -> bool:
-    """Whether there is a unit for both; years are no number of days."""
+    """Return whether one unit can express both; a year has no fixed number of days."""
     try:
         np.promote_types(a, b)
     except TypeError:
@@ -134,13 +134,13 @@ def _have_common_unit(a: DType, b: DType) -> bool:
 def compare_values(
     a: HostArray, b: HostArray, arithmetic: Arithmetic, *, start: Shape | None = None
 ) -> ValueChange:
-    """Compare arrays, or the same part of two arrays, element by element.
+    """Compare two arrays, or the same part of both, element by element.
 
     Args:
         a: The first.
         b: The second, of the same shape.
-        arithmetic: In what they are compared; with `BITS`, rows of the last dimension.
-        start: Index of the first element in the arrays that these are parts of.
+        arithmetic: The domain; with `BITS`, rows of the last dimension are compared.
+        start: Index of the first element in the whole arrays.
     """
     shape = a.shape[:-1] if arithmetic is Arithmetic.BITS else a.shape
     row = a.shape[len(shape) :]
@@ -156,10 +156,10 @@ def compare_values(
 
 
 class _Place(Struct, frozen=True):
-    """Where a block of elements is.
+    """The position of a block of elements.
 
     Attributes:
-        first: Which element of its array is its first.
+        first: Flat index of its first element in its array.
         shape: Shape of the array.
         start: Index of the array's first element in a larger one.
     """
@@ -177,13 +177,14 @@ class _Place(Struct, frozen=True):
 
 
 class _Found(Struct, frozen=True):
-    """Elements that differ.
+    """The elements that differ.
 
     Attributes:
-        differs: Whether they do, for every element.
-        distance: How far they are apart, 0 for equal ones; None if nothing can be subtracted.
-        mismatched: Whether only one of the two is NaN, so that their distance means nothing. None
-            if there is no NaN.
+        differs: For every element, whether it differs.
+        distance: The absolute differences, 0 for equal elements; None if subtraction has no
+            meaning.
+        mismatched: Whether exactly one of the two is NaN, which makes the distance meaningless.
+            None without NaN.
     """
 
     differs: HostArray
@@ -235,7 +236,7 @@ def _compare_block(
 
 
 def _unequal_bits(x: HostArray, y: HostArray) -> HostArray | None:
-    """Return which elements, or rows, have different bits; None if none has."""
+    """Return a mask of the elements, or rows, with different bits; None if all are equal."""
     width = next(n for n in (8, 4, 2, 1) if x.nbytes % n == 0)
     a, b = (v.reshape(-1).view(f"u{width}") for v in (x, y))
     if np.array_equal(a, b):
@@ -301,7 +302,7 @@ _COMPARE: dict[Arithmetic, Callable[[HostArray, HostArray], _Found]] = {
 
 
 def _apart(x: HostArray, y: HostArray) -> tuple[HostArray, HostArray]:
-    """Return which real numbers are not equal, NaN never, and how far they are apart."""
+    """Compare real numbers, NaN never equal; return the mask of differences and the distances."""
     a, b = x.astype(np.float64), y.astype(np.float64)
     differs = a != b
     distance = np.where(differs, np.abs(a - b), 0.0)
@@ -337,7 +338,7 @@ def _to_int(x: object) -> int:
 
 
 def _plain(x: object, arithmetic: Arithmetic) -> object:
-    """Return an element as Python's number; a date as numpy's."""
+    """Convert an element to a Python number; a date to numpy's."""
     match arithmetic:
         case Arithmetic.BITS:
             return None
@@ -348,7 +349,7 @@ def _plain(x: object, arithmetic: Arithmetic) -> object:
 
 
 def _rank(change: ValueChange) -> tuple[bool, bool, Number, tuple[int, ...]]:
-    """Return what orders parts of an array by the element that they show: the farthest, first."""
+    """Return the sort key of a part by the element that it shows; the farthest comes first."""
     index = change.index
     return (
         index is not None,

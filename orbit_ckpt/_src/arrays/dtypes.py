@@ -1,8 +1,8 @@
-"""Data types: their names, and how those that TensorStore lacks are stored.
+"""Names of dtypes, and storage of those that TensorStore lacks.
 
 A dtype has a *logical* form, which the user sees, and a *stored* form, which the zarr metadata
-names. They differ for types that TensorStore (and with it Orbax) cannot store: their bits are kept
-under an integer type of the same width, and the logical name is recorded beside the tree.
+names. They differ for types that TensorStore (and so Orbax) cannot store: their bits are stored as
+an integer type of the same width, and the logical name is recorded beside the tree.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 
 @functools.cache
 def storable(dtype: DType) -> bool:
-    """Whether arrays of a dtype can be written: numbers, bool, and dates without Python objects."""
+    """Return whether arrays of a dtype can be written: numbers, bool, dates; no Python objects."""
     return dtype.kind in "mM" or dtype.name in _NATIVE or dtype.name in _FOREIGN
 
 
 def why_not_storable(dtype: DType) -> str | None:
-    """Return why arrays of a dtype cannot be written and what to do, None if they can."""
+    """Explain why arrays of a dtype cannot be written and what to do; None if they can."""
     if storable(dtype):
         return None
     advice = {
@@ -58,7 +58,7 @@ def why_not_storable(dtype: DType) -> str | None:
 
 @functools.cache
 def stored_dtype(dtype: DType) -> DType:
-    """Return the little-endian dtype under which arrays of a logical dtype are stored.
+    """Return the little-endian dtype that stores arrays of a logical dtype.
 
     Raises:
         TypeError: The dtype cannot be stored, such as strings, objects or `longdouble`.
@@ -72,17 +72,17 @@ def stored_dtype(dtype: DType) -> DType:
 
 @functools.cache
 def logical_name(dtype: DType) -> str | None:
-    """Return the name to record beside the tree, None if the stored dtype says it all."""
+    """Return the name to record beside the tree, None if the stored dtype suffices."""
     if dtype.name in _NATIVE:
         return None
     return dtype.str.lstrip("<>=") if dtype.kind in "mM" else dtype.name
 
 
 def parse_dtype(name: str) -> DType:
-    """Return the dtype of a name as zarr metadata and sidecar files give it.
+    """Return the dtype of a name in zarr metadata or a sidecar file.
 
     Raises:
-        TypeError: There is no numeric dtype of that name.
+        TypeError: No numeric dtype has that name.
     """
     dtype = as_dtype(name.removeprefix("|"))
     if not storable(dtype):
@@ -91,23 +91,23 @@ def parse_dtype(name: str) -> DType:
 
 
 def as_dtype(dtype_like: object) -> DType:
-    """Return the dtype of anything that names one: `"bfloat16"`, `jnp.bfloat16`, `np.float16`.
+    """Return the dtype that a value names: `"bfloat16"`, `jnp.bfloat16`, `np.float16`.
 
     Raises:
-        TypeError: There is none.
+        TypeError: The value names none.
     """
     try:
         return np.dtype(cast(Any, dtype_like))
-    except SyntaxError as error:  # numpy's for texts with commas
+    except SyntaxError as error:  # numpy raises it for text with commas
         raise TypeError(f"data type {dtype_like!r} not understood") from error
 
 
 def cast_array(host: HostArray, dtype_like: object) -> HostArray:
-    """Return values of another dtype; the same array if it has that dtype.
+    """Cast an array; return it unchanged if it already has the dtype.
 
     Raises:
-        ValueError: Numbers do not fit an integer dtype, or dates another unit; they would become
-            other ones.
+        ValueError: A number does not fit an integer dtype, or a date another unit, and would
+            change.
     """
     dtype = as_dtype(dtype_like)
     if host.dtype == dtype:
@@ -119,15 +119,15 @@ def cast_array(host: HostArray, dtype_like: object) -> HostArray:
         raise ValueError(f"some of its dates of dtype {host.dtype} do not fit {dtype}")
     try:
         return host.astype(dtype)
-    except TypeError:  # between some of ml_dtypes' own there is no cast; each fits into these
+    except TypeError:  # ml_dtypes lacks casts between some of its types; each fits these
         is_complex = number_kind(host.dtype) == "complex"
         return host.astype(np.complex64 if is_complex else np.float32).astype(dtype)
 
 
 def dates_fit(dates: HostArray, dtype: DType) -> HostArray:
-    """Return which dates, or times, another unit can hold; NaT always.
+    """Return a mask of the dates, or times, that another unit can hold; NaT always fits.
 
-    What does not fit raises in NumPy 2.5, and becomes another date in earlier ones.
+    One that does not fit raises in NumPy 2.5, and becomes another date in earlier versions.
     """
     (unit, count), (other, other_count) = np.datetime_data(dates.dtype), np.datetime_data(dtype)
     if "generic" in (unit, other):  # numbers without a unit
@@ -138,7 +138,7 @@ def dates_fit(dates: HostArray, dtype: DType) -> HostArray:
 
 
 _SECONDS = {
-    "Y": 31556952.0,  # on average, as of a month: enough to tell what is far out of range
+    "Y": 31556952.0,  # averages, as for a month, suffice to detect what is far out of range
     "M": 2629746.0,
     "W": 604800.0,
     "D": 86400.0,
@@ -150,25 +150,25 @@ _SECONDS = {
 
 
 def _fits(host: HostArray, dtype: DType) -> bool:
-    """Whether all numbers are in the range of an integer dtype; fractions are cut off."""
+    """Return whether all numbers are in the range of an integer dtype, fractions cut off."""
     if not host.size or host.dtype.kind in "bmM" or number_kind(host.dtype) == "complex":
         return True
     is_numpys = host.dtype.isbuiltin != 2
-    numbers = host if is_numpys else host.astype(np.float32)  # those of ml_dtypes
+    numbers = host if is_numpys else host.astype(np.float32)  # ml_dtypes' floats
     limits = ml_dtypes.iinfo(dtype)
-    # as Python's numbers: a float32 is compared with 2**31 - 1 as if that were 2**31
+    # as Python numbers: numpy would round 2**31 - 1 to a float32 of 2**31
     least, most = numbers.min().item(), numbers.max().item()
     return bool(limits.min <= least and most <= limits.max)  # false for NaN
 
 
 def number_dtype(value: object) -> DType:
-    """Return the dtype of a Python number, also of one whose class is derived from Python's."""
+    """Return the dtype of a Python number, or of an instance of a subclass."""
     kinds = (bool, int, float, complex)
     return np.dtype(next(kind for kind in kinds if isinstance(value, kind)))
 
 
 def python_scalar(value: HostArray) -> object:
-    """Return the Python scalar; for ml_dtypes' numbers too, which numpy leaves as they are."""
+    """Convert to a Python scalar; ml_dtypes' numbers too, which numpy leaves as they are."""
     item: Any = value.item()
     if type(item).__module__ != "ml_dtypes":
         return item
@@ -176,12 +176,12 @@ def python_scalar(value: HostArray) -> object:
 
 
 def is_numeric_array(value: object) -> bool:
-    """Whether a value is an array of NumPy that JAX can have; not one of text, dates or objects."""
+    """Return whether a value is a NumPy array that JAX can hold: no text, dates or objects."""
     return isinstance(value, np.ndarray) and cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
 def is_prng_dtype(dtype: object) -> bool:
-    """Whether a dtype is that of typed PRNG keys."""
+    """Return whether a dtype is that of typed PRNG keys."""
     if isinstance(dtype, np.dtype):
         return False
     import jax  # noqa: PLC0415 - commands that need no JAX use this module
@@ -190,11 +190,11 @@ def is_prng_dtype(dtype: object) -> bool:
 
 
 def is_lossless_kind(source: DType, target: DType) -> bool:
-    """Whether values of one dtype may be returned as another without being asked twice.
+    """Return whether a cast between two dtypes needs no explicit permission.
 
-    True within a kind (float to narrower float, int to int), from bool to any number, and towards
-    a more general kind (int to float to complex); false where information of another kind is
-    dropped: float to int, complex to float, anything to bool.
+    True within a kind (float to narrower float, int to int), from bool to any number, and towards a
+    more general kind (int to float to complex); false where information of another kind is dropped:
+    float to int, complex to float, anything to bool.
     """
     if source.kind in "mM" or target.kind in "mM":
         return source.kind == target.kind
@@ -206,7 +206,7 @@ def is_lossless_kind(source: DType, target: DType) -> bool:
 
 @functools.cache
 def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
-    """Return what sort of number a dtype holds; dates are none of them, and give "int"."""
+    """Return the kind of number that a dtype holds; "int" for dates, which are not numbers."""
     if dtype.kind == "b":
         return "bool"
     if dtype.kind == "c" or "complex" in dtype.name:
@@ -217,7 +217,7 @@ def number_kind(dtype: DType) -> Literal["bool", "int", "float", "complex"]:
 
 
 def check_dtype(name: str, value: object) -> None:
-    """Check an argument that is a dtype, or names one; None passes.
+    """Check an argument that is or names a dtype; None passes.
 
     Raises:
         TypeError: It is something else.

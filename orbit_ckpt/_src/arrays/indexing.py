@@ -1,4 +1,4 @@
-"""Map NumPy's index expressions to the boxes of an array to read; pure."""
+"""Map NumPy index expressions to the boxes of an array to read; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orbit_ckpt._src.arrays.slices import Region, Shape
 IntArray = np.ndarray[Any, np.dtype[np.intp]]
 
 Chosen = range | IntArray
-"""Indices along one dimension, ascending, none twice."""
+"""Unique indices along one dimension, ascending."""
 
 Source = slice | IntArray
 
@@ -43,13 +43,13 @@ class ChunkSelection(Struct, frozen=True, gc=False):
 
 
 class Selection(Struct, frozen=True, gc=False):
-    """What an index expression asks for.
+    """The elements that an index expression selects.
 
-    The chosen elements make up a smaller array; an index of that is the result.
+    They form a smaller array, which a second index turns into the result.
 
     Attributes:
-        chosen: The indices wanted along every dimension.
-        inner: Index of the array of all chosen elements that gives the result.
+        chosen: The selected indices along every dimension.
+        inner: Index that turns the array of all chosen elements into the result.
     """
 
     chosen: tuple[Chosen, ...]
@@ -67,7 +67,7 @@ class Selection(Struct, frozen=True, gc=False):
 
         Args:
             chunk_shape: Shape of the array's chunks.
-            stored: Shape of the stored array; nothing is read beyond it.
+            stored: Shape of the stored array; nothing beyond it is read.
         """
         if math.prod(self.shape) == 0:
             return
@@ -84,15 +84,15 @@ class Selection(Struct, frozen=True, gc=False):
 
 
 def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
-    """Return what an index expression asks for.
+    """Resolve an index expression.
 
-    Integers, slices, `...` and None mean what they do for numpy, as do arrays and lists of
-    integers or booleans.
+    Integers, slices, `...`, None, and arrays and lists of integers or booleans mean the same as in
+    numpy.
 
     Args:
-        index: The expression, as `__getitem__` gets it.
+        index: The expression, as `__getitem__` receives it.
         shape: Shape of the array.
-        trailing: Lengths of more dimensions, which are not indexed and all wanted.
+        trailing: Lengths of further dimensions, which are not indexed and selected whole.
 
     Raises:
         IndexError: It has too many indices, one out of range, or one of another kind.
@@ -108,7 +108,7 @@ def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
     if sum(entry is Ellipsis for entry in entries) > 1:
         raise IndexError("an index can have only one ellipsis ('...')")
     if not any(entry is Ellipsis for entry in entries):
-        entries.append(Ellipsis)  # with one, even a single element is an array
+        entries.append(Ellipsis)  # an ellipsis keeps even a single element an array
     chosen: list[Chosen] = []
     result: list[Any] = []
     for entry in entries:
@@ -127,7 +127,7 @@ def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
 
 
 class _Run(Struct, frozen=True, gc=False):
-    """Chosen indices along one dimension that are read together."""
+    """Chosen indices along one dimension, read together."""
 
     start: int
     stop: int
@@ -136,7 +136,7 @@ class _Run(Struct, frozen=True, gc=False):
 
 
 def _runs(chosen: Chosen, chunk: int, end: int) -> Iterator[_Run]:
-    """Yield the indices below `end`, those of every chunk by themselves unless all are wanted."""
+    """Yield the indices below `end`, grouped by chunk unless all are chosen."""
     if isinstance(chosen, range) and chosen.step == 1:
         stop = min(chosen.stop, end)
         if stop > chosen.start:
@@ -164,10 +164,10 @@ def _count_below(chosen: Chosen, end: int) -> int:
 
 
 def _entries(entry: object) -> list[object]:
-    """Return an index of one dimension, or of several for an array of booleans."""
+    """Convert to an index of one dimension, or of several for a boolean array."""
     if entry is None or entry is Ellipsis or isinstance(entry, slice):
         return [entry]
-    is_bool = isinstance(entry, bool | np.bool_)  # numpy's is an integer to older versions
+    is_bool = isinstance(entry, bool | np.bool_)  # older numpy versions treat np.bool as an integer
     if not is_bool:
         with contextlib.suppress(TypeError):
             return [operator.index(cast(Any, entry))]
@@ -185,14 +185,14 @@ def _entries(entry: object) -> list[object]:
 
 
 class _Mask(Struct, frozen=True, gc=False):
-    """Where an array of booleans is true along one of its dimensions, and how long that is."""
+    """The true positions of a boolean array along one of its dimensions, and its length there."""
 
     where: IntArray
     length: int
 
 
 def _choose(entry: object, axis: int, length: int) -> tuple[Chosen, object]:
-    """Return which indices of a dimension are wanted, and how these are indexed."""
+    """Return the selected indices of a dimension, and the index into these."""
     if isinstance(entry, slice):
         wanted = range(length)[entry]
         return (wanted[::-1], slice(None, None, -1)) if wanted.step < 0 else (wanted, slice(None))

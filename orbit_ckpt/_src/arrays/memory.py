@@ -1,4 +1,4 @@
-"""Host memory of arrays: views of it, and arenas that JAX can take over without a copy."""
+"""Host memory of arrays: byte views, and arenas whose memory JAX can adopt without a copy."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Shape
 
 _ALIGNMENT = 64
-"""What JAX's CPU backend needs to take a buffer over."""
+"""Alignment that JAX's CPU backend requires to adopt a buffer."""
 
 _HUGE_PAGE_BYTES = 1 << 21
 
 _BLOCK_BYTES = 1 << 23
-"""Smaller arrays share a block; whoever keeps one of them keeps the block."""
+"""Smaller arrays share a block, which lives as long as any of them."""
 
 
 class Arena:
-    """Hands out memory; no two arrays share any of it."""
+    """Allocates memory for arrays; no two share any of it."""
 
     def __init__(self, nbytes: int) -> None:
-        """Make an arena.
+        """Create an arena.
 
         Args:
-            nbytes: How much will be asked for in all, about.
+            nbytes: Approximate total of all allocations.
         """
         self._block_bytes = min(_BLOCK_BYTES, nbytes)
         self._block = memoryview(bytearray())
         self._used = 0
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return aligned bytes of undefined values."""
+        """Allocate aligned bytes, uninitialized."""
         if nbytes > self._block_bytes // 2:
             return _aligned(nbytes)
         if self._used + nbytes > self._block.nbytes:
@@ -48,12 +48,12 @@ class Arena:
 
 
 def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
-    """Return an array of undefined values in memory of its own."""
+    """Allocate an uninitialized array in memory of its own."""
     return np.ndarray(shape, dtype, _aligned(math.prod(shape) * dtype.itemsize))
 
 
 def available_bytes() -> int | None:
-    """Return how much memory programs can get without swapping, None if the system does not say."""
+    """Return the memory available without swapping, None if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             found = dict(line.split(":", 1) for line in lines)
@@ -63,10 +63,10 @@ def available_bytes() -> int | None:
 
 
 def check_available(nbytes: int) -> None:
-    """Check that so much memory can be had, for code that ends the program if it cannot.
+    """Check that `nbytes` of memory are available, for code that aborts the program otherwise.
 
     Raises:
-        OSError: It cannot.
+        OSError: They are not.
     """
     available = available_bytes()
     if available is not None and nbytes > available:
@@ -83,12 +83,12 @@ def _aligned(nbytes: int) -> memoryview:
 
 
 def _mapped(nbytes: int, flags: int) -> memoryview:
-    """Return memory straight from the system, in huge pages where it has them.
+    """Map memory from the system, in huge pages where supported.
 
-    The allocator would put something in front of it: then what begins and ends between two huge
-    pages is made of small ones, which the system hands out at an eighth of the speed.
+    The allocator would put a header in front: the ends of the block, inside huge pages, would then
+    consist of small pages, which the system hands out at an eighth of the speed.
     """
-    # whole huge pages are aligned; of the last one no more is taken than what is used
+    # align to whole huge pages; take only the used part of the last one
     pages, rest = divmod(nbytes, _HUGE_PAGE_BYTES)
     block = mmap.mmap(-1, (pages + bool(rest)) * _HUGE_PAGE_BYTES, flags=flags)
     with contextlib.suppress(AttributeError, OSError):
@@ -102,6 +102,6 @@ _MAP_FLAGS: int | None = (
 
 
 def byte_view(array: HostArray) -> memoryview:
-    """Return the memory of an array in C order."""
+    """View the memory of an array as bytes in C order."""
     flat = array.reshape(-1).view(np.uint8) if array.ndim != 1 else array.view(np.uint8)
     return memoryview(cast(bytearray, flat))

@@ -1,7 +1,7 @@
 """Shardings as a checkpoint records them: read, compared and printed without any device.
 
-The JSON forms are those of Orbax's `_sharding` file. Needs no JAX; `arrays.sharding` goes between
-these and JAX's.
+The JSON forms are those of Orbax's `_sharding` file. Needs no JAX; `arrays.sharding` converts
+between these and JAX's shardings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 8
 _MANY = 256
-"""Devices of a mesh whose ids are left out if they are the first ones in order; to Orbax and to us
-they are what is meant where none are recorded."""
+"""A mesh of more devices omits ids that are 0 to n - 1 in order; Orbax and we assume those where
+none are recorded."""
 
 PartitionEntry = str | tuple[str, ...] | None
 
@@ -39,10 +39,10 @@ class SingleDeviceShardingMetadata:
         return _device_name(self.device_str)
 
     def to_jax_sharding(self) -> jax.sharding.Sharding:
-        """Return the sharding on this process's devices.
+        """Return the sharding on the devices of this process.
 
         Raises:
-            ValueError: The device is not here.
+            ValueError: The device does not exist here.
         """
         wanted = _device_name(self.device_str)
         import jax  # noqa: PLC0415 - only what is about devices needs it
@@ -59,12 +59,12 @@ class SingleDeviceShardingMetadata:
 
 @dataclass(frozen=True, slots=True)
 class NamedShardingMetadata:
-    """An array laid out over a mesh by axis names.
+    """An array partitioned over a mesh by axis names.
 
     Attributes:
         shape: Number of devices along every mesh axis.
         axis_names: Names of the mesh axes.
-        partition_spec: For every array dimension the mesh axes it is split over.
+        partition_spec: For every array dimension, the mesh axes that split it.
         axis_types: `Auto`, `Explicit` or `Manual` for every mesh axis, if recorded.
         device_mesh: Ids of the devices in C order, if recorded.
     """
@@ -88,7 +88,7 @@ class NamedShardingMetadata:
 
     @property
     def _is_long_range(self) -> bool:
-        """Whether the ids are many that go without saying; each array would repeat them."""
+        """Whether the ids are a long range, which need not be repeated for each array."""
         ids = self.device_mesh or ()
         return len(ids) > _MANY and ids == tuple(range(len(ids)))
 
@@ -96,7 +96,7 @@ class NamedShardingMetadata:
         """Return the sharding on the devices of the same ids.
 
         Raises:
-            ValueError: Some of the devices are not here.
+            ValueError: Some of the devices do not exist here.
         """
         import jax  # noqa: PLC0415 - only what is about devices needs it
         from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415 - as above
@@ -132,7 +132,7 @@ ShardingMetadata = SingleDeviceShardingMetadata | NamedShardingMetadata
 
 
 def is_same_sharding(a: ShardingMetadata, b: ShardingMetadata) -> bool:
-    """Whether two recorded shardings agree in all that is recorded of both."""
+    """Return whether two shardings agree in every field that both record."""
     if isinstance(a, SingleDeviceShardingMetadata) or isinstance(b, SingleDeviceShardingMetadata):
         return str(a) == str(b)
     optional = ((a.axis_types, b.axis_types), (a.device_mesh, b.device_mesh))
@@ -144,14 +144,14 @@ def is_same_sharding(a: ShardingMetadata, b: ShardingMetadata) -> bool:
 
 
 def encode_sharding(metadata: ShardingMetadata) -> str:
-    """Return the text that stands for a sharding in the `_sharding` file."""
+    """Encode a sharding as text for the `_sharding` file."""
     return json.dumps(metadata.to_json(), separators=(",", ":"))
 
 
 def decode_sharding(text: str) -> ShardingMetadata | None:
-    """Return the sharding that a text of the `_sharding` file describes.
+    """Decode a text of the `_sharding` file.
 
-    None for kinds that say nothing without their devices (`PositionalSharding`, or the empty text
+    None for kinds that mean nothing without their devices (`PositionalSharding`, or the empty text
     that old writers left for it).
 
     Raises:
@@ -208,7 +208,7 @@ def _device_ids(mesh: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def as_partition_entry(entry: object) -> PartitionEntry:
-    """Return what a partition spec has for one dimension of an array, in plain types."""
+    """Convert a partition spec's entry for one dimension to plain types."""
     if entry is None or isinstance(entry, str):
         return entry
     return tuple(map(str, _list(entry)))
@@ -221,5 +221,5 @@ def _list(value: object) -> Sequence[object]:
 
 
 def _device_name(text: str) -> str:
-    """Return one spelling for a device: `TFRT_CPU_0` and `cpu:0` are the same."""
+    """Normalize the spelling of a device: `TFRT_CPU_0` and `cpu:0` are the same."""
     return text.lower().removeprefix("tfrt_").replace("_", ":")

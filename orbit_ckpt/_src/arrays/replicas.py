@@ -1,8 +1,8 @@
-"""Which process writes what of an array that several of them have.
+"""Divide the writing of replicated arrays among processes.
 
-What several processes have of an array, a shard and its replicas, is divided among them into equal
-pieces, so that each writes some and every byte is written once. All processes work this out by
-themselves, from the array's sharding, and come to the same result.
+A shard that several processes hold is cut into equal pieces, one or more for each of them, so that
+every byte is written once. Every process computes the same division from the array's sharding,
+without communication.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, from_index
 from orbit_ckpt._src.arrays.transfer import Shard, shards_of, slice_of
 
 _MIN_SLICE_BYTES = 4096
-"""Least bytes of a piece by default: what is less costs more in the index than it saves."""
+"""Default minimum piece: a smaller one costs more in the index than it saves."""
 
 _MAX_PIECES = 256
-"""Most pieces of a whole array by default. Where there are more shards, each is written by
-one process, and processes take turns, which keeps them as busy with fewer keys."""
+"""Default maximum number of pieces of an array. With more shards, each is written by one process
+and processes take turns, which balances the load with fewer keys."""
 
 
 class ReplicaOptions(Struct, frozen=True):
-    """How the writing of replicas is divided.
+    """How replicas are divided among writers.
 
     Attributes:
-        enabled: Whether it is; None where devices are not GPUs.
-        min_slice_bytes: Least bytes of a piece; None for 4096, and no more than 256 pieces of an
-            array.
-        max_replicas: Most processes that write pieces of one shard; None for no limit.
+        enabled: Whether they are divided; None divides them unless the devices are GPUs.
+        min_slice_bytes: Minimum bytes of a piece; None for 4096, with at most 256 pieces per array.
+        max_replicas: Maximum number of processes that write pieces of one shard; None for no limit.
     """
 
     enabled: bool | None = None
@@ -50,7 +49,7 @@ class ReplicaOptions(Struct, frozen=True):
             )
 
     def limit(self, processes: int) -> int:
-        """Return how many of the processes that have a shard may write pieces of it."""
+        """Return how many of the processes that hold a shard may write pieces of it."""
         if self.enabled is False:
             return 1
         return processes if self.max_replicas is None else min(processes, self.max_replicas)
@@ -70,12 +69,12 @@ class Division(Struct, frozen=True, gc=False):
     pieces: int
 
     def share(self, shard: Region, position: int, processes: int) -> Region | None:
-        """Return the pieces of a shard that one of the processes that have it writes.
+        """Return the pieces of a shard that one of its processes writes.
 
         Args:
             shard: The shard.
-            position: Which of the processes it is.
-            processes: How many there are. If there are fewer than pieces, some write several.
+            position: The position of the process among those that hold the shard.
+            processes: Their number. With fewer processes than pieces, some write several.
         """
         first = -(-position * self.pieces // processes)
         end = -(-(position + 1) * self.pieces // processes)
@@ -91,13 +90,13 @@ class Division(Struct, frozen=True, gc=False):
 
 
 def divide(shard: Shape, itemsize: int, *, processes: int, min_bytes: int) -> Division:
-    """Return how shards are cut: into as many equal pieces as can be, along the first such axis.
+    """Cut shards into as many equal pieces as possible, along the first axis that allows it.
 
     Args:
-        shard: Their shape.
+        shard: Shape of the shards.
         itemsize: Bytes of an element.
-        processes: Most pieces.
-        min_bytes: Least bytes of a piece.
+        processes: Maximum number of pieces.
+        min_bytes: Minimum bytes of a piece.
     """
     size = math.prod(shard) * itemsize
     for count in range(min(processes, size // max(1, min_bytes)), 1, -1):
@@ -109,10 +108,10 @@ def divide(shard: Shape, itemsize: int, *, processes: int, min_bytes: int) -> Di
 
 
 def owners_of(places: Iterable[tuple[Region, int]]) -> dict[Region, Sequence[int]]:
-    """Return the processes that have each region, in the order of their first replica of it.
+    """Return the processes that hold each region, in the order of their first replica of it.
 
     Args:
-        places: What each device has, and the process whose device it is.
+        places: The region of each device, and the process that owns the device.
     """
     found: dict[Region, dict[int, None]] = {}
     for region, process in places:
@@ -123,7 +122,7 @@ def owners_of(places: Iterable[tuple[Region, int]]) -> dict[Region, Sequence[int
 def divide_among(
     owners: Mapping[Region, Sequence[int]], itemsize: int, options: ReplicaOptions
 ) -> Division:
-    """Return how the shards of an array are cut, of which each has the same shape."""
+    """Divide the shards of an array, all of one shape, among the processes that hold them."""
     shard = next(iter(owners)).shape
     processes = options.limit(max(map(len, owners.values())))
     least = options.min_slice_bytes
@@ -134,7 +133,7 @@ def divide_among(
 
 
 class WriterRotation:
-    """Rotates the first writer of arrays that are cut into fewer pieces than there are processes.
+    """Rotates the first writer of arrays that have fewer pieces than processes.
 
     A save has one rotation; every process asks it about the same arrays in the same order.
     """
@@ -143,11 +142,11 @@ class WriterRotation:
         self._written: dict[int, list[float]] = {}
 
     def next_writer(self, division: Division, processes: int, itemsize: int) -> int:
-        """Return which of the processes with a shard writes its first piece.
+        """Return which of a shard's processes writes its first piece.
 
         Args:
             division: How the array's shards are cut.
-            processes: The largest number of processes that have the same shard.
+            processes: The largest number of processes that hold the same shard.
             itemsize: Bytes of an element.
         """
         if division.pieces == processes:
@@ -161,12 +160,12 @@ class WriterRotation:
 
 
 class Holders(Struct, frozen=True, gc=False):
-    """Which parts of an array a process has, and who else.
+    """The parts of an array that a process holds, and the other holders.
 
     Attributes:
         division: How they are cut.
-        processes: The largest number of processes that have one.
-        positions: Which of the processes that have a shard it is, and how many there are.
+        processes: The largest number of processes that hold one.
+        positions: For each shard, this process's position among its holders, and their number.
     """
 
     division: Division
@@ -174,10 +173,10 @@ class Holders(Struct, frozen=True, gc=False):
     positions: Mapping[Region, tuple[int, int]]
 
     def shares(self, first: int) -> dict[Region, Region]:
-        """Return what the process writes of each shard.
+        """Return the pieces of each shard that the process writes.
 
         Args:
-            first: Which of the processes that have a shard writes its first piece.
+            first: Position of the process that writes a shard's first piece.
         """
         found: dict[Region, Region] = {}
         for shard, (position, processes) in self.positions.items():
@@ -195,14 +194,14 @@ def holders_of(
     options: ReplicaOptions,
     process: int,
 ) -> Holders:
-    """Return which parts of an array a process has.
+    """Return the parts of an array that a process holds.
 
     Args:
-        sharding: How the array is laid out.
+        sharding: The array's sharding.
         shape: Its shape.
         itemsize: Bytes of an element.
         options: How replicas are divided.
-        process: Which process it is.
+        process: The process.
     """
     if options.enabled is None and any(d.platform == "gpu" for d in sharding.device_set):
         options = _UNDIVIDED
@@ -225,9 +224,9 @@ _UNDIVIDED = ReplicaOptions(enabled=False)
 def written_shards(
     array: jax.Array, options: ReplicaOptions, rotation: WriterRotation
 ) -> tuple[Shape | None, list[Shard]]:
-    """Return the shape of the pieces in which an array is written, and what this process writes.
+    """Return the shape of an array's pieces, and the shards that this process writes.
 
-    The shape is None if no other process has any of it; then it is that of what is written.
+    The shape is None if no other process holds any of the array; it is then that of the shards.
     """
     if array.is_fully_addressable:
         return None, shards_of(array)
@@ -238,7 +237,7 @@ def written_shards(
     shards: list[Shard] = []
     for shard in array.addressable_shards:
         region = from_index(shard.index, array.shape)
-        share = pending.pop(region, None)  # other devices of this process may have it too
+        share = pending.pop(region, None)  # other devices of this process may hold it too
         if share is not None:
             data = shard.data
             shards.append(

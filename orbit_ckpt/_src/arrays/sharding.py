@@ -1,4 +1,4 @@
-"""Shardings of JAX: what callers give, what is recorded of them, and those that were recorded."""
+"""Convert between JAX's shardings, what callers pass and what checkpoints record."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _logger = logging.getLogger(__name__)
 def describe_sharding(
     sharding: jax.sharding.Sharding | ShardingMetadata,
 ) -> ShardingMetadata | None:
-    """Return what a checkpoint records of a sharding, None for kinds that Orbax has no form for.
+    """Return the metadata to record of a sharding, None for kinds without an Orbax form.
 
-    What one has recorded is returned as it is.
+    Metadata is returned unchanged.
     """
     match sharding:
         case NamedSharding(mesh=Mesh() as mesh, spec=spec):
@@ -45,17 +45,17 @@ def describe_sharding(
 
 
 def as_sharding(value: object, where: str) -> jax.sharding.Sharding:
-    """Return the sharding that a caller's value stands for.
+    """Convert a caller's value to a sharding.
 
     Args:
         value: A sharding; a memory layout, which wraps one; or a device, which holds whole arrays.
-        where: The argument or leaf that it was given for, for the message.
+        where: The argument or leaf it belongs to, for the message.
 
     Raises:
         TypeError: It is something else, or a sharding without devices.
     """
     if isinstance(value, NamedSharding) and type(value.mesh) is Mesh:
-        return value  # what most are
+        return value  # the common case
     inner: object = value
     if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         inner = getattr(value, "sharding", value)  # of a jax.experimental.layout.Format
@@ -80,14 +80,14 @@ def check_divides(sharding: jax.sharding.Sharding, shape: Shape, rank: int) -> N
     Args:
         sharding: The sharding.
         shape: The array's shape.
-        rank: How many of its dimensions the caller knows of; typed keys have more.
+        rank: The number of dimensions that the caller sees; typed keys have more.
 
     Raises:
         ValueError: The sharding has more dimensions than the array, or does not divide one evenly.
     """
     entries = tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
-    # the trailing dimensions of keys are recorded as entries that are None
+    # the trailing dimensions of keys are recorded as None entries
     if len(entries) > len(shape) or any(entry is not None for entry in entries[rank:]):
         problem = f"the spec has {len(entries)} entries, the array {rank} dimensions"
     else:
@@ -111,24 +111,24 @@ def default_sharding() -> jax.sharding.Sharding:
 
 
 class ShardingResolver:
-    """Turns recorded shardings into JAX's; a hint, not a requirement.
+    """Converts recorded shardings to JAX's; each is a hint, not a requirement.
 
     One resolver serves one restore: it builds equal shardings once and reports once if recorded
-    devices are not here.
+    devices do not exist here.
     """
 
     def __init__(self, fallback: jax.sharding.Sharding | None = None) -> None:
         """Make a resolver.
 
         Args:
-            fallback: Sharding for arrays whose own cannot be had; None is the default device.
+            fallback: Sharding of arrays whose own is unusable; None is the default device.
         """
         self.fallback = fallback
         self._resolved: dict[ShardingMetadata, jax.sharding.Sharding] = {}
         self._reported = False
 
     def resolve(self, metadata: ShardingMetadata | None, shape: Shape) -> jax.sharding.Sharding:
-        """Return the recorded sharding, or the fallback if an array cannot have it here."""
+        """Return the recorded sharding, or the fallback if the array cannot have it here."""
         if metadata is None:
             return self.fallback or default_sharding()
         try:
@@ -147,7 +147,7 @@ class ShardingResolver:
             return instead
 
     def find(self, metadata: ShardingMetadata) -> jax.sharding.Sharding | None:
-        """Return the recorded sharding, whatever the shape; None if its devices are not here."""
+        """Return the recorded sharding for any shape; None if its devices do not exist here."""
         try:
             return self._build(metadata)
         except Exception:  # noqa: BLE001 - a hint may be wrong in any way

@@ -1,4 +1,4 @@
-"""Boxes inside arrays: what a shard holds, which chunks it touches; pure."""
+"""Boxes inside arrays: the extent of a shard, the chunks it touches; pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Region(Struct, frozen=True, gc=False):
         return Region(start, self.shape)
 
     def intersect(self, other: Region) -> Region | None:
-        """Return the common part of two regions, None if they have none."""
+        """Return the intersection of two regions, None if they are disjoint."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
@@ -80,7 +80,7 @@ def chunk_indices(region: Region, chunk_shape: Shape) -> Iterator[Shape]:
 
 
 def _grid(ranges: Sequence[range]) -> Iterator[Shape]:
-    # not itertools.product, which would first make tuples of the ranges
+    # itertools.product would first make tuples of the ranges
     if not ranges:
         yield ()
         return
@@ -97,10 +97,10 @@ def chunk_region(index: Shape, chunk_shape: Shape) -> Region:
 
 
 def split_by_rows(region: Region, chunk_shape: Shape, max_elements: int) -> Iterator[Region]:
-    """Yield parts of a region, each whole chunks and at most `max_elements` where possible.
+    """Yield parts of a region, each of whole chunks and at most `max_elements` where possible.
 
-    The region must start on the chunk grid. Cuts along the first dimension that has more than
-    one chunk, then along the next; a part is never smaller than one chunk.
+    The region must start on the chunk grid. Cuts along the first dimension that has more than one
+    chunk, then along the next; a part is never smaller than one chunk.
     """
     if region.size <= max_elements:
         yield region

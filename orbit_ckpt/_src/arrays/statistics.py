@@ -1,4 +1,4 @@
-"""What is to be said of the values of an array in a few numbers, a part at a time; pure."""
+"""Summarize the values of an array in a few numbers, block by block; pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from orbit_ckpt._src.arrays.compare import Number
 from orbit_ckpt._src.arrays.dtypes import HostArray, number_kind
 
 _BLOCK_ELEMENTS = 1 << 15
-"""Elements measured at once: what is computed of them fits a processor's cache."""
+"""Elements measured at once: the intermediate results fit the processor's cache."""
 
 _FAST = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
-"""Dtypes of floats whose extremes numpy finds with vector instructions."""
+"""Float dtypes whose extremes numpy finds with vector instructions."""
 
 _SAFE = 1e150
-"""Numbers beyond this, or below its inverse, cannot be squared."""
+"""The square of a number beyond this, or below its inverse, overflows or underflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayStatistics:
-    """Statistics of numbers; NaN and infinite ones are counted and left out of all else.
+    """Statistics of numbers; all but the counts ignore NaN and infinite values.
 
     Attributes:
-        size: How many elements there are.
-        nans: How many are NaN; of dates, NaT.
-        infs: How many are infinite.
-        min: The least, None if there is none, and for complex numbers and dates.
-        max: The greatest.
-        total: Their sum, None for complex numbers and dates.
-        l2: The square root of the sum of their squares; for complex numbers of absolute values.
+        size: Number of elements.
+        nans: Number of NaN; for dates, of NaT.
+        infs: Number of infinite elements.
+        min: The least, None without any, and for complex numbers and dates.
+        max: The greatest, None likewise.
+        total: The sum, None for complex numbers and dates.
+        l2: The square root of the sum of squares; for complex numbers, of absolute values.
     """
 
     size: int = 0
@@ -44,12 +44,12 @@ class ArrayStatistics:
 
     @property
     def mean(self) -> float | None:
-        """Their mean, None if there are none."""
+        """The mean, None without any values."""
         finite = self.size - self.nans - self.infs
         return self.total / finite if finite and self.total is not None else None
 
     def merge(self, other: ArrayStatistics) -> ArrayStatistics:
-        """Return the statistics of two parts together."""
+        """Combine the statistics of two parts."""
         return ArrayStatistics(
             self.size + other.size,
             self.nans + other.nans,
@@ -62,11 +62,11 @@ class ArrayStatistics:
 
 
 def measure(values: HostArray) -> ArrayStatistics:
-    """Return the statistics of an array of numbers or dates.
+    """Compute the statistics of an array of numbers or dates.
 
-    Blocks are measured one after the other in the calling thread, so that an array always has the
-    same sum and norm to the last bit. BLAS is not used: the threads of OpenBLAS wait for each
-    other at every block, which on a busy machine takes many times as long as the arithmetic.
+    Blocks are measured one after the other in the calling thread, so that sum and norm of an array
+    are always the same to the last bit. BLAS is not used: OpenBLAS synchronizes its threads at
+    every block, which on a busy machine takes many times as long as the arithmetic.
     """
     flat = np.ascontiguousarray(values).reshape(-1)
     scratch = np.empty((2, min(len(flat), _BLOCK_ELEMENTS)))
@@ -98,7 +98,7 @@ def _measure_complex(values: HostArray) -> ArrayStatistics:
     size, is_nan = len(values), np.isnan(values)
     finite = values[np.isfinite(values)]
     nans = int(is_nan.sum())
-    parts = finite.view(np.float64)  # the norm of numbers is that of their parts
+    parts = finite.view(np.float64)  # the norm of complex numbers is that of their parts
     found = _measure_floats(parts, np.empty((2, len(parts))))
     return ArrayStatistics(
         size, nans, size - nans - len(finite), None, None, total=None, l2=found.l2
@@ -112,7 +112,7 @@ def _measure_floats(values: HostArray, scratch: HostArray) -> ArrayStatistics:
     if values.dtype not in _FAST:
         values = values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)
     least, most = float(values.min()), float(values.max())
-    if not (math.isfinite(least) and math.isfinite(most)):  # NaN is both the least and the most
+    if not (math.isfinite(least) and math.isfinite(most)):  # any NaN makes both NaN
         nans, infs = int(np.isnan(values).sum()), int(np.isinf(values).sum())
         values = values[np.isfinite(values)]
         if not len(values):
@@ -127,7 +127,7 @@ def _total_and_norm(values: HostArray, largest: float, scratch: HostArray) -> tu
 
     Args:
         values: The numbers.
-        largest: The largest magnitude among them.
+        largest: Their largest magnitude.
         scratch: Two rows of float64, at least as long, which are overwritten.
     """
     wide, squares = scratch[:, : len(values)]

@@ -18,13 +18,13 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_ro
 
 
 class DeferredData(Struct, frozen=True, gc=False):
-    """Data that is fetched when it is needed, that of a stored array for example.
+    """Data fetched on demand, for example from a stored array.
 
     Attributes:
-        dtype: The dtype by which its size is reckoned, the widest that it has on its way.
-        fetch: Returns a box of it in blocks that follow one another in C order, each of about as
-            many bytes as the second argument says; in one block if the box has no more. Nothing
-            may be made of a block unless all of them can be had.
+        dtype: The widest dtype that it has on its way, which determines its size.
+        fetch: Returns a box of it as consecutive blocks in C order, each of about as many bytes as
+            the second argument; as one block if the box has no more. Discard the blocks of a box
+            unless all of them arrive.
     """
 
     dtype: DType
@@ -32,7 +32,7 @@ class DeferredData(Struct, frozen=True, gc=False):
 
 
 class DeviceSlice(Struct, frozen=True, gc=False):
-    """A box of a JAX array on one device, which is cut when it is needed.
+    """A box of a JAX array on one device, sliced on demand.
 
     Attributes:
         array: The array.
@@ -48,7 +48,7 @@ class DeviceSlice(Struct, frozen=True, gc=False):
         return self.array.dtype
 
     def blocks(self, region: Region, max_bytes: int) -> Iterator[jax.Array]:
-        """Yield a box of it, of at most about `max_bytes` at a time."""
+        """Yield a box of it, at most about `max_bytes` at a time."""
         start = tuple(map(sum, zip(self.region.start, region.start, strict=True)))
         inside = Region(start, region.shape)
         elements = max_bytes // self.dtype.itemsize
@@ -57,11 +57,11 @@ class DeviceSlice(Struct, frozen=True, gc=False):
 
 
 Data = np.ndarray | jax.Array | DeviceSlice | DeferredData
-"""Where values are: in a numpy array, on one device, or to be fetched."""
+"""Values in a numpy array, on one device, or to be fetched."""
 
 
 class Shard(Struct, frozen=True, gc=False):
-    """A part of an array and where its data is.
+    """A part of an array and its data.
 
     Attributes:
         region: The part.
@@ -84,9 +84,9 @@ class ArraySnapshot(Struct, frozen=True, gc=False):
         shape: Its shape.
         dtype: Its dtype.
         shards: The parts that this process writes; the save replaces them by copies.
-        sharding: How it is laid out over devices, or was when it was saved; None in host memory.
+        sharding: Its current or recorded sharding; None in host memory.
         key_impl: PRNG implementation if it holds the data of typed keys.
-        write_shape: Shape of the pieces in which all processes write it; None for that of `shards`.
+        write_shape: Shape of the pieces that all processes write; None for that of `shards`.
     """
 
     shape: Shape
@@ -98,7 +98,7 @@ class ArraySnapshot(Struct, frozen=True, gc=False):
 
 
 def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
-    """Return the distinct parts of an array that this process has all of, each exactly once."""
+    """Return the distinct parts of an array that this process holds, each exactly once."""
     if isinstance(value, np.ndarray):
         return [Shard(whole(value.shape), value)]
     sharding = value.sharding
@@ -112,12 +112,12 @@ def shards_of(value: np.ndarray | jax.Array) -> list[Shard]:
 
 
 def slice_of(data: jax.Array, region: Region) -> np.ndarray | DeviceSlice:
-    """Return a box of what is on one device; it is copied when it is needed."""
+    """Return a box of data on one device, without copying it yet."""
     return np.asarray(data)[region.slices] if is_on_host(data) else DeviceSlice(data, region)
 
 
 def is_on_host(data: Data) -> bool:
-    """Whether data can be read where it is, without copying it from a device."""
+    """Return whether data can be read in place, without a copy from a device."""
     if isinstance(data, DeviceSlice):
         return False
     return isinstance(data, (np.ndarray, DeferredData)) or _is_cpu(data.sharding)
@@ -128,12 +128,10 @@ def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
 
 
 def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
-    """Begin to copy data to the host, so that a later `np.asarray` of the result need not wait.
+    """Start copying data to the host, so that a later `np.asarray` of the result need not wait.
 
-    What is on no device is returned as it is.
-
-    What is returned must be dropped to free the copy: JAX keeps the host copy of an array as long
-    as the array, therefore this is another array of the same device memory.
+    Data on no device is returned unchanged. To free the copy, drop the result: JAX keeps the host
+    copy as long as its array, therefore the result is another array over the same device memory.
     """
     if isinstance(data, DeviceSlice):
         handle = _slice(data.array, data.region)
@@ -147,13 +145,13 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
 
 
 def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the same parts in host memory that nobody else can change; none may be deferred.
+    """Copy parts to host memory that nobody else can change; none may be deferred.
 
-    Arrays on the CPU are copied like those of numpy: JAX may share their memory with the numpy
-    array that they were made of.
+    Arrays on the CPU are copied like numpy's: JAX may share their memory with the numpy array that
+    they were made from.
     """
     handles = [begin_transfer(shard.data) for shard in shards]
-    # small arrays one by one: JAX gives their memory away faster than an arena
+    # small arrays one by one: JAX releases their memory faster than an arena's
     large = [math.prod(shard.region.shape) > _SMALL for shard in shards]
     arena = Arena(
         sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large)
@@ -161,7 +159,7 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
     return [
         Shard(
             shard.region,
-            np.asarray(handle)  # what comes from a device is a copy already
+            np.asarray(handle)  # data from a device is already a copy
             if handle is not shard.data
             else _copy(handle, arena)
             if is_large
@@ -179,13 +177,13 @@ def _copy(data: object, arena: Arena) -> HostArray:
 
 
 _SMALL = 1 << 13
-"""Elements of arrays that are copied one by one."""
+"""Arrays of at most this many elements are copied one by one."""
 
 
 def host_blocks(data: Data, region: Region, max_bytes: int) -> Iterator[HostArray]:
-    """Yield a box of an array in host memory, in blocks that follow one another in C order.
+    """Yield a box of an array in host memory, as consecutive blocks in C order.
 
-    Of data on a device no more than about `max_bytes` are copied at a time, as of what is fetched.
+    At most about `max_bytes` are copied from a device, or fetched, at a time.
     """
     if isinstance(data, DeferredData):
         yield from data.fetch(region, max_bytes)
@@ -200,13 +198,13 @@ def host_blocks(data: Data, region: Region, max_bytes: int) -> Iterator[HostArra
 
 
 def _slice(data: jax.Array, region: Region) -> jax.Array:
-    # with the offset as an argument there is one compilation for all blocks, not one for each
+    # the offset is an argument, so that all blocks share one compilation
     dynamic_slice = cast(Callable[..., jax.Array], jax.lax.dynamic_slice)
     return dynamic_slice(data, region.start, region.shape)
 
 
 def local_regions(sharding: jax.sharding.Sharding, shape: Shape) -> dict[jax.Device, Region]:
-    """Return the part of an array that every device of this process holds.
+    """Return the region that each device of this process holds.
 
     Raises:
         ValueError: The sharding does not divide the shape evenly.
