@@ -1,1 +1,1 @@
-"""What saves and restores run on: an event loop, a byte budget, commits, processes."""
+"""The runtime of saves and restores: event loop, byte budget, commits, processes."""

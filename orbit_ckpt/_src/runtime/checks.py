@@ -1,4 +1,4 @@
-"""Checks of what users give as arguments and options; every error names it."""
+"""Check arguments and options of users; every error names the argument."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SHOWN = 80
 
 
 def show(value: object) -> str:
-    """Return a value for a message: as it is written if that is short, else its type.
+    """Format a value for a message: as written if short, else its type.
 
-    Arrays and containers may be large, and arrays on other devices are not fetched for a message.
+    Arrays and containers may be large, and no array is fetched from a device for a message.
     """
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -32,10 +32,10 @@ def check_type(
     wanted: str,
     advice: str,
 ) -> None:
-    """Check an argument that is an instance of a class; None passes.
+    """Check that an argument is an instance of a class; None passes.
 
     Args:
-        name: What it is called.
+        name: Name of the argument.
         value: Its value.
         kinds: The class, or several.
         wanted: What messages call an instance.
@@ -49,16 +49,16 @@ def check_type(
 
 
 def check_callable(name: str, value: object, advice: str, *, optional: bool = True) -> None:
-    """Check an argument that is called.
+    """Check that an argument is callable.
 
     Args:
-        name: What it is called.
+        name: Name of the argument.
         value: Its value.
-        advice: What to give, a sentence.
+        advice: What to pass, a sentence.
         optional: Whether None is valid.
 
     Raises:
-        TypeError: It cannot be called.
+        TypeError: It is not callable.
     """
     if not callable(value) and not (optional and value is None):
         raise TypeError(f"{name} must be a function, found {show(value)}. {advice}")
@@ -67,13 +67,13 @@ def check_callable(name: str, value: object, advice: str, *, optional: bool = Tr
 def check_methods(
     name: str, value: object, methods: Collection[str], advice: str, *, optional: bool = True
 ) -> None:
-    """Check an argument that is an object with some methods.
+    """Check that an argument has some methods.
 
     Args:
-        name: What it is called.
+        name: Name of the argument.
         value: Its value.
         methods: The methods that are called.
-        advice: What to give, a sentence.
+        advice: What to pass, a sentence.
         optional: Whether None is valid.
 
     Raises:
@@ -86,10 +86,10 @@ def check_methods(
 
 
 def check_elements(name: str, value: object, methods: Collection[str], advice: str) -> None:
-    """Check an argument that is a list of objects with some methods.
+    """Check that an argument is a list of objects with some methods.
 
     Raises:
-        TypeError: It is no list, or an element is none of these.
+        TypeError: It is not a list, or an element lacks a method.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list, found {show(value)}. {advice}")
@@ -100,7 +100,7 @@ def check_elements(name: str, value: object, methods: Collection[str], advice: s
 
 
 def check_mapping(name: str, value: object, advice: str) -> None:
-    """Check an argument that is a dict; None passes.
+    """Check that an argument is a dict; None passes.
 
     Raises:
         TypeError: It is something else.
@@ -109,7 +109,7 @@ def check_mapping(name: str, value: object, advice: str) -> None:
 
 
 def check_int(name: str, value: object, *, least: int, optional: bool = False) -> None:
-    """Check an option that is an integer, a numpy one for example; None too if it is optional.
+    """Check that an option is an integer, of numpy too; None passes if it is optional.
 
     Raises:
         TypeError: It is something else, such as a bool.
@@ -118,7 +118,7 @@ def check_int(name: str, value: object, *, least: int, optional: bool = False) -
     if value is None and optional:
         return
     try:
-        number = operator.index(value)  # pyright: ignore[reportArgumentType] - to be found out
+        number = operator.index(value)  # pyright: ignore[reportArgumentType] - the check itself
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
@@ -128,17 +128,17 @@ def check_int(name: str, value: object, *, least: int, optional: bool = False) -
 
 
 def check_axis(name: str, value: object) -> None:
-    """Check an argument that is an axis, which may be counted from the end.
+    """Check that an argument is an axis, which may be negative.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be an integer, found {show(value)}.")
 
 
 def check_axes(name: str, value: object) -> None:
-    """Check an argument that is a list of axes, or a shape.
+    """Check that an argument is a list of axes, or a shape.
 
     Raises:
         TypeError: It is something else, such as a number.
@@ -150,11 +150,11 @@ def check_axes(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, *, can_be_zero: bool) -> None:
-    """Check an option that is a finite number, of seconds for example, and not negative.
+    """Check that an option is a finite number, not negative.
 
     Raises:
         TypeError: It is something else, such as a bool.
-        ValueError: It is negative, infinite, not a number, or 0 although it cannot be.
+        ValueError: It is negative, infinite, NaN, or 0 where that is not allowed.
     """
     wanted = "0 or a positive number" if can_be_zero else "a positive number"
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -167,7 +167,7 @@ def check_number(name: str, value: object, *, can_be_zero: bool) -> None:
 
 
 def check_duration(name: str, value: Any) -> None:
-    """Check an option that is a time, which may be 0.
+    """Check that an option is a duration, which may be 0.
 
     Raises:
         TypeError: It is something else, such as a number of seconds.
@@ -183,10 +183,10 @@ def check_duration(name: str, value: Any) -> None:
 
 
 def check_steps(name: str, value: object, *, what: str = "steps") -> None:
-    """Check an option that is a collection of steps, or of other numbers from 0.
+    """Check that an option is a collection of steps, or of other numbers from 0.
 
     Raises:
-        TypeError: It is none, such as a single step.
+        TypeError: It is not a collection, for example a single step.
         ValueError: A step is negative.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
@@ -196,7 +196,7 @@ def check_steps(name: str, value: object, *, what: str = "steps") -> None:
 
 
 def as_flag(name: str, value: object) -> bool:
-    """Return a flag as Python's own boolean; 0 and 1, numpy's and JAX's scalars are accepted.
+    """Convert a flag to a Python bool; accepts 0 and 1, and scalars of numpy and JAX.
 
     Raises:
         TypeError: The value is something else.
@@ -213,7 +213,7 @@ def as_flag(name: str, value: object) -> bool:
 
 
 def check_flag_fields(owner: object, *names: str) -> None:
-    """Check fields of options that are true or false, see `as_flag`.
+    """Check the boolean fields of options, see `as_flag`.
 
     Raises:
         TypeError: One is something else.

@@ -1,4 +1,4 @@
-"""Keep Python's cycle collector from running while a tree is planned or rebuilt."""
+"""Pause Python's cycle collector while a tree is planned or rebuilt."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 from orbit_ckpt._src.runtime.forking import reset_in_child
 
 PAUSE_VARIABLE = "ORBIT_CKPT_GC_PAUSE_MS"
-"""Environment variable with the longest pause in milliseconds; 0 switches pauses off."""
+"""Environment variable with the longest pause in milliseconds; 0 disables pauses."""
 
 _DEFAULT_MS = 200
 
 
 class CollectorPause:
-    """A short time in which the collector does not run, unless it was off before.
+    """A short pause of the cycle collector, unless it was off before.
 
-    Planning and rebuilding a tree makes many objects, none of them garbage. Their number makes the
-    collector visit all objects of the process, which in one that has JAX takes longer than the work
+    Planning and rebuilding a tree create many objects, none of them garbage. Their number triggers
+    collections of all objects of the process, which in a process with JAX take longer than the work
     itself. The pause applies to all threads, hence its limit.
 
-    A context manager for a thread that no signal interrupts; any thread may end it earlier.
+    A context manager for a thread that no signal interrupts; any thread may end the pause earlier.
 
     Attributes:
-        limit_s: The longest pause, in seconds; the thread that waits for the work ends it then.
+        limit_s: The longest pause, in seconds; the thread that waits for the work then ends it.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class CollectorPause:
         self.end()
 
     def end(self) -> None:
-        """Switch the collector on again if this switched it off."""
+        """Re-enable the collector if this pause disabled it."""
         if self._is_paused:
             gc.enable()
             self._is_paused = False
 
     def after_fork_in_child(self) -> None:
-        """End it: the thread that would is not in the child."""
+        """End the pause: the thread that would end it is not in the child."""
         self.end()
 
 

@@ -1,4 +1,4 @@
-"""What remains to be done of a save after its data has been taken from the caller."""
+"""The second phase of a save, which runs after the data has been copied."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from msgspec.structs import astuple, replace
 
 
 class Progress(Struct, frozen=True):
-    """How much of a save has been written.
+    """The part of a save that is written.
 
     Attributes:
         leaves: Arrays written completely.
         total_leaves: Arrays to write.
-        nbytes: Bytes of them that have been written, as they are in memory.
+        nbytes: Bytes written, counted as in memory.
         total_nbytes: Bytes to write.
     """
 
@@ -31,32 +31,32 @@ class Progress(Struct, frozen=True):
 
 
 class ProgressCounter:
-    """Progress that threads report and others ask for."""
+    """Progress that threads report and others read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now = Progress()
 
     def plan(self, leaves: int, nbytes: int) -> None:
-        """Say what has to be written."""
+        """Set the totals."""
         with self._lock:
             self._now = replace(self._now, total_leaves=leaves, total_nbytes=nbytes)
 
     def add(self, leaves: int, nbytes: int) -> None:
-        """Add to what has been written."""
+        """Add to what is written."""
         with self._lock:
             now = self._now
             self._now = replace(now, leaves=now.leaves + leaves, nbytes=now.nbytes + nbytes)
 
     def now(self) -> Progress:
-        """The progress at this moment."""
+        """Return the current progress."""
         return self._now
 
 
 class Commit:
-    """The second phase of a save, to be run once.
+    """The second phase of a save; runs once.
 
-    Making one (staging) copies what the caller may change; running it makes that durable.
+    Creating one (staging) copies what the caller may change; running it makes that durable.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Commit:
         progress: Callable[[], Progress] = Progress,
         recorded_as: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a commit.
+        """Create a commit.
 
         Args:
-            write: Writes what every process writes.
-            finalize: Does what one process does when all have written.
-            progress: Returns how far `write` is.
+            write: Writes the part of each process.
+            finalize: Finishes on one process after all have written.
+            progress: Returns the progress of `write`.
             recorded_as: Typestrs of the handlers of several items by name, which the checkpoint
                 records instead of that of the handler that made this.
         """
@@ -82,14 +82,14 @@ class Commit:
 
     @property
     def progress(self) -> Progress:
-        """How much has been written."""
+        """How much is written."""
         return self._progress()
 
     async def run(self) -> None:
         """Write everything.
 
         Raises:
-            RuntimeError: It has been run before.
+            RuntimeError: It has already run.
         """
         if self._write is None:
             raise RuntimeError("This commit has been run; stage a new one.")
@@ -97,20 +97,20 @@ class Commit:
         await write()
 
     def finalize(self) -> None:
-        """Finish what all processes have written; the directory is then complete."""
+        """Complete the directory after all processes have written."""
         if self._finalize is not None:
             finalize, self._finalize = self._finalize, None
             finalize()
 
 
 class ItemToSave(Struct, frozen=True):
-    """The item of one save.
+    """An item of one save.
 
     Attributes:
         stage: Takes the directory to write and whether the caller may change the item before the
-            commit has run; copies what must not change and returns the commit.
-        typestr: What the checkpoint records of the item.
-        values: A tree of what is saved, or arguments that hold it.
+            commit has run; copies what may change and returns the commit.
+        typestr: The type that the checkpoint records for the item.
+        values: A tree of the values to save, or arguments that hold it.
     """
 
     stage: Callable[[Path, bool], Coroutine[object, object, Commit]]

@@ -1,8 +1,8 @@
-"""What a forked child inherits of its parent's saves and locks, and must not use.
+"""Reset saves and locks that a forked child inherits and must not use.
 
-Of the threads of a process only the one that forks exists in the child: what the others were doing
-is never finished there, and a lock that one of them held is never released. Objects for which that
-matters register here and are reset in the child before anything else runs.
+Only the forking thread exists in the child: work of the other threads never finishes there, and a
+lock that one of them held is never released. Objects to which that matters register here and are
+reset in the child before anything else runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing_extensions import override
 
 
 class Inheritable(Protocol):
-    """Something whose state a child must not share with its parent."""
+    """An object whose state a child must not share with its parent."""
 
     def after_fork_in_child(self) -> None:
-        """Reset it. Other threads are gone; no lock may be waited for."""
+        """Reset it. Other threads are gone, so waiting for a lock would deadlock."""
         ...
 
 
@@ -29,7 +29,7 @@ _inheritables: weakref.WeakSet[Inheritable] = weakref.WeakSet()
 
 
 def reset_in_child(inheritable: Inheritable) -> None:
-    """Reset an object in every child that is forked while the object exists."""
+    """Reset an object in every child forked during the object's lifetime."""
     _inheritables.add(inheritable)
 
 
@@ -53,7 +53,7 @@ class ForkSafeLock(Inheritable):
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the block has forked, and this is the child
+        with contextlib.suppress(RuntimeError):  # in the child of a fork inside the block
             self._lock.release()
 
     @override

@@ -1,4 +1,4 @@
-"""The processes of `jax.distributed`, and its coordination service as their key-value store."""
+"""The processes of `jax.distributed`, with its coordination service as their key-value store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 
 
 class _Membership:
-    """Whether this process is one of `jax.distributed`'s, or a child forked from one."""
+    """Whether this process belongs to `jax.distributed`, or was forked from one that does."""
 
     def __init__(self) -> None:
         self.is_inherited = False
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Use nothing of the parent's connection, whose threads are gone."""
+        """Drop the parent's connection, whose threads are gone."""
         state = distributed_state()
         self.is_inherited = state is not None and state.client is not None
 
@@ -40,7 +40,7 @@ _membership = _Membership()
 
 
 def has_preemption_service() -> bool:
-    """Return whether JAX watches for the end of the job; it can with one process, too."""
+    """Return whether JAX watches for preemption; it can with one process, too."""
     state = distributed_state()
     if state is None:
         return False
@@ -48,7 +48,7 @@ def has_preemption_service() -> bool:
 
 
 class JaxProcessGroup(KeyValueGroup):
-    """The processes of `jax.distributed`, or some of them."""
+    """All or some processes of `jax.distributed`."""
 
     def __init__(
         self, *, prefix: str = "", primary: int = 0, active: Collection[int] | None = None
@@ -57,12 +57,12 @@ class JaxProcessGroup(KeyValueGroup):
 
         Args:
             prefix: Distinguishes groups that share processes.
-            primary: The process that does what only one may do.
+            primary: Index of the primary process.
             active: The processes of the group, this one among them; None for all.
 
         Raises:
             ValueError: This process or the primary one is not among them.
-            CheckpointError: This process was forked from one of them, and is none.
+            CheckpointError: This process was forked from one of them, and does not belong.
         """
         mine = process_of_jax()
         if _membership.is_inherited:
@@ -78,7 +78,7 @@ class JaxProcessGroup(KeyValueGroup):
                     f"{what}, {index}, is not among the processes that save: {list(names)}. Give "
                     "active_processes that have it, or do not save there."
                 )
-        # others count from 0 too, so that the files of a save do not depend on who makes it
+        # a subset counts from 0 too, so that file names do not depend on which processes save
         process = Process(names.index(mine.index), len(names), names.index(primary))
         super().__init__(_JaxKeyValueStore(), process, prefix=prefix, names=names)
 
@@ -89,9 +89,9 @@ def default_group(
     """Return the processes of `jax.distributed` if there are several, else this one alone.
 
     Args:
-        prefix: As for `JaxProcessGroup`, like the other two.
-        primary: None if each process is alone, and its own primary one.
-        active: Which processes take part.
+        prefix: As for `JaxProcessGroup`.
+        primary: Likewise; None makes each process a group and primary of its own.
+        active: As for `JaxProcessGroup`.
 
     Raises:
         ValueError: This process or the primary one is not among them.
@@ -109,17 +109,17 @@ def barrier_or_fail(
     *,
     timeout_s: float = 600.0,
 ) -> None:
-    """Wait until some processes are all ready for what only all of them can do.
+    """Wait until all given processes are ready for a collective operation.
 
     Args:
-        name: What they are about to do; the same on all of them.
-        processes: Their indices among JAX's processes, this one's too.
-        failure: Why this process will not take part; it then waits for none that do.
-        timeout_s: Most seconds to wait.
+        name: Name of the operation; the same on all of them.
+        processes: Their indices among JAX's processes, including this one's.
+        failure: Why this process will not take part; it then does not wait for the others.
+        timeout_s: Maximum seconds to wait.
 
     Raises:
         ProcessFailedError: Another process will not take part.
-        ProcessTimeoutError: Another process has not arrived in time.
+        ProcessTimeoutError: Another process did not arrive in time.
     """
     # other processes may use the same name at the same time
     members = blake2b(repr(sorted(processes)).encode(), digest_size=8).hexdigest()
@@ -138,7 +138,7 @@ def barrier_or_fail(
 
 @contextlib.contextmanager
 def _service_errors() -> Generator[None]:
-    """Turn an error of JAX's client into a `ProcessFailedError`."""
+    """Convert an error of JAX's client to a `ProcessFailedError`."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""A budget of bytes that may be in flight at once, and groups of work that fit one."""
+"""A budget for bytes in flight, and groups of work that fit it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 class ByteLimiter:
     """Admits work in arrival order while its bytes fit the budget.
 
-    A request larger than the whole budget waits until nothing else is in flight and then runs
-    alone: a checkpoint with one huge array must neither fail nor hang. To be used from one event
-    loop. `wait_for_bytes` and `release_bytes` are the names of Orbax's limiter, for type handlers
-    written for it.
+    A request above the whole budget waits until nothing else is in flight and then runs alone: a
+    checkpoint with one huge array must neither fail nor hang. Use it from one event loop.
+    `wait_for_bytes` and `release_bytes` are the names of Orbax's limiter, for type handlers written
+    for it.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -81,12 +81,12 @@ class ByteLimiter:
 def batched(
     items: Iterable[T], size: Callable[[T], int], limit: int
 ) -> Iterator[tuple[list[T], int]]:
-    """Yield consecutive items in groups that fit a budget, and how many bytes each group has.
+    """Yield consecutive items in groups that fit a budget, with the bytes of each group.
 
     Args:
         items: The items.
         size: Returns the bytes of one.
-        limit: Most bytes of a group; a larger item makes a group of its own.
+        limit: Maximum bytes of a group; a larger item makes a group of its own.
     """
     group: list[T] = []
     held = 0

@@ -1,4 +1,4 @@
-"""JAX, if the program uses it: what it has not imported has no settings, processes or nodes."""
+"""Access JAX only if the program has imported it; otherwise it has no settings or processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run coroutines for synchronous callers, on a thread of our own."""
+"""Run coroutines for synchronous callers, on separate threads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Ts = TypeVarTuple("Ts")
 
 _ERRORS_TOLD = 10
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Most threads of one loop that do blocking work."""
+"""Maximum threads for blocking work per loop."""
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
     """Run a coroutine to its end and return its result.
 
-    It runs on a thread of its own, because the caller's may already run an event loop (notebooks,
-    servers). The caller's context variables and JAX settings (default device, 64-bit mode) hold
-    there too. An interrupt of the caller cancels the coroutine and waits for it to clean up. Where
-    no thread can be started, as at the exit of some Pythons, it runs on the caller's.
+    It runs on a separate thread, because the caller's may already run an event loop (notebooks,
+    servers). The caller's context variables and JAX settings (default device, 64-bit mode) apply
+    there too. An interrupt of the caller cancels the coroutine and waits for its cleanup. Where no
+    thread can be started, as at the exit of some Python versions, it runs on the caller's.
     """
     runner = _Runner(coroutine)
     pause = CollectorPause()
@@ -42,8 +42,8 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
         if wait([outcome], pause.limit_s).not_done:
             pause.end()
         return outcome.result()
-    except BaseException:  # raised again; mostly an interrupt
-        # not Thread.join: Python 3.11 takes a thread for ended once a join has been interrupted
+    except BaseException:  # re-raised; mostly an interrupt
+        # not Thread.join: Python 3.11 considers a thread ended once a join is interrupted
         if thread.ident is not None and not outcome.done():
             pause.end()
             runner.cancel()
@@ -52,27 +52,27 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
 
 
 def run_in_background(coroutine: Coroutine[object, object, T]) -> Future[T]:
-    """Run a coroutine on a thread of its own, with the caller's settings as in `run_sync`.
+    """Run a coroutine on a separate thread, with the caller's settings as in `run_sync`.
 
-    The interpreter does not end before it has ended. While the interpreter ends, and where no
-    thread can be started, it has ended when this returns, and its error is raised.
+    The interpreter does not exit before the coroutine ends. During interpreter exit, and where no
+    thread can be started, the coroutine runs before this returns, and its error is raised.
     """
     runner = _Runner(coroutine)
-    outcome, thread = _thread_of(runner, None, daemon=False)  # the interpreter waits
-    outcome.set_running_or_notify_cancel()  # who stops to wait for it does not cancel it
-    # a thread that is started after others were waited for would be cut off
+    outcome, thread = _thread_of(runner, None, daemon=False)  # the interpreter waits for it
+    outcome.set_running_or_notify_cancel()  # a waiter that gives up does not cancel it
+    # during exit a new thread would be cut off: the interpreter has already joined the others
     if is_exiting() or not _has_started(thread):
         outcome.set_result(runner.run_here())
     return outcome
 
 
 def is_exiting() -> bool:
-    """Whether the main thread has ended; `atexit` functions and other threads may still run."""
+    """Return whether the main thread has ended; `atexit` functions and threads may still run."""
     return not threading.main_thread().is_alive()
 
 
 def _has_started(thread: threading.Thread) -> bool:
-    """Start a thread, unless none can be started."""
+    """Start a thread; return False if none can be started."""
     try:
         thread.start()
     except RuntimeError:
@@ -83,7 +83,7 @@ def _has_started(thread: threading.Thread) -> bool:
 def _thread_of(
     runner: _Runner[T], pause: CollectorPause | None, *, daemon: bool
 ) -> tuple[Future[T], threading.Thread]:
-    """Return a thread that is not started yet, and where it will leave its result."""
+    """Return an unstarted thread, and the future of its result."""
     outcome: Future[T] = Future()
     settings = _jax_settings()
     context = contextvars.copy_context()
@@ -95,7 +95,7 @@ def _thread_of(
         except BaseException as error:  # handed to the caller, whatever it is
             outcome.set_exception(error)
             if not daemon and is_exiting():
-                raise  # nobody can ask for it any more; `threading.excepthook` prints it
+                raise  # no waiter is left; `threading.excepthook` prints it
         else:
             outcome.set_result(result)
 
@@ -103,10 +103,10 @@ def _thread_of(
 
 
 async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Run awaitables at once; return their results in order.
+    """Run awaitables concurrently; return their results in order.
 
-    All are waited for. The first error is raised, so that callers can catch it by its type; the
-    others are told in its notes.
+    All run to their end. The first error is raised, so that callers can catch it by its type, with
+    the others as its notes.
     """
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
@@ -122,7 +122,7 @@ async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def run_checked(work: Awaitable[T], check: Callable[[], object], every_s: float) -> T:
-    """Run an awaitable to its end; stop it when a check, made now and then in a thread, raises."""
+    """Run an awaitable to its end; cancel it when a periodic check, run in a thread, raises."""
     running = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([running], timeout=every_s))[0]:
@@ -135,8 +135,8 @@ async def run_checked(work: Awaitable[T], check: Callable[[], object], every_s: 
 
 
 async def clean_up(function: Callable[[], object]) -> None:
-    """Run what cleans up in a thread, and to its end, however often this is cancelled."""
-    # no task: the end of a loop would cancel it, and the thread would go on alone
+    """Run a cleanup function to its end in a thread, however often this is cancelled."""
+    # not a task: the end of the loop would cancel it while the thread keeps running
     running = asyncio.get_running_loop().run_in_executor(None, function)
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -145,10 +145,10 @@ async def clean_up(function: Callable[[], object]) -> None:
 
 
 async def run_blocking(function: Callable[[], T]) -> T:
-    """Run a function in a thread, with the caller's context and JAX settings, and to its end.
+    """Run a function to its end in a thread, with the caller's context and JAX settings.
 
-    A cancellation takes effect once the function has returned: what it does cannot be stopped, and
-    the caller that cancels may remove the files that it writes.
+    A cancellation takes effect after the function returns: it cannot be stopped, and the caller
+    that cancels may remove the files that it writes.
     """
     settings, context = _jax_settings(), contextvars.copy_context()
 
@@ -169,7 +169,7 @@ async def run_blocking(function: Callable[[], T]) -> T:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose `asyncio.to_thread` works for as long as the interpreter runs."""
+    """An event loop whose `asyncio.to_thread` works until the interpreter exits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Runner(Generic[T]):
-    """A coroutine on an event loop that another thread may cancel."""
+    """A coroutine on an event loop, which another thread may cancel."""
 
     def __init__(self, coroutine: Coroutine[object, object, T]) -> None:
         self._coroutine = coroutine
@@ -205,7 +205,7 @@ class _Runner(Generic[T]):
             self._started.set()
 
     def run_here(self) -> T:
-        """Run it on the caller's thread, also if that is running an event loop."""
+        """Run it on the caller's thread, even inside a running event loop."""
         with _running_loop_left():
             return contextvars.copy_context().run(self.run)
 
@@ -223,14 +223,14 @@ class _Runner(Generic[T]):
 
 @contextlib.contextmanager
 def _running_loop_left() -> Generator[None]:
-    """Let another event loop run inside a callback of this thread's, which waits meanwhile."""
+    """Allow another event loop inside a callback of this thread's, which waits meanwhile."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         yield
         return
     task = asyncio.current_task()
-    # what asyncio has for implementers of loops
+    # asyncio's functions for implementers of loops
     if task is not None:
         asyncio._leave_task(loop, task)  # noqa: SLF001
     asyncio._set_running_loop(None)  # noqa: SLF001
@@ -243,7 +243,7 @@ def _running_loop_left() -> Generator[None]:
 
 
 def _jax_settings() -> contextlib.AbstractContextManager[None]:
-    """Return a context that gives another thread the settings that JAX keeps per thread."""
+    """Return a context manager that applies the caller's JAX settings to another thread."""
     jax = loaded_jax()
     if jax is None:
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""The processes of one JAX program, and the interface of what they do together.
+"""The processes of one JAX program, and the interface of their rendezvous.
 
 `runtime.rendezvous` implements it over a key-value store, `runtime.jax_process_group` finds that.
 """
@@ -18,12 +18,12 @@ from orbit_ckpt._src.runtime.loaded import loaded_jax
 
 
 class Process(Struct, frozen=True):
-    """A process among those of one program.
+    """One process of a program.
 
     Attributes:
-        index: Which one it is.
-        count: How many there are.
-        primary: Which one does what only one may do.
+        index: Its index.
+        count: Number of processes.
+        primary: Index of the process that does what only one may do.
     """
 
     index: int = 0
@@ -32,12 +32,12 @@ class Process(Struct, frozen=True):
 
     @property
     def is_primary(self) -> bool:
-        """Whether it is the one that does what only one may do."""
+        """Whether it is the primary process."""
         return self.index == self.primary
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other."""
+        """Whether it is the only process."""
         return self.count == 1
 
 
@@ -56,12 +56,12 @@ def acting_as(process: Process) -> Generator[None]:
 
 
 def this_process() -> Process:
-    """Return which process this is among those that save, JAX's; initialises no device."""
+    """Return this process among those that save, by default JAX's; initialises no device."""
     return _acting.get() or process_of_jax()
 
 
 def process_of_jax() -> Process:
-    """Return which process of JAX's this is; initialises no device."""
+    """Return this process among JAX's; initialises no device."""
     state = distributed_state()
     if state is None or state.client is None:
         return Process()
@@ -69,53 +69,53 @@ def process_of_jax() -> Process:
 
 
 def distributed_state() -> Any:
-    """Return what JAX knows of its processes, without initialising devices; None without JAX."""
+    """Return JAX's state of its processes, without initialising devices; None without JAX."""
     if loaded_jax() is None:
         return None
-    from jax._src.distributed import global_state  # noqa: PLC0415 - the only way to it
+    from jax._src.distributed import global_state  # noqa: PLC0415 - the only access to it
 
     return global_state
 
 
 class Rendezvous(Protocol):
-    """One activity of all processes, which pass the same barriers in the same order.
+    """One joint operation of all processes, which pass the same barriers in the same order.
 
-    Every name of a barrier, broadcast or gather is used once.
+    Each barrier, broadcast or gather name is used once.
     """
 
     def set_phase(self, phase: str) -> None:
-        """Publish what this process is doing, for messages about it."""
+        """Publish what this process is doing, for messages."""
         ...
 
     def barrier(self, name: str, value: bytes = b"") -> list[bytes]:
-        """Wait until all processes arrive; return their values, to the primary one only.
+        """Wait until all processes arrive; return their values, on the primary only.
 
         Raises:
-            ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not arrived in time.
+            ProcessFailedError: A process failed.
+            ProcessTimeoutError: A process did not arrive in time.
         """
         ...
 
     def broadcast(self, name: str, value: bytes | None) -> bytes:
-        """Return the value of the primary process; the others wait for it.
+        """Return the primary process's value; the others wait for it.
 
         Raises:
-            ProcessFailedError: A process has failed.
-            ProcessTimeoutError: The primary process has not arrived in time.
+            ProcessFailedError: A process failed.
+            ProcessTimeoutError: The primary process did not arrive in time.
         """
         ...
 
     def gather(self, name: str, value: bytes) -> list[bytes]:
-        """Return the values of all processes to the primary one, nothing to the others.
+        """Return the values of all processes on the primary, nothing on the others.
 
         Raises:
-            ProcessFailedError: A process has failed.
-            ProcessTimeoutError: A process has not arrived in time.
+            ProcessFailedError: A process failed.
+            ProcessTimeoutError: A process did not arrive in time.
         """
         ...
 
     def post(self, value: bytes) -> None:
-        """Publish a value for the primary process, in place of the last one; nobody waits."""
+        """Publish a value for the primary process, replacing the last one; does not wait."""
         ...
 
     def posted(self) -> Mapping[int, bytes]:
@@ -136,20 +136,20 @@ class Rendezvous(Protocol):
         ...
 
     def fail(self, error: BaseException, barriers: Iterable[str]) -> CheckpointError | None:
-        """Report to the others that this process has failed.
+        """Report to the others that this process failed.
 
         Args:
             error: Its error.
             barriers: Where it will not arrive.
 
         Returns:
-            The error that all raise because another process failed before; None if this is the
-            first.
+            The error that all processes raise because another one failed earlier; None if this is
+            the first.
         """
         ...
 
     def drain(self) -> None:
-        """After a failure, wait for a while until the others have finished.
+        """After a failure, wait briefly until the others have finished.
 
         Then no process mistakes a new attempt for the failed one, or still works on that. Processes
         that did not arrive are not waited for.
@@ -157,7 +157,7 @@ class Rendezvous(Protocol):
         ...
 
     def finish(self) -> None:
-        """End the activity, successfully or not; nothing of it may be called afterwards."""
+        """End the operation, successful or not; call nothing afterwards."""
         ...
 
 
@@ -165,7 +165,7 @@ class ProcessGroup(Protocol):
     """The processes of a program, seen from one of them.
 
     Attributes:
-        process: Which one this is.
+        process: This process.
         names: The number of each process in messages: its index among all processes of JAX.
     """
 
@@ -173,14 +173,14 @@ class ProcessGroup(Protocol):
     names: Sequence[int]
 
     def join(self, name: str, timeout_s: float) -> Rendezvous:
-        """Begin an activity of all processes.
+        """Begin a joint operation of all processes.
 
         Args:
-            name: What it is called, the same on all processes.
-            timeout_s: Most seconds to wait for others at each barrier.
+            name: Its name, the same on all processes.
+            timeout_s: Maximum seconds to wait for others at each barrier.
 
         Raises:
-            ProcessTimeoutError: The primary process has not begun it in time.
+            ProcessTimeoutError: The primary process did not begin it in time.
         """
         ...
 
@@ -232,11 +232,11 @@ class _NoOthers(Rendezvous):
 
 
 NO_OTHERS: Rendezvous = _NoOthers()
-"""The rendezvous of a process without others."""
+"""The rendezvous of a single process."""
 
 
 class SingleProcess(ProcessGroup):
-    """A process without others; nothing waits."""
+    """A group of one process; nothing waits."""
 
     process = Process()
     names: Sequence[int] = (0,)

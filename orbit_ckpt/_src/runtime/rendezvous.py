@@ -1,8 +1,8 @@
 """Barriers, broadcasts and gathers of processes that share a key-value store.
 
 No device takes part. Each barrier has one outcome, which is written once: by the primary process
-when all have arrived, by a process that failed, or by one that has waited too long, whichever comes
-first. So all processes see the same outcome, and those that wait see it at once.
+when all have arrived, by a process that failed, or by one that timed out, whichever comes first. So
+all processes see the same outcome, and waiting processes see it at once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError, ProcessT
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup, Rendezvous
 
 _MAX_TEXT = 100_000
-"""Characters of an error that is sent to others; the service takes no large values."""
+"""Maximum characters of an error to publish; the service rejects large values."""
 
 _POLL_S = 0.02
 _SETTLE_S = 10.0
-"""How long the primary process waits for the others after a failure, before it goes on alone."""
+"""Maximum time that the primary process waits for the others after a failure."""
 
 _SLICE_S = 0.5
-"""How long one wait in native code takes at most; an interrupt is noticed after it."""
+"""Maximum duration of one wait in native code, which delays an interrupt."""
 
 _ASKED_PER_S, _LISTED_PER_S = 1000, 20_000
-"""How often all processes together ask the service, and how many keys one lists, in a second."""
+"""Limits for all processes together: requests per second, and for one, keys listed per second."""
 
 
 class KeyValueStore(Protocol):
@@ -42,23 +42,23 @@ class KeyValueStore(Protocol):
         ...
 
     def put_new(self, key: str, value: bytes) -> bool:
-        """Write a value unless there is one; return whether it was written."""
+        """Write a value unless one exists; return whether it was written."""
         ...
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """Wait for a value and return it, None if there is none in time."""
+        """Wait for a value and return it, None after the timeout."""
         ...
 
     def list(self, folder: str) -> dict[str, bytes]:
-        """Return the values below a folder by what follows it in their keys."""
+        """Return the values below a folder, by the rest of their keys."""
         ...
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which is 0 at first, and return it."""
+        """Add to a counter, initially 0, and return it."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove a key, or all below a folder."""
+        """Remove a key, or all keys below a folder."""
         ...
 
 
@@ -77,21 +77,21 @@ class KeyValueGroup(ProcessGroup):
 
         Args:
             store: The store they share.
-            process: Which one this is.
+            process: This process.
             prefix: Distinguishes groups that share a store.
             names: The number of each process in messages, None for its index.
         """
         self.process = process
         self._store = store
         self.names: Sequence[int] = names or range(process.count)
-        # the service takes two slashes for one
+        # an empty part would make two slashes, which the service treats as one
         self._prefix = f"orbit_ckpt/{quote(prefix, safe='') or '-'}"
 
     @override
     def join(self, name: str, timeout_s: float) -> Rendezvous:
         opened = f"{self._prefix}/opened/{quote(name, safe='')}"
         if self.process.is_primary:
-            # unique, so that no process mistakes another attempt for this one
+            # the identifier is unique, so that no process mistakes another attempt for this one
             identifier = secrets.token_hex(8)
             folder = f"{self._prefix}/{identifier}"
             self._store.put(f"{folder}/phase/{self.process.index}", b"beginning")
@@ -107,7 +107,7 @@ class KeyValueGroup(ProcessGroup):
                 key = f"{folder}/phase/{self.process.index}"
                 if self._store.put_new(key, b"beginning"):
                     return self._rendezvous(name, folder, timeout_s, opened)
-                time.sleep(pace(_POLL_S, count))  # it took part in that attempt, which has failed
+                time.sleep(pace(_POLL_S, count))  # it already joined that attempt, which failed
             if remaining <= 0:
                 late = {self.names[self.process.primary]: "it has not begun this"}
                 me = self.names[self.process.index]
@@ -120,7 +120,7 @@ class KeyValueGroup(ProcessGroup):
 
 
 def pace(least_s: float, count: int) -> float:
-    """Return how long to wait between two requests, so that many processes together ask seldom."""
+    """Return the pause between two requests that keeps the rate of all processes low."""
     return max(least_s, count / _ASKED_PER_S)
 
 
@@ -128,9 +128,9 @@ class _Failure(Struct, frozen=True, omit_defaults=True):
     """Why a barrier failed.
 
     Attributes:
-        process: The process that failed, or has waited too long.
+        process: The process that failed or timed out.
         text: Its message.
-        missing: What each process that did not arrive was doing; empty if one failed.
+        missing: What each missing process was doing; empty if one failed.
     """
 
     process: int
@@ -147,10 +147,10 @@ _GOOD, _BAD = b"+", b"-"
 
 
 class KeyValueRendezvous(Rendezvous):
-    """One attempt at an activity.
+    """One attempt at a joint operation.
 
     Keys below its folder: `phase/<i>`, what a process is doing; `arrived/<barrier>/<i>`, its value;
-    `outcome/<barrier>`, written once; `posted/<i>`; `finished`, how many processes have.
+    `outcome/<barrier>`, written once; `posted/<i>`; `finished`, the number of finished processes.
     """
 
     def __init__(
@@ -262,23 +262,24 @@ class KeyValueRendezvous(Rendezvous):
         if not self._has_failed:
             self._store.delete(self._folder)
             return
-        # `phase` stays: processes that come back see that this is not the attempt they wait for
+        # `phase` stays: a process that retries sees that it already joined this attempt
         for part in ("arrived", "outcome", "posted", "finished"):
             self._store.delete(f"{self._folder}/{part}")
 
     def _decide(self, name: str, outcome: bytes) -> bytes:
-        """Write the outcome of a barrier unless it has one; return it."""
+        """Write the outcome of a barrier unless it has one; return the one it has."""
         key = f"{self._folder}/outcome/{name}"
         if self._store.put_new(key, outcome):
             return outcome
         return self._store.get(key, self._timeout_s) or outcome
 
     def _wait(self, name: str, poll: Callable[[float], bytes | None]) -> bytes:
-        """Poll until a value exists; return it, or the outcome of a timeout.
-
-        A timeout is an outcome like any other: it is written only if the barrier has none, so a
-        process that arrives at the last moment and one that gives up agree on what happened.
-        """
+        """Poll until a value exists; return it, or the outcome of a timeout."""
+        # A barrier has at most one outcome (`put_new`), and the first one written counts for all.
+        # A timeout is such an outcome: a process that gives up proposes it through `_decide` and
+        # accepts what was decided, so it agrees with one that arrives at the last moment. Only a
+        # process that can name a missing one proposes a timeout; with none missing the outcome is
+        # about to be written, and it polls again. Polls are short, to let interrupts through.
         deadline = time.monotonic() + self._timeout_s
         slice_s = pace(_SLICE_S, self._process.count)
         while True:
@@ -287,7 +288,7 @@ class KeyValueRendezvous(Rendezvous):
             if found is not None:
                 return found
             missing = self._missing(name) if remaining <= 0 else None
-            if missing:  # else the last one has just arrived
+            if missing:  # else the last one has just arrived: poll again
                 who = f"{self._name}: process {self._me} ({self._phase})"
                 late = _timeout(who, self._me, self._timeout_s, name, missing)
                 failure = _Failure(late.process, str(late), dict(late.missing))
@@ -299,7 +300,7 @@ class KeyValueRendezvous(Rendezvous):
         is_gathering = str(self._process.index) in came
         late = [i for i in range(self._process.count) if is_gathering and str(i) not in came]
         if not late and not self._process.is_primary:
-            late = [self._process.primary]  # the others wait for its outcome
+            late = [self._process.primary]  # only the primary writes the outcome
         return {self._names[i]: doing.get(str(i), b"not here yet").decode() for i in late}
 
     def _accept(self, outcome: bytes) -> bytes:

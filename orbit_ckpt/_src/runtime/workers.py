@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class Workers(Executor):
-    """An executor that takes work for as long as the interpreter runs.
+    """An executor that accepts work until the interpreter exits.
 
     `ThreadPoolExecutor` refuses work once the main thread has ended, but that is when the last
-    checkpoint of a run may be saved: by another thread, or by an `atexit` function. The threads of
-    this one end when there is no work left. They are not daemons: the interpreter waits for them
-    without a hook. Where no thread can be started, as during the exit of Python 3.12, `submit` does
-    the work before it returns.
+    checkpoint of a run may be saved: by another thread, or by an `atexit` function. These threads
+    end when no work is left. They are not daemons: the interpreter waits for them without a hook.
+    Where no thread can be started, as during the exit of Python 3.12, `submit` does the work before
+    it returns.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Start no thread yet.
+        """Create the executor; no thread starts yet.
 
         Args:
-            count: Most threads at once.
-            name: What their names begin with.
+            count: Maximum number of threads.
+            name: Prefix of the threads' names.
         """
         self._count = count
         self._name = name
@@ -51,7 +51,7 @@ class Workers(Executor):
             self._waiting.append(work)
             is_short_of_threads = self._working < self._count
             self._working += is_short_of_threads
-        del work  # the thread that does it drops what it refers to
+        del work  # the working thread drops the references
         if is_short_of_threads:
             self._add_thread()
         return future
@@ -80,7 +80,7 @@ class Workers(Executor):
             with self._lock:
                 is_alone = self._working == 1
                 self._working -= not is_alone
-            if is_alone:  # else another thread does it
+            if is_alone:  # else another thread takes it
                 self._work()
             return
         with self._lock:
@@ -99,7 +99,7 @@ class Workers(Executor):
 
 
 class _Work:
-    """A call and where its result goes."""
+    """A call and the future of its result."""
 
     def __init__(self, future: Future[Any], call: Callable[[], Any]) -> None:
         self.future = future
