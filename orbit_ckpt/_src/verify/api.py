@@ -1,4 +1,4 @@
-"""Check every byte of checkpoints."""
+"""Verify checkpoints byte by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orbit_ckpt._src.verify.verifier import Verifier, file_sizes
 _MAX_BYTES = 1 << 28
 
 Progress = Callable[[int, int], object]
-"""Called with the bytes checked so far, and how many there are, about."""
+"""Called with the bytes checked so far, and the approximate total."""
 
 
 def verify(
@@ -37,30 +37,30 @@ def verify(
 ) -> VerifyReport:
     """Read every byte of a checkpoint again and compare all checksums; touches no device.
 
-    Checked are the manifests and all files that they record, the documents, the index of a
-    database, and every chunk of every array, with its checksum and by decoding it. What the index
-    or a manifest names has to be there. Damage does not end the check: all of it is in the report.
+    It checks the manifests and all files that they record, the documents, the index of a database,
+    and every chunk of every array, both its checksum and its decoding. Whatever the index or a
+    manifest names must exist. Damage does not end the check: the report lists all of it.
 
-    What other writers have left without checksums is decoded or parsed, which finds what would
-    make a load fail; the report says what that is. So it is with checkpoints of other programs, of
-    which all leaves are decoded. What is of a later version, or of one that is not read any more,
-    cannot be verified: the report says so, and the rest is checked. That the manifest of a
-    checkpoint of `orbit_ckpt` is gone is damage.
+    Data that other writers left without checksums is decoded or parsed, which finds what would make
+    a load fail; the report lists such data. The same applies to other programs' checkpoints: all
+    leaves are decoded. Data of a later version, or of one that is no longer supported, cannot be
+    verified: the report says so, and the rest is checked. A missing manifest in a checkpoint of
+    `orbit_ckpt` is damage.
 
-    A checkpoint that another process replaces meanwhile is checked again. Steps of a run that are
+    If another process replaces a checkpoint meanwhile, it is checked again. Steps of a run that are
     deleted meanwhile are left out.
 
     Args:
         path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
             format that `load` reads.
-        max_bytes: About how many bytes to hold at once. More is held for larger chunks that only
-            TensorStore can decode.
+        max_bytes: Approximate limit of bytes held at once. Larger chunks that only TensorStore can
+            decode exceed it.
         progress: Called now and then.
-        reader: The format to read it as, as for `load`; of a run only the step that it chooses is
+        reader: The format to read it as, as for `load`; of a run, only the step that it selects is
             checked.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointNotFoundError: No checkpoint exists; the message says what does.
         IncompleteCheckpointError: The save did not finish.
         StorageError: A directory cannot be read, or other processes replace the checkpoint again
             and again while it is read.
@@ -104,7 +104,7 @@ def verify(
 
 
 def verify_files(directory: Path, foreign: Format | None = None) -> Findings:
-    """Check a checkpoint that need not be finished, such as a copy in progress.
+    """Check a checkpoint that may be unfinished, such as a copy in progress.
 
     Args:
         directory: Its directory.
@@ -131,7 +131,7 @@ class _Progress:
 def _verify_unchanged(
     checkpoint: Path, overall: Findings, foreign: Format | None, *, may_vanish: bool
 ) -> Findings | None:
-    """Check a checkpoint that other processes may replace; again if one does.
+    """Check a checkpoint that other processes may replace; repeat if one does.
 
     Args:
         checkpoint: The checkpoint.
@@ -140,7 +140,7 @@ def _verify_unchanged(
         may_vanish: Whether it may be deleted meanwhile.
 
     Returns:
-        What was found; None if it was deleted.
+        The findings; None if it was deleted.
 
     Raises:
         CheckpointError: It cannot be read, or is replaced again and again.
@@ -164,11 +164,13 @@ def _verify_unchanged(
 
 
 async def _look_at(root: Path) -> tuple[Mapping[Path, Format | None], int]:
-    """Return the checkpoints at a path with the formats of other programs; and what is unfinished.
+    """Return the checkpoints at a path with their formats, and the number of unfinished saves.
+
+    A format is None for our own and Orbax's.
 
     Raises:
-        CheckpointNotFoundError: There is none.
-        IncompleteCheckpointError: It is a save that did not finish.
+        CheckpointNotFoundError: None exists.
+        IncompleteCheckpointError: The path is a save that did not finish.
     """
     located = locate(root)
     located.check()

@@ -24,14 +24,14 @@ from orbit_ckpt._src.verify.tree import check_arrays
 
 _GZIP = "gzip"
 _SIZE_BYTES = 4
-"""A gzip file ends with the size of what it holds, modulo 2**32."""
+"""A gzip file ends with its uncompressed size, modulo 2**32."""
 
 _MAX_BYTES = 1 << 28
-"""What is held at most of an array that is compared with its sum, if there is no other bound."""
+"""Default limit of bytes held of an array that is compared with its checksum."""
 
 
 async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None:
-    """Decode all leaves, which finds what is cut short or missing, and compare sums of arrays.
+    """Decode all leaves, which finds truncated and missing data, and compare array checksums.
 
     Args:
         path: The checkpoint.
@@ -72,9 +72,10 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
 async def _compare_sums(
     reader: BatchReader, records: Sequence[LeafRecord], findings: Findings
 ) -> dict[str, CorruptionError]:
-    """Compare whole arrays with their sums; return what is wrong, by storage name.
+    """Compare whole arrays with their checksums; return the problems, by storage name.
 
-    What cannot be decoded is among it: it is told chunk by chunk if it is checked without its sum.
+    They include decoding errors; checking such an array without its checksum then reports each
+    chunk.
     """
     errors: dict[str, CorruptionError] = {}
     budget = findings.limiter.max_bytes or _MAX_BYTES
@@ -90,7 +91,7 @@ async def _compare_sums(
             errors[record.name] = error
         except (FormatError, OSError) as error:
             if isinstance(error, OSError) and not is_damage(error):
-                raise  # a store that does not answer is no damage, nor are missing rights
+                raise  # an unreachable store or missing permissions are not damage
             errors[record.name] = CorruptionError(str(error), path=format_path(record.path))
         else:
             findings.chunks += len(list(chunk_indices(whole(layout.shape), layout.chunk_shape)))
@@ -101,7 +102,7 @@ async def _compare_sums(
 
 
 def _check_ends(store: ValueStore, reads: Sequence[ArrayRead], findings: Findings) -> None:
-    """Check that files in gzip have their ends, without which TensorStore decodes them too."""
+    """Check that gzip files are complete, because TensorStore decodes truncated ones too."""
     known = {(damage.leaf, damage.chunk) for damage in findings.damage}
     for read in reads:
         layout, leaf = read.layout, format_path(read.path)
@@ -112,7 +113,7 @@ def _check_ends(store: ValueStore, reads: Sequence[ArrayRead], findings: Finding
             key = layout.chunk_key(read.name, index)
             try:
                 value = store.find(key)
-            except CorruptionError as error:  # a link, which reading the chunk may have noted
+            except CorruptionError as error:  # a link, which reading the chunk may have reported
                 if leaf not in {damage.leaf for damage in findings.damage}:
                     findings.record(error)
                 continue

@@ -1,4 +1,4 @@
-"""What a verification has found, as values that can be printed."""
+"""Findings of a verification, as printable values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orbit_ckpt._src.text import shorten_lines
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as it was written.
+    """Data that differs from what was written.
 
     Attributes:
         checkpoint: The checkpoint.
-        what: What is wrong.
-        file: The file that is damaged or missing, None if it is not known which.
+        what: The problem.
+        file: The damaged or missing file, None if unknown.
         leaf: Name of the leaf that cannot be restored, None if it is not one leaf.
         chunk: Storage key of the damaged chunk, None if it is not one chunk.
     """
@@ -44,9 +44,9 @@ class Unchecked:
     """Data without a checksum, or that could not be compared with it.
 
     Attributes:
-        directory: Where.
-        what: What, and why.
-        count: How many.
+        directory: Its directory.
+        what: What was not checked, and why.
+        count: Number of such values.
     """
 
     directory: Path
@@ -59,7 +59,7 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Unverifiable:
-    """A checkpoint, or a part of one, of a version that is not supported.
+    """A checkpoint, or a part of one, of an unsupported version.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -74,18 +74,18 @@ class Unverifiable:
 
 
 class Findings(Struct):
-    """What has been found so far in one checkpoint.
+    """Findings in one checkpoint so far.
 
     Attributes:
         checkpoint: The checkpoint.
         limiter: The byte budget.
         progress: Called with the bytes checked since its last call.
-        damage: What is damaged.
-        unchecked: What could not be checked.
-        unverifiable: What is of a version that is not supported.
-        leaves: How many leaves exist.
-        chunks: How many chunks were checked.
-        nbytes: How many bytes were checked.
+        damage: Damaged data.
+        unchecked: Data that could not be checked.
+        unverifiable: Data of an unsupported version.
+        leaves: Number of leaves.
+        chunks: Number of chunks checked.
+        nbytes: Number of bytes checked.
     """
 
     checkpoint: Path
@@ -103,15 +103,15 @@ class Findings(Struct):
     """Positions in `damage` by file and chunk."""
 
     def count(self, nbytes: int) -> None:
-        """Count bytes that have been checked."""
+        """Count checked bytes."""
         self.nbytes += nbytes
         self.progress(nbytes)
 
     def record(self, error: CheckpointError, *, leaf: str | None = None) -> None:
-        """Record an error; of one file only the first, unless a later one names its chunk.
+        """Record an error; for each file only the first, unless a later one names its chunk.
 
         Raises:
-            StorageError: A store does not answer, which is no damage.
+            StorageError: A store does not answer, which is not damage.
         """
         if isinstance(error, StorageError) and isinstance(self.checkpoint, StorePath):
             raise error
@@ -127,14 +127,14 @@ class Findings(Struct):
     def add(
         self, what: str, file: str | None = None, leaf: str | None = None, chunk: str | None = None
     ) -> None:
-        """Record damage, unless the same place is known to be damaged."""
+        """Record damage, unless the same place is already recorded."""
         found = Damage(self.checkpoint, what, file, leaf, chunk)
         if file is None or not self._replaces_known(found, file):
             self._places.setdefault((file, chunk), len(self.damage))
             self.damage.append(found)
 
     def _replaces_known(self, found: Damage, file: str) -> bool:
-        """Whether the place of damage is known; the record that names a leaf is kept."""
+        """Return whether the place is already recorded; the record that names a leaf is kept."""
         of_file = self._places.get((file, None))
         if of_file is not None and self.damage[of_file].leaf is None:
             if found.chunk is not None and file.endswith(f"/{found.chunk}"):
@@ -147,7 +147,7 @@ class Findings(Struct):
         return known is not None
 
     def is_known(self, file: str) -> bool:
-        """Whether damage of a file is recorded that is not limited to one chunk."""
+        """Return whether damage of a file is recorded that is not limited to one chunk."""
         return (file, None) in self._places
 
     def _add_unverifiable(self, found: Unverifiable) -> None:
@@ -155,7 +155,7 @@ class Findings(Struct):
             self.unverifiable.append(found)
 
     def merge(self, other: Findings) -> None:
-        """Add what was found in another checkpoint."""
+        """Add the findings in another checkpoint."""
         self.damage += other.damage
         self.unchecked += other.unchecked
         for found in other.unverifiable:
@@ -165,25 +165,25 @@ class Findings(Struct):
         self.nbytes += other.nbytes
 
     def skip(self, directory: Path, what: str, count: int) -> None:
-        """Record what cannot be checked, if it exists."""
+        """Record data that cannot be checked, if there is any."""
         if count:
             self.unchecked.append(Unchecked(directory, what, count))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` has found; true if all is intact. Printed, it is a listing.
+    """The result of `verify`; true if all is intact. Prints as a listing.
 
     Attributes:
         path: The path given.
         checkpoints: The checkpoints at that path: itself, or the steps of a run.
-        files: How many files they have.
-        leaves: How many leaves.
-        chunks: How many chunks of arrays.
-        bytes_checked: How many bytes were compared with a checksum or decoded.
-        damage: Everything that is damaged.
-        unchecked: What has no checksums; it was decoded or parsed.
-        unverifiable: What is of a version that is not supported; it may be damaged.
+        files: Number of their files.
+        leaves: Number of leaves.
+        chunks: Number of array chunks.
+        bytes_checked: Bytes compared with a checksum or decoded.
+        damage: All damage.
+        unchecked: Data without checksums; it was decoded or parsed.
+        unverifiable: Data of an unsupported version; it may be damaged.
     """
 
     path: Path

@@ -37,7 +37,7 @@ from orbit_ckpt._src.verify.report import Findings, Unverifiable
 _BLOCK_BYTES = 1 << 20
 _GROUP_BYTES = 1 << 22
 _GROUP_CHUNKS = 64
-"""Smaller chunks are checked several at a time, which saves a thread's time."""
+"""Smaller chunks are checked in groups, to save overhead per thread call."""
 
 
 async def verify_tree(
@@ -99,15 +99,15 @@ def _arrays_of_others(
     checked: CheckedDirectory,
     findings: Findings,
 ) -> list[LeafRecord]:
-    """Return the arrays that type handlers have stored which do not say how they store leaves.
+    """Return the arrays of type handlers that do not say how they store leaves.
 
-    Those that bear the name of a leaf are its own; all others are checked too, because they may be
-    parts of one. Of leaves that nothing in the directory can belong to, no check is possible.
+    An array that bears the name of a leaf belongs to it; all others are checked too, because they
+    may be parts of one. A leaf to which nothing in the directory can belong is not checked.
 
     Args:
         others: The leaves of such handlers.
         arrays: Those of the others that are arrays.
-        batch: What reads the tree.
+        batch: Reads the tree.
         checked: Its directory.
         findings: Where findings are recorded.
     """
@@ -138,7 +138,7 @@ def _arrays_of_others(
 
 
 def _has_files_besides(checked: CheckedDirectory, arrays: Collection[str]) -> bool:
-    """Whether a tree's directory has files that are neither arrays nor documents of ours."""
+    """Return whether a tree's directory has files besides arrays and our documents."""
     if checked.manifest is not None:
         files = list(checked.manifest.files)
     else:
@@ -149,7 +149,7 @@ def _has_files_besides(checked: CheckedDirectory, arrays: Collection[str]) -> bo
 
 
 def _open_batch(source: StoredTree, checked: CheckedDirectory, findings: Findings) -> LoadBatch:
-    """Return what reads leaves; if documents beside the arrays are damaged, what reads arrays.
+    """Return a reader of leaves; if documents beside the arrays are damaged, of arrays only.
 
     Raises:
         CorruptionError: The database cannot be read.
@@ -200,14 +200,14 @@ async def check_arrays(
     """Check all chunks of some arrays.
 
     Args:
-        directory: Where they are, for what cannot be checked.
-        reader: What reads them.
+        directory: Where they are, for data that cannot be checked.
+        reader: Reads them.
         records: The arrays.
         findings: Where findings are recorded.
-        is_known: Whether a chunk need not be read, because its bytes have been compared.
+        is_known: Returns whether a chunk can be skipped, because its bytes have been compared.
 
     Returns:
-        The arrays that there are.
+        The arrays that exist.
     """
     reads: list[ArrayRead] = []
     for record in records:
@@ -236,7 +236,7 @@ async def check_arrays(
 
 
 def _knows(directory: CheckedDirectory) -> Callable[[Value], bool]:
-    """Return what tells of a value whether the manifest has a record of its file."""
+    """Return a predicate: whether the manifest records the file of a value."""
     known: dict[str, bool] = {}
 
     def is_known(value: Value) -> bool:
@@ -266,7 +266,7 @@ def _groups(reads: Sequence[ArrayRead]) -> Iterator[list[tuple[ArrayRead, Shape]
 
 
 def _held(reader: BatchReader, group: Sequence[tuple[ArrayRead, Shape]], block: int) -> int:
-    """Return how many bytes are held while chunks are checked one after the other, at most."""
+    """Return the maximum bytes held while chunks are checked one after the other."""
     layouts = [read.layout for read, _ in group]
     return 2 * max(
         min(layout.chunk_nbytes, block) if reader.can_stream(layout) else layout.chunk_nbytes

@@ -1,4 +1,4 @@
-"""Check one checkpoint: its manifest, its items, and everything in them."""
+"""Check one checkpoint: its manifest, its items, and all their contents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Verifier:
     """Checks one checkpoint.
 
     Attributes:
-        findings: What has been found.
+        findings: The findings so far.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -68,7 +68,7 @@ class Verifier:
             await self._check_directory(checkpoint)
 
     async def _check_directory(self, directory: Path) -> None:
-        """Check a checkpoint or an item, and what is below it."""
+        """Check a checkpoint or an item, and everything below it."""
         try:
             checked = CheckedDirectory(directory)
         except CheckpointError as error:
@@ -122,7 +122,7 @@ class Verifier:
             self.findings.skip(checked.path, what, 1)
 
     def _check_process_databases(self, checked: CheckedDirectory) -> None:
-        """Read the indexes of the processes' databases, which stay after the merge."""
+        """Read the indexes of the per-process databases, which remain after the merge."""
         manifest = checked.manifest
         if manifest is None or manifest.database is None:
             return
@@ -135,7 +135,7 @@ class Verifier:
                     self.findings.record(error)
 
     def _check_items(self, checked: CheckedDirectory) -> None:
-        """Check that the items that a step records exist."""
+        """Check that all items recorded for a step exist."""
         directory = checked.path
         if not (directory / STEP_METADATA).exists():
             return
@@ -175,7 +175,7 @@ class Verifier:
 
 
 def _parts(directory: Path, *, is_tree: bool) -> list[Path]:
-    """Return the directories that are checked by themselves; those of leaves are not."""
+    """Return the directories to check separately; directories of leaves are not."""
     return [
         child
         for child in sorted(directory.iterdir())
@@ -187,14 +187,14 @@ def _parts(directory: Path, *, is_tree: bool) -> list[Path]:
 
 
 def _is_followed(directory: Path) -> bool:
-    """Whether a directory is no link that is reported as damage."""
+    """Return whether a directory is not a link reported as damage."""
     if isinstance(directory, StorePath):
         return True
     return InnerFiles(directory.parent).is_followed(directory.name)
 
 
 def _is_dropped(checked: CheckedDirectory, item: str) -> bool:
-    """Whether an item was deleted on purpose, which takes it out of the manifest."""
+    """Return whether an item was deleted on purpose, and so left the manifest."""
     manifest = checked.manifest
     return manifest is not None and not any(n.startswith(f"{item}/") for n in manifest.files)
 
