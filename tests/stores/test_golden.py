@@ -16,7 +16,11 @@ from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import StorageError
 from tests.formats.zarr_samples import write_array
 from tests.interop.expected import checkpoints, comparison_for
+from tests.soak import SOAK
 from tests.stores.proxy import Failure, Proxy
+
+WITH_ODD_NAMES = ("pytree-files-zarr2",)
+"""Checkpoints with files of names that a URL has to quote."""
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -35,13 +39,20 @@ def copy_into(url: str, path: Path) -> None:
     (resolve_path(url) / COMMIT_MARKER).write_bytes(b"")
 
 
+def is_small(path: Path) -> bool:
+    return sum(file.is_file() for file in path.rglob("*")) < 25
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*there is no _METADATA:UserWarning")
 @pytest.mark.parametrize("release", ["0.2.7", "0.12.8"])
-def test_a_copied_checkpoint_of_orbax_restores(s3: str, tmp_path: Path, release: str) -> None:
+@pytest.mark.parametrize("store", ["s3", "memory"], indirect=True)
+def test_a_copied_checkpoint_of_orbax_restores(store: str, tmp_path: Path, release: str) -> None:
     wrong: list[str] = []
     for number, (name, path, tree) in enumerate(checkpoints(unpack(release, tmp_path))):
-        url = f"{s3}/{number}/{path.name}"
+        if store.startswith("s3:") and not (SOAK or name in WITH_ODD_NAMES or is_small(path)):
+            continue  # a request for each of many files
+        url = f"{store}/{number}/{path.name}"
         copy_into(url, path)
         with jax.enable_x64(True):
             loaded = ocp.load(url)

@@ -11,7 +11,7 @@ from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import aligned_empty, check_available
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
-from orbit_ckpt._src.storage.buckets import store_failure
+from orbit_ckpt._src.storage.buckets import shared_context, store_failure
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -100,6 +100,8 @@ class TensorStoreReader:
         key = join_key(read.name, read.layout.document_name)
         value = self._store.find(key)
         kvstore = self._store.spec(read.name)
+        # in another context a `memory://` store is empty
+        context = shared_context() if self._store.is_remote else self._context
         is_text = _is_text(json.dumps(kvstore, ensure_ascii=False))
         if kvstore["driver"] == "file" and ("\\" in read.name or not is_text):
             kvstore = await self._copy_to_memory(read.name)
@@ -119,9 +121,7 @@ class TensorStoreReader:
             **known,
         }
         try:
-            return await open_array(
-                spec, open=True, assume_metadata=bool(known), context=self._context
-            )
+            return await open_array(spec, open=True, assume_metadata=bool(known), context=context)
         except (ValueError, OverflowError, NotImplementedError) as error:
             raise FormatError(
                 f"{read.where}: TensorStore cannot read an array described by {key!r}: {error}"
