@@ -20,10 +20,6 @@ CORE = [
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
     "tests/verify",
 ]
-SOAKED = [
-    *("tests/faults", "tests/formats", "tests/manager", "tests/metadata", "tests/multiprocess"),
-    *("tests/pytree", "tests/transform", "tests/verify"),
-]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
 
@@ -101,7 +97,7 @@ def multiprocess(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run the tests that draw, damage and kill with many more attempts; it takes hours."""
     session.install("-e", ".[examples]", *group("test"))
-    session.run("pytest", "-rP", *(session.posargs or SOAKED), env={"ORBIT_CKPT_SOAK": "1"})
+    session.run("pytest", "-rP", *session.posargs, env={"ORBIT_CKPT_SOAK": "1"})
 
 
 @nox.session(default=False)

@@ -265,14 +265,14 @@ import orbit_ckpt as ocp
 def peak():  # not `ru_maxrss`, which begins with that of the process that has started this one
     return int(re.search(r"VmHWM:\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
 before = peak()
-ocp.convert(sys.argv[1], sys.argv[2], to=sys.argv[3], max_bytes=32 << 20)
+ocp.convert(sys.argv[1], sys.argv[2], to=sys.argv[3], max_bytes=16 << 20)
 print((peak() - before) // 1024)
 """
 
 
 @pytest.mark.slow
 def test_a_checkpoint_larger_than_the_budget_goes_through_in_parts(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 2**16, (200, 1 << 19), np.uint16)
+    values = np.random.default_rng(0).integers(0, 2**16, (200, 1 << 18), np.uint16)
     ocp.save(tmp_path / "a", {"w": values.view(ml_dtypes.bfloat16)})
     path = tmp_path / "a"
     for to in ("safetensors", "orbit", "flax", "orbit"):
@@ -284,6 +284,6 @@ def test_a_checkpoint_larger_than_the_budget_goes_through_in_parts(tmp_path: Pat
             check=True,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
-        assert int(result.stdout) < 100  # of 200 MB; importing the writer takes some
+        assert int(result.stdout) < 60  # of 100 MB; importing the writer takes some
         path = copy
     assert ocp.load(path)["w"].tobytes() == values.tobytes()
