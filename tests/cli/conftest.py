@@ -5,6 +5,7 @@ One server per test run forks a process for each command; `fresh` starts Python 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -60,10 +62,17 @@ class Server:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
 
-    def start(self, args: Sequence[object], cwd: Path, **files: object) -> None:
-        """Start a command; `out` and `err`, or `terminal`, name its files."""
+    def start(
+        self,
+        args: Sequence[object],
+        cwd: Path,
+        *,
+        env: Mapping[str, str] = MappingProxyType({}),
+        **files: object,
+    ) -> None:
+        """Start a command with more variables; `out` and `err`, or `terminal`, name its files."""
         assert self._process.stdin is not None
-        request = {"args": [*map(str, args)], "cwd": str(cwd)}
+        request = {"args": [*map(str, args)], "cwd": str(cwd), "env": dict(env)}
         request |= {name: str(file) for name, file in files.items()}
         print(json.dumps(request), file=self._process.stdin, flush=True)
         assert self._answer() == "started"
@@ -88,20 +97,28 @@ def server() -> Iterator[Server]:
     server.stop()
 
 
+def run_command(
+    server: Server,
+    directory: Path,
+    *args: object,
+    status: int | None = 0,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Result:
+    """Run a command in a directory, and check how it ends."""
+    out, err = (directory.with_name(f"{directory.name}.{name}") for name in ("out", "err"))
+    server.start(args, directory, env=env, out=out, err=err)
+    code = server.wait()
+    result = Result(code, out.read_text(), err.read_text())
+    assert "Traceback" not in result.err, result.err
+    assert status is None or code == status, result.out + result.err
+    return result
+
+
 @pytest.fixture
 def cli(tmp_path: Path, server: Server) -> Run:
     """Return what runs a command in a directory."""
 
-    def run(*args: object, status: int | None = 0) -> Result:
-        out, err = (tmp_path.with_name(f"{tmp_path.name}.{name}") for name in ("out", "err"))
-        server.start(args, tmp_path, out=out, err=err)
-        code = server.wait()
-        result = Result(code, out.read_text(), err.read_text())
-        assert "Traceback" not in result.err, result.err
-        assert status is None or code == status, result.out + result.err
-        return result
-
-    return run
+    return functools.partial(run_command, server, tmp_path)
 
 
 class Terminal(fdpexpect.fdspawn):

@@ -1,7 +1,7 @@
 """Run commands, each in a forked process that imports nothing again.
 
-Reads one JSON object per line and writes the exit code of the command: `args`, `cwd`, and the files
-`out` and `err`, or `terminal`, the terminal that the process gets.
+Reads one JSON object per line and writes the exit code of the command: `args`, `cwd`, variables
+`env` to set, and the files `out` and `err`, or `terminal`, the terminal that the process gets.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import termios
 import threading
 import traceback
+from typing import Any
 
 import typer.main
 
@@ -41,7 +42,7 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def open_files(request: dict[str, str]) -> list[int]:
+def open_files(request: dict[str, Any]) -> list[int]:
     """Open what the process gets as standard input, output and error."""
     if "terminal" in request:
         return [os.open(request["terminal"], os.O_RDWR | os.O_NOCTTY) for _ in range(3)]
@@ -65,8 +66,9 @@ def warm_up() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
 
 
-def run(request: dict[str, str], files: list[int]) -> None:
+def run(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["cwd"])
+    os.environ.update(request["env"])
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

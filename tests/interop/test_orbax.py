@@ -24,6 +24,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 
 import orbit_ckpt as ocp
 from tests.interop.expected import checkpoints, comparison_for
+from tests.soak import SOAK
 from tests.support import assert_same_tree, put
 
 pytestmark = pytest.mark.interop
@@ -133,7 +134,9 @@ def assert_same_leaf(value: Any, other: Any, where: str) -> None:
 def test_every_layout_that_orbax_writes_restores_exactly(tmp_path: Path) -> None:
     script = Path(__file__).with_name("write_reference.py")
     written = tmp_path / "written"
-    subprocess.run([sys.executable, script, written], check=True, capture_output=True)
+    # Orbax takes a minute for these; `tests/golden` has what the same release has written
+    patterns = () if SOAK else ("^(?!pytree-|standard$|v1-default$)",)
+    subprocess.run([sys.executable, script, written, *patterns], check=True, capture_output=True)
     wrong: list[str] = []
     with jax.enable_x64(True):
         for name, path, tree in checkpoints(written):

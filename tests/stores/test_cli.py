@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,34 @@ from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from tests.cli.conftest import Server, run_command
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+Run = Callable[..., str]
 
 
-def cli(*args: object, status: int = 0) -> str:
-    """Run a command; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "orbit_ckpt.cli", *map(str, args)],
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "no-such-platform"},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def cli(server: Server, tmp_path: Path) -> Run:
+    """Return what runs a command and returns what it prints."""
+
+    def run(*args: object, status: int = 0) -> str:
+        names = [
+            name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "TENSORSTORE_"))
+        ]
+        env = {name: os.environ[name] for name in names}
+        found = run_command(server, tmp_path, *args, status=status, env=env)
+        return found.out + found.err
+
+    return run
 
 
 def tree(step: int) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def run(s3: str) -> str:
     return f"{s3}/run"
 
 
-def test_steps_leaves_and_checks(run: str) -> None:
+def test_steps_leaves_and_checks(cli: Run, run: str) -> None:
     listed = json.loads(cli("ls", run, "--json"))
     assert [step["step"] for step in listed["steps"]] == [1, 2, 3]
     assert [step["pinned"] for step in listed["steps"]] == [True, False, False]
@@ -81,7 +90,7 @@ def test_steps_leaves_and_checks(run: str) -> None:
     assert f"{run}/2" in cli("verify", run, status=1)
 
 
-def test_steps_are_pruned_and_removed(run: str) -> None:
+def test_steps_are_pruned_and_removed(cli: Run, run: str) -> None:
     assert "would be deleted" in cli("prune", run, "--keep-last", 1, "--dry-run")
     assert "1 of 3 steps deleted" in cli("prune", run, "--keep-last", 1, "--yes")
     assert ocp.CheckpointManager(run).all_steps() == [1, 3]
@@ -95,7 +104,9 @@ def test_steps_are_pruned_and_removed(run: str) -> None:
     assert at(run).directories() == ["3", "notes"]
 
 
-def test_a_checkpoint_goes_to_a_disk_and_to_other_stores(run: str, gs: str, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_to_a_disk_and_to_other_stores(
+    cli: Run, run: str, gs: str, tmp_path: Path
+) -> None:
     cli("cp", f"{run}/2", tmp_path / "2")
     cli("cp", tmp_path / "2", f"{gs}/from_disk/2")
     cli("cp", f"{gs}/from_disk/2", f"{gs}/again/2")
@@ -109,7 +120,7 @@ def test_a_checkpoint_goes_to_a_disk_and_to_other_stores(run: str, gs: str, tmp_
     assert "is a run" in cli("cp", run, tmp_path / "run", status=2)
 
 
-def test_a_damaged_checkpoint_is_not_copied(run: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_copied(cli: Run, run: str, tmp_path: Path) -> None:
     (at(run) / "2" / "default" / "_METADATA").write_bytes(b"{}")
     assert "is damaged" in cli("cp", f"{run}/2", f"{run}/5", status=2)
     assert "is damaged" in cli("cp", f"{run}/2", tmp_path / "2", status=2)
@@ -117,7 +128,7 @@ def test_a_damaged_checkpoint_is_not_copied(run: str, tmp_path: Path) -> None:
     assert not (tmp_path / "2").exists()
 
 
-def test_runs_and_models_of_other_programs(s3: str, tmp_path: Path) -> None:
+def test_runs_and_models_of_other_programs(cli: Run, s3: str, tmp_path: Path) -> None:
     for step in (3, 20):
         ocp.save(tmp_path / str(step), {"a": np.arange(step)})
         ocp.convert(tmp_path / str(step), tmp_path / f"checkpoint_{step}", to="flax")
