@@ -24,6 +24,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MODULES = [path for path in (ROOT / "orbit_ckpt").rglob("*.py") if ">>>" in path.read_text()]
 PAGES = [*sorted((ROOT / "docs" / "how-to").glob("*.md")), ROOT / "docs/explanation/format.md"]
 
+COMPILING = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+"""What spares XLA work that pays off for larger programs only."""
+
 README_STATE = """
     import jax, jax.numpy as jnp
     import orbit_ckpt
@@ -63,7 +66,7 @@ def run(script: Path, directory: Path, *path: Path) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": paths.strip(os.pathsep)},
+        env={**os.environ, **COMPILING, "PYTHONPATH": paths.strip(os.pathsep)},
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

@@ -6,7 +6,7 @@ import asyncio
 import tarfile
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +152,35 @@ def save_grid(path: Path, value: np.ndarray, grid: dict[str, Any], layout: dict[
     save(path, {"w": leaf}, chunk_bytes=grid.get("chunk_bytes"), **layout)
 
 
+SavedGrid = Callable[[np.ndarray, dict[str, Any], dict[str, bool]], Path]
+
+
+@pytest.fixture(scope="module")
+def saved_grid(tmp_path_factory: pytest.TempPathFactory) -> SavedGrid:
+    """Return what saves an array once for all tests, which change nothing of it."""
+    saved: dict[tuple[bytes, str], Path] = {}
+
+    def path_of(value: np.ndarray, grid: dict[str, Any], layout: dict[str, bool]) -> Path:
+        key = value.tobytes(), str((grid, layout))
+        if key not in saved:
+            saved[key] = tmp_path_factory.mktemp("grid") / "checkpoint"
+            save_grid(saved[key], value, grid, layout)
+        return saved[key]
+
+    return path_of
+
+
 @pytest.mark.parametrize("max_bytes", [200, 4000, 50_000, 1 << 28])
 @pytest.mark.parametrize("grids", GRIDS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_may_be_cut_differently_and_the_budget_be_small(
-    layout: dict[str, bool], grids: tuple[Any, Any], max_bytes: int, tmp_path: Path
+    layout: dict[str, bool], grids: tuple[Any, Any], max_bytes: int, saved_grid: SavedGrid
 ) -> None:
     other = NOISE.copy()
     other[::7, ::5] += np.arange(100, dtype=np.float32).reshape(10, 10)
     other[3, 3] = NAN
-    save_grid(tmp_path / "a", NOISE, grids[0], layout)
-    save_grid(tmp_path / "b", other, grids[1], layout)
-    found = ocp.diff(tmp_path / "a", tmp_path / "b", values=True, max_bytes=max_bytes)
+    first, second = (saved_grid(NOISE, grids[0], layout), saved_grid(other, grids[1], layout))
+    found = ocp.diff(first, second, values=True, max_bytes=max_bytes)
     arithmetic = choose_arithmetic(NOISE.dtype, NOISE.dtype)
     assert arithmetic is not None
     assert values_of(found) == {"w": compare_values(NOISE, other, arithmetic)}
