@@ -32,7 +32,7 @@ TREE = {"a": np.arange(100_000)}
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold back everything that a save does in the background until the event is set."""
     event = threading.Event()
     run = Commit.run
@@ -47,18 +47,18 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def saving(gate: threading.Event, tmp_path: Path) -> Iterator[ocp.CheckpointManager]:
+def saving(held_commit: threading.Event, tmp_path: Path) -> Iterator[ocp.CheckpointManager]:
     """Return a manager with step 0 durable and a save of step 1 that ends with the test."""
     options = ocp.CheckpointManagerOptions(max_to_keep=3, enable_background_delete=True)
     manager = ocp.CheckpointManager(tmp_path / "run", options=options)
-    gate.set()
+    held_commit.set()
     manager.save(0, TREE)
     manager.wait_until_finished()
-    gate.clear()
+    held_commit.clear()
     manager.save(1, TREE)
     yield manager
     assert manager.is_saving_in_progress()
-    gate.set()
+    held_commit.set()
     manager.wait_until_finished()
     assert manager.all_steps() == [0, 1]
     assert ocp.verify(tmp_path / "run" / "1").is_intact
@@ -121,10 +121,10 @@ def test_a_child_that_leaves_the_block_of_a_manager_does_nothing(
 
 
 def test_a_child_saves_steps_of_its_own(
-    saving: ocp.CheckpointManager, gate: threading.Event, tmp_path: Path
+    saving: ocp.CheckpointManager, held_commit: threading.Event, tmp_path: Path
 ) -> None:
     def save() -> list[int]:
-        gate.set()
+        held_commit.set()
         other = ocp.CheckpointManager(tmp_path / "other")
         other.save(5, TREE)
         other.close()
@@ -147,23 +147,25 @@ async def _awaited(handle: ocp.SaveHandle) -> None:
 
 @pytest.mark.parametrize("ask", HANDLES.values(), ids=HANDLES)
 def test_a_handle_says_in_a_child_whose_save_it_is(
-    ask: Callable[[ocp.SaveHandle], object], gate: threading.Event, tmp_path: Path
+    ask: Callable[[ocp.SaveHandle], object], held_commit: threading.Event, tmp_path: Path
 ) -> None:
     handle = ocp.save_async(tmp_path / "x", TREE)
     with pytest.raises(CheckpointError, match="x is being saved by process"):
         in_child(lambda: ask(handle))
     assert in_child(handle.done)
-    gate.set()
+    held_commit.set()
     handle.result()
     assert in_child(handle.result) is None
 
 
-def test_a_checkpointer_can_be_used_in_a_child(gate: threading.Event, tmp_path: Path) -> None:
+def test_a_checkpointer_can_be_used_in_a_child(
+    held_commit: threading.Event, tmp_path: Path
+) -> None:
     saver = ocp.StandardCheckpointer()
     saver.save(tmp_path / "parent", TREE)
 
     def use() -> Any:
-        gate.set()
+        held_commit.set()
         with pytest.raises(CheckpointError, match="parent is being saved by process"):
             saver.wait_until_finished()
         saver.save(tmp_path / "child", TREE)
@@ -174,7 +176,7 @@ def test_a_checkpointer_can_be_used_in_a_child(gate: threading.Event, tmp_path: 
 
     assert in_child(use) == TREE["a"].sum()
     assert [path.name for path in tmp_path.glob("[!p]*")] == ["child"]
-    gate.set()
+    held_commit.set()
     saver.close()
     assert ocp.verify(tmp_path / "parent").is_intact
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.multiprocess import life
+from tests.multiprocess import run_worker
 from tests.support import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def server() -> ForkServerContext:
     """Return what starts processes that have imported everything already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.multiprocess.life"])
+    context.set_forkserver_preload(["tests.multiprocess.run_worker"])
     return context
 
 
@@ -42,7 +42,7 @@ class Life:
         for index, log in enumerate(self.logs):
             ours, theirs = server().Pipe(duplex=False)
             process = server().Process(
-                target=life.live, args=(index, count, port, plan, theirs, log)
+                target=run_worker.live, args=(index, count, port, plan, theirs, log)
             )
             with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}):
                 process.start()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from tests.multiprocess.life import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, values_of
+from tests.multiprocess.run_worker import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, values_of
 from tests.multiprocess.support import Life
 from tests.soak import rounds
 

@@ -74,7 +74,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., ocp.CheckpointManager]]:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold back everything that saves do in the background."""
     event = threading.Event()
     commit = Commit.run
@@ -338,7 +338,7 @@ def test_a_failure_is_told_once_when_the_job_is_about_to_end(run: Any, failing: 
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_the_deadline_holds_for_the_save_before_too(run: Any, gate: threading.Event) -> None:
+def test_the_deadline_holds_for_the_save_before_too(run: Any, held_commit: threading.Event) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     manager = run()
     try:
@@ -347,11 +347,11 @@ def test_the_deadline_holds_for_the_save_before_too(run: Any, gate: threading.Ev
         signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(TimeoutError, match="goes on"):
             manager.save(2, tree(2))
-        gate.set()
+        held_commit.set()
         manager.wait_until_finished()
         assert manager.all_steps() == [1]
     finally:
-        gate.set()
+        held_commit.set()
         manager.close()
         signal.signal(signal.SIGUSR1, before)
 
@@ -365,12 +365,12 @@ def test_a_training_that_has_gone_back_keeps_its_last_step(run: Any) -> None:
 
 
 def test_a_step_below_one_that_is_listed_is_not_saved_while_another_is(
-    run: Any, gate: threading.Event
+    run: Any, held_commit: threading.Event
 ) -> None:
-    gate.set()
+    held_commit.set()
     manager = run()
     save_all(manager, 30)
-    gate.clear()
+    held_commit.clear()
     manager.save(5, tree(5), force=True)
     assert not manager.should_save(25)
 
@@ -489,7 +489,7 @@ def test_an_error_at_the_end_does_not_hide_what_ended_the_block(
 
 
 def test_a_save_in_the_background_does_not_hold_what_it_has_copied(
-    tmp_path: Path, gate: threading.Event
+    tmp_path: Path, held_commit: threading.Event
 ) -> None:
     state = {"w": jnp.arange(5000.0)}
     held = weakref.ref(state["w"])
@@ -498,15 +498,15 @@ def test_a_save_in_the_background_does_not_hold_what_it_has_copied(
         del state
         gc.collect()
         assert held() is None
-        gate.set()
+        held_commit.set()
     assert manager.all_steps() == [1]
 
 
-def test_custom_metadata_are_taken_too(tmp_path: Path, gate: threading.Event) -> None:
+def test_custom_metadata_are_taken_too(tmp_path: Path, held_commit: threading.Event) -> None:
     given: dict[str, Any] = {"cfg": {"lr": 1}}
     handle = ocp.save_async(tmp_path / "x", tree(1), custom_metadata=given)
     given["cfg"]["lr"] = object()
-    gate.set()
+    held_commit.set()
     handle.result()
     assert ocp.metadata(tmp_path / "x").custom_metadata == {"cfg": {"lr": 1}}
 
