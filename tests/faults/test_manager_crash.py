@@ -19,7 +19,7 @@ import pytest
 
 from tests.faults.support import Saver
 from tests.faults.training import Setting, kept
-from tests.soak import SOAK, rounds
+from tests.soak import rounds
 
 KILLS = rounds(10, 500)
 """How often to kill."""
@@ -147,8 +147,7 @@ def test_a_manager_that_another_process_opens_leaves_a_save_alone(
 ) -> None:
     setting = Setting(in_place=in_place, nbytes=1 << 10)
     stopped = True
-    # in a usual run each mode is stopped at every second moment
-    for nth in itertools.count(1 + (in_place and not SOAK), rounds(2, 1)):
+    for nth in itertools.count(1):
         if not stopped:
             break
         root = tmp_path / str(nth)

@@ -22,7 +22,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt.errors import BackgroundSaveError, StorageError
 from orbit_ckpt.policies import LatestN
 from tests.faults.support import Refusal, before_every_write
-from tests.soak import SOAK, rounds
+from tests.soak import SOAK
 from tests.support import assert_same_tree
 
 CODES = [errno.ENOSPC, errno.EIO, errno.EACCES]
@@ -85,14 +85,14 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 Told = BackgroundSaveError | StorageError
 
 
-def attempts(first: int = 1, step: int = 1) -> Iterator[Refusal]:
+def attempts() -> Iterator[Refusal]:
     """Refuse the first operation, then the second one, and so on, in the end none."""
     for code in CODES if SOAK else [None]:
-        for nth in range(first, 10_000, step):
+        for nth in range(1, 10_000):
             refusal = Refusal(nth, code or CODES[nth % len(CODES)])
             yield refusal
             if not refusal.happened:
-                print(f"{(nth - first) // step} operations were refused, one at a time")
+                print(f"{nth - 1} operations were refused, one at a time")
                 break
 
 
@@ -119,9 +119,7 @@ def test_a_refused_operation_is_told_and_loses_no_step(
     copy_of_run: Callable[[], Path], options: dict[str, Any]
 ) -> None:
     seen: set[str] = set()
-    # in a usual run every operation is refused under half of the options
-    first = 1 + (list(OPTIONS.values()).index(options) % 2 and not SOAK)
-    for refusal in attempts(first, rounds(2, 1)):
+    for refusal in attempts():
         manager = open_run(copy_of_run(), **options)
         error = attempt(refusal, lambda run=manager: save(run, 3))
         seen.update(refusal.seen)
