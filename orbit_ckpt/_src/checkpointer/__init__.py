@@ -1,1 +1,1 @@
-"""One atomic save or restore."""
+"""Save or restore one checkpoint atomically."""

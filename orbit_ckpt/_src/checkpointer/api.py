@@ -45,7 +45,7 @@ _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tr
 
 
 class PlanOptions(TypedDict, total=False):
-    """Options of `load` that a plan depends on; `load` describes them."""
+    """Options of `load` that affect the plan; see `load`."""
 
     only: Patterns
     skip: Patterns
@@ -61,7 +61,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 class LoadOptions(PlanOptions, total=False):
-    """All options of `load` but for the target and the report."""
+    """All options of `load` except the target and the report."""
 
     map_leaf: Callable[[Any, str], object] | None
     lazy: bool
@@ -77,27 +77,27 @@ def save(
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
 ) -> None:
-    """Save a pytree; when this returns it is durable.
+    """Save a pytree; it is durable when this returns.
 
     Leaves may be JAX arrays of any sharding, typed PRNG keys, numpy arrays, Python and numpy
-    scalars, strings, bytes, and whatever type handlers are registered for.
+    scalars, strings, bytes, and all types with a registered type handler.
 
     Args:
         path: Directory to create: relative, with `~`, or any `os.PathLike`.
         tree: What to save.
         overwrite: Whether to replace an existing checkpoint, which stays until the new one is
             complete.
-        custom_metadata: A JSON object to keep with the checkpoint.
-        cast: A dtype, or dtypes by patterns, `{"params/**": jnp.bfloat16}`, to which arrays of the
-            same kind of number are cast as they are written.
-        transforms: Functions that change the tree before, as T5X takes them: each gets the tree as
-            nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
+        custom_metadata: A JSON object to store with the checkpoint.
+        cast: A dtype, or dtypes by patterns such as `{"params/**": jnp.bfloat16}`, to which arrays
+            of the same kind of number are cast as they are written.
+        transforms: Functions that change the tree before it is saved, as in T5X: each receives the
+            tree as nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        UnsupportedLeafError: Some leaves cannot be saved, or not as the dtype asked for; nothing is
+        UnsupportedLeafError: Some leaves cannot be saved, or not as the requested dtype; nothing is
             left behind.
-        NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
+        NameCollisionError: Two leaves have the same key names, joined by dots.
         StorageError: The storage refused a write; nothing was left behind.
 
     Example:
@@ -120,10 +120,10 @@ def save_async(
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
 ) -> SaveHandle:
-    """Begin to save a pytree; when this returns its leaves may be changed, deleted or donated.
+    """Save a pytree in the background; its leaves may be changed, deleted or donated at once.
 
-    The checkpoint appears once it is durable; `result()` of what is returned waits for that.
-    Several saves may go on at once. The interpreter does not end before they have ended.
+    The checkpoint appears once it is durable; `result()` of the returned handle waits for that.
+    Several saves may be in progress at once. The interpreter does not exit before they have ended.
 
     Args:
         path: As for `save`.
@@ -135,9 +135,9 @@ def save_async(
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        UnsupportedLeafError: Some leaves cannot be saved, or not as the dtype asked for; nothing is
+        UnsupportedLeafError: Some leaves cannot be saved, or not as the requested dtype; nothing is
             left behind.
-        NameCollisionError: Key names, joined by dots, do not tell two leaves apart.
+        NameCollisionError: Two leaves have the same key names, joined by dots.
 
     Example:
         >>> handle = orbit_ckpt.save_async("run/step_2", {"w": np.ones((2, 3)), "step": 2})
@@ -196,55 +196,55 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt, Orbax or another program.
 
-    Without a target every leaf comes back as it was saved, JAX arrays on their recorded sharding
-    if its devices are here, else on the default device.
+    Without a target every leaf is restored as it was saved, JAX arrays with their recorded sharding
+    if its devices exist here, otherwise on the default device.
 
     Args:
         path: A checkpoint, one step of a manager, or an item of either; or a file or directory of
             another format, such as safetensors.
-        like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata whose
-            structure, types, shapes, dtypes and shardings the result has. None for what was saved.
-        only: Which leaves to load, a pattern such as `params/**` or several of which one has to
-            match; see `transform.patterns`. Other leaves of the target stay as they are; without a
-            target there are only these, and PLACEHOLDER for elements of lists before them.
-        skip: Which leaves not to load.
-        transforms: Rules that rename, merge, split or compute leaves on their way; see
-            `orbit_ckpt.transform`. All other patterns are about the names that they make.
-        missing: What becomes of leaves of the target that the checkpoint lacks: `"error"`;
-            `"target"`, they stay as they are, which must be values; or `"skip"`, they become
-            PLACEHOLDER.
-        unexpected: What becomes of leaves of the checkpoint that the target lacks: `"error"`, or
-            `"ignore"`, they are not read.
-        fallback: A tree with leaves for those that the checkpoint lacks, which are converted, cast
-            and placed as loaded ones are; others are not used.
-        cast: Which casts to the target's dtypes are allowed: `"exact"`, none; `"same_kind"`, those
-            within a kind of number or to a more general one; `"unsafe"`, all whose values fit. Or
-            a dtype for all arrays of its kind of number, `jnp.bfloat16`, or dtypes by patterns,
+        like: Target: a tree of arrays, `jax.ShapeDtypeStruct`, scalars or leaf metadata that gives
+            the structure, types, shapes, dtypes and shardings of the result. None restores the tree
+            as saved.
+        only: Patterns of leaves to load, such as `params/**`; a leaf must match one. See
+            `transform.patterns`. Other leaves of the target keep their values; without a target
+            they are absent, with PLACEHOLDER for list elements before a loaded one.
+        skip: Patterns of leaves not to load.
+        transforms: Rules that rename, merge, split or compute leaves; see `orbit_ckpt.transform`.
+            All other patterns refer to the names that they produce.
+        missing: What to do with leaves of the target that the checkpoint lacks: `"error"`;
+            `"target"`, keep the target's leaf, which must be a value; or `"skip"`, use PLACEHOLDER.
+        unexpected: What to do with leaves of the checkpoint that the target lacks: `"error"`, or
+            `"ignore"`, do not read them.
+        fallback: A tree with leaves for those that the checkpoint lacks; they are converted, cast
+            and placed like loaded ones. Its other leaves are ignored.
+        cast: The allowed casts to the target's dtypes: `"exact"`, none; `"same_kind"`, within a
+            kind of number or to a more general one; `"unsafe"`, all whose values fit. Or a dtype
+            for all arrays of its kind of number, such as `jnp.bfloat16`, or dtypes by patterns,
             `{"params/**": jnp.bfloat16}`.
-        strict: Whether shapes must be the saved ones; else arrays are padded with zeros or cut.
-        sharding: Where to place arrays, before what the target and the checkpoint say: a sharding
-            or a device for all of them, or shardings by patterns, of which the first that matches
-            counts and one must; see `transform.partition`. It applies to arrays that were saved
-            from JAX, to all arrays of other programs' formats, and to what the target wants as
-            JAX arrays. Arrays saved from NumPy, scalars and strings stay what they are.
-        map_leaf: Takes every loaded leaf and its name, its keys joined by slashes; what it returns
-            takes the leaf's place.
-        report: Whether to return what was done too.
-        lazy: Whether leaves that are arrays come back as `LazyArray`, which are read when their
-            values are asked for and can be saved without being read before. The checkpoint must be
-            there until then. Scalars, strings and leaves that rules compute are read at once; a
-            report counts all others as if they were, too.
-        reader: The format to read it as, which may have options of its own, such as those of
-            `orbit_ckpt.t5x`; None to find out.
-        memory_limit: Most bytes of host memory that are used beside the result at once, for data
-            that is being read, cast or computed with; a leaf that needs more is loaded alone. None
-            for 64 MiB per core, and no limit on what is read straight into the result.
+        strict: Whether shapes must equal the saved ones; otherwise arrays are zero-padded or
+            truncated.
+        sharding: Where to place arrays, overriding the target and the checkpoint: a sharding or
+            device for all of them, or shardings by patterns, of which the first match counts and
+            one must match; see `transform.partition`. It applies to arrays saved from JAX, to all
+            arrays of other programs' formats, and to leaves that the target wants as JAX arrays.
+            Arrays saved from NumPy, scalars and strings keep their type.
+        map_leaf: Called with every loaded leaf and its name, the keys joined by slashes; its result
+            replaces the leaf.
+        report: Whether to return a report too.
+        lazy: Whether array leaves are returned as `LazyArray`, which are read on access and can be
+            saved without being read first. The checkpoint must exist until then. Scalars, strings
+            and leaves that rules compute are read at once; a report counts all leaves as read.
+        reader: The format to read, which may have its own options, such as those of
+            `orbit_ckpt.t5x`; None detects it.
+        memory_limit: Most bytes of host memory, besides the result, for data being read, cast or
+            computed; a leaf that needs more is loaded alone. None for 64 MiB per core, and no limit
+            on data read directly into the result.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
         IncompleteCheckpointError: The save did not finish.
         TransformError: Rules or patterns do not fit the checkpoint.
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
@@ -276,8 +276,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
 def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) -> RestorePlan:
     """Return what `load` would do with the same arguments; reads metadata only.
 
-    Printed, it is a table: for every leaf of the result where it comes from, what is done with it,
-    and how much is read for it.
+    Printed, it is a table that shows for every leaf of the result its source, what is done with it,
+    and how many bytes are read.
 
     Args:
         path: As for `load`.
@@ -285,7 +285,7 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
         **options: Those of `load`, except `map_leaf`, `report` and `lazy`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
         TransformError: Rules or patterns do not fit the checkpoint.
         TreeMismatchError: The target differs; lists every missing, unexpected and changed leaf.
 
@@ -308,11 +308,11 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
 
 
 def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOptions:
-    """Return what the options of `load` ask for.
+    """Convert the options of `load` to restore options.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An option has a value that it cannot have.
+        TypeError: An argument has the wrong type.
+        ValueError: An option has an invalid value.
     """
     casts, sharding = options.pop("cast", "same_kind"), options.pop("sharding", None)
     check_tree("like", like, instead="a tree of arrays or jax.ShapeDtypeStruct like the result")
@@ -337,12 +337,12 @@ def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpt
         cast_policy=policy or "same_kind",
         cast_rules={} if policy else casts_by_patterns(casts),
         sharding_rules=None if sharding is None else _shardings_by_patterns(sharding),
-        **cast(Any, options),  # the others are fields by the same names
+        **cast(Any, options),  # the others are fields of the same names
     )
 
 
 def _shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding]:
-    """Return what `sharding=` says, a single sharding as that of all leaves.
+    """Convert `sharding=` to patterns; a single sharding applies to all leaves.
 
     Raises:
         TypeError: It is something else.
@@ -366,10 +366,10 @@ _CHOICES = {
 
 
 def _within(memory_limit: int | None) -> TreeIO:
-    """Return the engine, limited to so many bytes of host memory for reading.
+    """Return an engine with a limit on host memory for reading.
 
     Raises:
-        TypeError: The limit is no whole number of bytes.
+        TypeError: The limit is not an integer.
         ValueError: The limit is not positive.
     """
     if memory_limit is None:

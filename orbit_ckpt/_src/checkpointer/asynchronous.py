@@ -1,6 +1,6 @@
-"""Saves that go on in the background.
+"""Background saves.
 
-What the caller may change, delete or donate is copied before a save returns; the rest happens on
+A save returns once data that the caller may change, delete or donate is copied; the rest happens on
 another thread. The checkpoint appears when everything is durable.
 """
 
@@ -28,10 +28,10 @@ from orbit_ckpt._src.storage.path import PathLike, resolve_path
 
 
 class AsyncCheckpointer(Checkpointer):
-    """A `Checkpointer` whose saves go on in the background, one at a time.
+    """A `Checkpointer` that saves in the background, one save at a time.
 
-    An error of one is raised once, by whichever method is called next; a save is begun all the
-    same.
+    An error is raised once, by the next method called; if that is `save`, it still starts its own
+    save.
     """
 
     def __init__(  # noqa: PLR0913 - Orbax's signature
@@ -50,13 +50,13 @@ class AsyncCheckpointer(Checkpointer):
 
         Args:
             handler: Saves and restores the item.
-            timeout_secs: Most seconds to wait for a save, instead of that in `async_options`.
-            async_options: How saves go on in the background.
-            file_options: How files are made.
+            timeout_secs: Longest wait for a save in seconds, instead of that in `async_options`.
+            async_options: Options of background saves.
+            file_options: Permissions and other properties of files.
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
-            checkpoint_metadata_store: Does nothing here.
-            temporary_path_class: Does nothing here, see `atomicity_options`.
+            checkpoint_metadata_store: Ignored.
+            temporary_path_class: Ignored, see `atomicity_options`.
         """
         check_options(async_options=async_options, multiprocessing_options=multiprocessing_options)
         options = async_options or AsyncOptions()
@@ -83,15 +83,15 @@ class AsyncCheckpointer(Checkpointer):
         custom_metadata: Mapping[str, object] | None = None,
         **kwargs: object,
     ) -> None:
-        """Begin to save a checkpoint, once the save before has ended.
+        """Start saving a checkpoint once the previous save has ended.
 
         When this returns, the item may be changed, deleted or donated. For the arguments see
         `Checkpointer.save`.
 
         Raises:
-            BackgroundSaveError: The save before has failed; this one goes on.
+            BackgroundSaveError: The previous save has failed; this one is in progress.
             CheckpointExistsError: The directory exists and `force` is not set.
-            CheckpointError: What the handler raises; nothing was left behind.
+            CheckpointError: The handler failed; nothing was left behind.
         """
         request = SaveRequest(
             resolve_path(directory),
@@ -103,39 +103,39 @@ class AsyncCheckpointer(Checkpointer):
         self._last.begin(lambda: begin_save(request, self._options))
 
     def wait_until_finished(self) -> None:
-        """Wait until no save goes on.
+        """Wait until no save is in progress.
 
         Raises:
-            BackgroundSaveError: The save has failed and nobody has been told.
-            CheckpointError: It was in progress when another process forked this one.
-            TimeoutError: It goes on for longer than `timeout_secs`.
+            BackgroundSaveError: The save has failed; raised once.
+            CheckpointError: The save was in progress when this process was forked.
+            TimeoutError: The save takes longer than `timeout_secs`.
         """
         self._last.finish()
 
     def check_for_errors(self) -> None:
-        """Raise what a save has failed with, without waiting for one that goes on.
+        """Raise the error of a failed save without waiting for one in progress.
 
         Raises:
-            BackgroundSaveError: The save has failed and nobody has been told.
+            BackgroundSaveError: The save has failed; raised once.
         """
         self._last.check()
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a save goes on."""
+        """Return whether a save is in progress."""
         return self._last.is_running()
 
     def restore(
         self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
-        """Restore a checkpoint once the save before has ended; see `Checkpointer.restore`."""
+        """Restore a checkpoint once the pending save has ended; see `Checkpointer.restore`."""
         self._last.finish(inherited=False)
         return super().restore(directory, *args, **kwargs)
 
     def close(self) -> None:
-        """Wait until no save goes on and give up resources.
+        """Wait for the pending save and release resources.
 
         Raises:
-            BackgroundSaveError: The save has failed and nobody has been told.
+            BackgroundSaveError: The save has failed; raised once.
         """
         try:
             self._last.finish(inherited=False)
@@ -144,7 +144,7 @@ class AsyncCheckpointer(Checkpointer):
 
 
 class StandardCheckpointer(AsyncCheckpointer):
-    """An `AsyncCheckpointer` of pytrees that takes trees instead of argument objects."""
+    """An `AsyncCheckpointer` for pytrees that accepts trees instead of argument objects."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class StandardCheckpointer(AsyncCheckpointer):
         force: bool = False,
         custom_metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Begin to save a tree; see `AsyncCheckpointer.save`."""
+        """Start saving a tree; see `AsyncCheckpointer.save`."""
         if isinstance(state, CheckpointArgs):
             args = cast(StandardSaveArgs, state)
         else:

@@ -1,4 +1,4 @@
-"""Save and restore one item, atomically and at once."""
+"""Save and restore one item atomically in the foreground."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _DescribesItems(Protocol):
 
 
 class Checkpointer:
-    """Saves and restores checkpoints of one item through a handler."""
+    """Saves and restores checkpoints of one item with a handler."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Checkpointer:
 
         Args:
             handler: Saves and restores the item.
-            file_options: How files are made.
+            file_options: Permissions and other properties of files.
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
-            checkpoint_metadata_store: Does nothing here.
-            temporary_path_class: Does nothing here, see `atomicity_options`.
+            checkpoint_metadata_store: Ignored.
+            temporary_path_class: Ignored, see `atomicity_options`.
         """
         check_handler("handler", handler)
         check_options(
@@ -95,22 +95,22 @@ class Checkpointer:
         custom_metadata: Mapping[str, object] | None = None,
         **kwargs: object,
     ) -> None:
-        """Save a checkpoint; when this returns it is durable.
+        """Save a checkpoint; it is durable when this returns.
 
         Args:
             directory: Where to save; must not exist unless `force` is set.
             *args: A `CheckpointArgs` of the handler, or the fields of one.
             force: Whether to replace an existing checkpoint, which stays until the new one is
                 complete; in marker mode, which writes in place, it is removed first.
-            custom_metadata: A JSON object to keep with the checkpoint.
+            custom_metadata: A JSON object to store with the checkpoint.
             **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
 
         Raises:
             CheckpointExistsError: The directory exists and `force` is not set.
             StorageError: The storage refused a write; nothing was left behind.
-            ProcessFailedError: Another process of the program has failed; nothing was left behind.
-            ProcessTimeoutError: Another process did not come in time; nothing was left behind.
-            CheckpointError: What the handler raises; nothing was left behind.
+            ProcessFailedError: Another process has failed; nothing was left behind.
+            ProcessTimeoutError: Another process has not joined in time; nothing was left behind.
+            CheckpointError: The handler failed; nothing was left behind.
         """
         request = SaveRequest(
             resolve_path(directory),
@@ -133,7 +133,7 @@ class Checkpointer:
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
             IncompleteCheckpointError: The save did not finish.
-            CheckpointError: What the handler raises.
+            CheckpointError: The handler failed.
         """
         path = resolve_path(directory)
         with reported_restore(path):
@@ -141,7 +141,7 @@ class Checkpointer:
             return restore_item(self._handler, path, self._make_args(1, args, kwargs))
 
     def metadata(self, directory: PathLike) -> StepMetadata:
-        """Return what is known of a checkpoint without reading its arrays.
+        """Return metadata of a checkpoint without reading its arrays.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
@@ -159,7 +159,7 @@ class Checkpointer:
         return describe_step(CheckedDirectory(path), item)
 
     def close(self) -> None:
-        """Give up resources."""
+        """Release resources."""
         self._handler.close()
 
     def __enter__(self) -> Self:
@@ -177,12 +177,12 @@ class Checkpointer:
     def _make_args(
         self, position: int, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> dict[str, object]:
-        """Return the handler's keyword arguments, from an args object or its fields.
+        """Return the handler's keyword arguments for an args object or its fields.
 
         Args:
             position: 0 for a save, 1 for a restore.
             args: Positional arguments of the caller.
-            kwargs: Named ones.
+            kwargs: Named arguments of the caller.
         """
         kind = type(self._handler)
         given = {**{f"argument {i}": value for i, value in enumerate(args, 2)}, **kwargs}
@@ -223,10 +223,10 @@ def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: ob
 
 
 def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
-    """Check that arguments given beside an args object say nothing else than it does.
+    """Check that arguments given besides an args object do not contradict it.
 
     Raises:
-        ValueError: One does; it would be ignored.
+        ValueError: One does, and would be ignored.
     """
     said = vars(wanted) if hasattr(wanted, "__dict__") else {}
     contrary = [
@@ -243,7 +243,7 @@ def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
 
 
 class PyTreeCheckpointer(Checkpointer):
-    """A `Checkpointer` of pytrees."""
+    """A `Checkpointer` for pytrees."""
 
     def __init__(
         self,

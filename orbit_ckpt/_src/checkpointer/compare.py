@@ -25,21 +25,22 @@ def diff(
     max_bytes: int = _MAX_BYTES,
     reader: Format | tuple[Format | None, Format | None] | None = None,
 ) -> CheckpointDiff:
-    """Compare two saved pytrees; touches no device.
+    """Compare two saved pytrees without using a device.
 
-    Leaves are the same leaf if their names are: what one tree keeps under the dict key `0` and the
-    other as the first element of a list is compared, and the containers are told as different.
+    Leaves correspond if their names are equal: a value under the dict key `0` in one tree is
+    compared with the first element of a list in the other, and the containers are reported as
+    different.
 
     Args:
         a: A checkpoint, one step of a manager, or an item of either.
         b: Another.
-        values: Whether to compare values too, element by element. Otherwise only metadata are
-            read: containers, types, shapes and dtypes.
-        max_bytes: About how many bytes of values to hold at once, of both together.
-        reader: The format to read both as, as for `load`, or one for each.
+        values: Whether to compare values too, element by element, rather than only metadata:
+            containers, types, shapes and dtypes.
+        max_bytes: Approximate number of bytes of values, of both together, to hold at once.
+        reader: The format to read, as for `load`, or one for each.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
         IncompleteCheckpointError: The save did not finish.
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
         ValueError: `max_bytes` is not positive.

@@ -1,4 +1,4 @@
-"""Copy a checkpoint of any format that can be read into one that can be written."""
+"""Copy a checkpoint of any readable format into any writable one."""
 
 from __future__ import annotations
 
@@ -60,40 +60,39 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     progress: Progress | None = None,
     reader: Format | None = None,
 ) -> None:
-    """Copy a checkpoint into another format; touches no device.
+    """Copy a checkpoint into another format without using a device.
 
-    Arrays pass through in parts, so that the checkpoint may be larger than memory. Only leaves that
-    rules compute are held as a whole. The result appears when it is complete.
+    Arrays are copied in parts, so the checkpoint may be larger than memory; only leaves that rules
+    compute are held whole. The result appears when it is complete.
 
     Args:
         src: A checkpoint of any format that `load` reads.
-        dst: Where to write. For `"safetensors"` a path that ends in `.safetensors` is a single
-            file, any other a directory as on Hugging Face. For `"flax"` it is a file,
-            for `"t5x"` the directory of a step, `checkpoint_<step>`.
+        dst: Where to write. For `"safetensors"`, a path that ends in `.safetensors` is a single
+            file, any other a directory as on Hugging Face. For `"flax"` it is a file, for `"t5x"`
+            the directory of a step, `checkpoint_<step>`.
         to: `"orbit"`, `"safetensors"`, `"flax"` or `"t5x"`.
-        only: Which leaves to take, as for `load`.
-        skip: Which not to take.
-        transforms: Rules that rename, merge, split or compute leaves on their way.
-        cast: A dtype, or dtypes by patterns, `{"params/**": jnp.bfloat16}`, for numbers of
+        only: Patterns of leaves to copy, as for `load`.
+        skip: Patterns of leaves not to copy.
+        transforms: Rules that rename, merge, split or compute leaves.
+        cast: A dtype, or dtypes by patterns such as `{"params/**": jnp.bfloat16}`, for numbers of
             the dtype's kind.
-        custom_metadata: What to keep with the copy in addition to, or instead of, what is kept with
-            the original. Formats without a place for it leave it out. What is kept with the
-            original and is no JSON object is copied only to `"orbit"`, if this is not given; else
-            the log has a warning.
-        overwrite: Whether to replace what was written before; a directory of safetensors
-            or of T5X is never replaced.
-        max_bytes: About how many bytes to hold at once.
-        max_shard_bytes: For a directory of safetensors: size above which a new file is begun.
-        progress: Called now and then with the bytes of arrays that have gone through, and how many
-            there are.
-        reader: The format to read `src` as, as for `load`.
+        custom_metadata: A JSON object to store with the copy; its keys are added to, or replace,
+            those of the source. Formats without a place for metadata omit it. Metadata of the
+            source that is not a JSON object is copied only to `"orbit"`, if this is not given;
+            otherwise a warning is logged.
+        overwrite: Whether to replace an existing copy; a directory of safetensors or T5X is never
+            replaced.
+        max_bytes: Approximate number of bytes to hold at once.
+        max_shard_bytes: For a directory of safetensors: size above which a new file is started.
+        progress: Called occasionally with the bytes of arrays copied so far and their total.
+        reader: The format of `src`, as for `load`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
-        CheckpointExistsError: There is something at `dst`.
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
+        CheckpointExistsError: `dst` exists.
         UnsupportedLeafError: The format cannot hold some leaves; names them, nothing was written.
         CorruptionError: Stored data is missing or damaged; nothing was left behind.
-        ValueError: There is no such format, it has no such option, or `dst` is inside of `src`.
+        ValueError: The format is unknown or has no such option, or `dst` is inside `src`.
 
     Example:
         >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
@@ -145,7 +144,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
 
 
 def _watched(tree: object, progress: Progress) -> object:
-    """Return a tree whose lazy arrays tell how much of all of them has been read."""
+    """Return a tree whose lazy arrays report how many bytes of all of them have been read."""
     flat = flatten(tree)
     total = sum(leaf.nbytes for leaf in flat.values if isinstance(leaf, LazyArray))
     done = 0
@@ -166,11 +165,11 @@ def _watched(tree: object, progress: Progress) -> object:
 
 
 def _save(request: WriteRequest, other: object) -> None:
-    """Save in our format.
+    """Save in this library's format.
 
     Args:
         request: What to save.
-        other: Custom metadata of the tree that are no JSON object, which a step cannot have.
+        other: Custom metadata of the tree that is not a JSON object, which a step cannot hold.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")

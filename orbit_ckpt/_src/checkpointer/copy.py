@@ -1,4 +1,4 @@
-"""Copy a checkpoint so that the copy appears complete and checked, or not at all."""
+"""Copy a checkpoint so that the copy appears complete and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def copy_checkpoint(
     check: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
-    """Copy a checkpoint; return how many bytes it has.
+    """Copy a checkpoint; return its size in bytes.
 
-    The files are read again from the copy and compared with what was read from the source, before
-    the copy gets its name.
+    Before the copy gets its name, its files are read back and compared with the data read from the
+    source.
 
     Args:
         source: The checkpoint.
-        destination: Where the copy is to be; its parents are made.
+        destination: Path of the copy; its parents are created.
         overwrite: Whether to replace a checkpoint there.
-        check: Whether to `verify` the copy too, which finds damage that the source has.
-        progress: Called with the bytes copied and compared so far, and how many that will be; not
-            of a source in a store, which does not tell.
+        check: Whether to `verify` the copy too, which detects damage already in the source.
+        progress: Called with the bytes copied and compared so far and their total; not called for
+            a source in a store, where the total is unknown.
 
     Raises:
-        CheckpointNotFoundError: The source is no checkpoint.
+        CheckpointNotFoundError: The source is not a checkpoint.
         CheckpointExistsError: The destination exists and `overwrite` is not set.
-        ValueError: The source is a single file or a part of a checkpoint of another program, or
-            the destination is inside of it.
+        ValueError: The source is a single file or a part of another program's checkpoint, or the
+            destination is inside it.
         CorruptionError: The copy differs from the source, or the source is damaged.
-        VersionError: The source is of a version that cannot be checked.
+        VersionError: The source has a version that cannot be verified.
         StorageError: The storage failed; nothing was left behind.
     """
     located = locate(source)
@@ -106,7 +106,7 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
         raise ValueError(f"{source} is a part of a checkpoint of {foreign.name}; copy all of it.")
     findings = verify_files(copied, foreign)
     damage = findings.damage
-    if foreign is None and has_lost_manifest(source):  # which is not copied
+    if foreign is None and has_lost_manifest(source):  # the copy has none either
         damage = [Damage(source, "it is missing", str(source / MANIFEST)), *damage]
     if damage:
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
@@ -123,10 +123,10 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
 
 
 def _files(root: Path, *, allow_linked_files: bool) -> dict[str, int]:
-    """Return the files to copy and their sizes; the marker is written when the copy is complete.
+    """Return the files to copy and their sizes; the marker is written last.
 
     Raises:
-        UnsafePathError: A link or a key leads out of the checkpoint, or a link to itself.
+        UnsafePathError: A link or key leads out of the checkpoint, or a link points to itself.
     """
     if isinstance(root, StorePath):
         keys = [key for key in root.keys_below() if key not in {COMMIT_MARKER, IN_PROGRESS}]
@@ -139,7 +139,7 @@ def _files(root: Path, *, allow_linked_files: bool) -> dict[str, int]:
 
 def _copy(source: Path, destination: Path, advance: Callable[[int], object]) -> int:
     checksum = 0
-    if isinstance(destination, StorePath):  # an object is sent in one piece
+    if isinstance(destination, StorePath):  # an object is uploaded whole
         data = source.read_bytes()
         destination.write_bytes(data)
         advance(len(data))

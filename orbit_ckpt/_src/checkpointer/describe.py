@@ -1,4 +1,4 @@
-"""Describe a saved tree with one call; imports JAX for leaves of plug-ins only."""
+"""Describe a saved tree; imports JAX for plug-ins' leaves only."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
 
 def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
-    """Return what is known of a saved pytree without reading its arrays or touching a device.
+    """Return metadata of a saved pytree without reading arrays or using a device.
 
     Args:
         path: As for `load`.
         reader: As for `load`.
 
     Returns:
-        `.tree` with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
-        storage), `ScalarMetadata` and `StringMetadata` for leaves, and `.custom_metadata`.
+        `.tree`, with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
+        storage), `ScalarMetadata` and `StringMetadata` as leaves, and `.custom_metadata`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint; says what is there.
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
         IncompleteCheckpointError: The save did not finish.
     """
     return describe_tree(resolve_path(path), GLOBAL_TYPE_HANDLER_REGISTRY, reader=reader)

@@ -1,4 +1,4 @@
-"""Options of checkpointers; Orbax's names."""
+"""Options of checkpointers, named as in Orbax."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orbit_ckpt._src.unused import warn_set
 
 @dataclass(frozen=True)
 class FileOptions:
-    """How files are made.
+    """Properties of the files written.
 
     Attributes:
         path_permission_mode: Permission bits of a checkpoint's directory, None for the default.
@@ -39,8 +39,8 @@ class AtomicityOptions:
 
     Attributes:
         mode: By renaming a temporary directory, or by a marker file.
-        allow_legacy_atomic_rename: Whether checkpoints without a marker are restored in marker
-            mode too, because they were made by renaming.
+        allow_legacy_atomic_rename: Whether marker mode also restores checkpoints without a marker,
+            assuming that they were committed by renaming.
     """
 
     mode: AtomicityMode = AtomicityMode.AUTO
@@ -58,15 +58,14 @@ class AtomicityOptions:
 
 @dataclass
 class AsyncOptions:
-    """How saves go on in the background.
+    """Options of background saves.
 
     Attributes:
-        timeout_secs: Most seconds to wait for a save; and, in one that goes on in the background,
-            for other processes wherever all meet.
-        barrier_sync_fn: Does nothing here; processes meet through JAX's coordination service.
-        post_finalization_callback: Called, in the background, once a checkpoint is durable.
-        create_directories_asynchronously: Does nothing here; a save has made its directory when it
-            returns.
+        timeout_secs: Longest wait in seconds for a save and, within a background save, for other
+            processes at each barrier.
+        barrier_sync_fn: Ignored; processes synchronize through JAX's coordination service.
+        post_finalization_callback: Called in the background once a checkpoint is durable.
+        create_directories_asynchronously: Ignored; the directory exists when a save returns.
     """
 
     timeout_secs: float = 1200
@@ -103,14 +102,14 @@ class MultiprocessingOptions:
     """How the processes of a program save together.
 
     Attributes:
-        primary_host: The process that makes directories, writes what only one may write, and
-            decides. With None each process is on its own: it saves what it has into a directory of
-            its own, on storage that the others need not see, and waits for nobody.
-        active_processes: The processes that save, None for all; only they may call what saves.
-        barrier_sync_key_prefix: Tells programs apart that share a coordination service.
-        timeout_secs: Most seconds to wait for other processes wherever all meet. None for 600, or
+        primary_host: The process that creates directories, writes files of which there is only one,
+            and decides. With None each process saves its own data into its own directory, on
+            storage that the others need not see, and waits for nobody.
+        active_processes: The saving processes, None for all; only they may call a save.
+        barrier_sync_key_prefix: Distinguishes programs that share a coordination service.
+        timeout_secs: Longest wait in seconds for other processes at each barrier. None for 600, or
             in the background for `AsyncOptions.timeout_secs`.
-        group: The processes, instead of those that the fields before say.
+        group: The processes, instead of those given by the fields above.
     """
 
     primary_host: int | None = 0
@@ -132,18 +131,18 @@ class MultiprocessingOptions:
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for other processes."""
+        """Longest wait for other processes."""
         return _TIMEOUT_S if self.timeout_secs is None else self.timeout_secs
 
     def in_background(self, timeout_s: float) -> MultiprocessingOptions:
-        """Return these options for saves in the background, which may take so long."""
+        """Return these options for background saves, with their timeout as the default."""
         return self if self.timeout_secs is not None else replace(self, timeout_secs=timeout_s)
 
     def find_group(self) -> ProcessGroup:
         """Return the processes that save.
 
         Raises:
-            ValueError: This process, or `primary_host`, is none of `active_processes`.
+            ValueError: This process or `primary_host` is not in `active_processes`.
         """
         return self.group or default_group(
             self.barrier_sync_key_prefix or "",
@@ -153,10 +152,10 @@ class MultiprocessingOptions:
 
 
 def check_options(**given: object) -> None:
-    """Check options that are objects of the classes of this module, by the names they go by.
+    """Check that options are objects of this module's classes; keywords give their names.
 
     Raises:
-        TypeError: One is something else, such as a number.
+        TypeError: One has another type, such as a number.
     """
     for name, value in given.items():
         kind, example = _KINDS[name]
@@ -173,10 +172,10 @@ _KINDS: Mapping[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What a save session needs to know.
+    """The options of a save session.
 
     Attributes:
-        files: How files are made.
+        files: Properties of the files written.
         atomicity: How the checkpoint becomes visible.
         multiprocessing: How processes save together.
     """

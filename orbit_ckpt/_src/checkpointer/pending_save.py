@@ -15,16 +15,16 @@ _logger = logging.getLogger(__name__)
 
 
 class PendingSave:
-    """The last save of a checkpointer, which may be in progress; its error is raised once.
+    """The last save of a checkpointer, perhaps in progress; its error is raised once.
 
-    Threads may share one: their saves begin one after the other.
+    Threads may share one: their saves start one after another.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        """Make one.
+        """Make one without a save.
 
         Args:
-            timeout_s: Most seconds to wait for a save.
+            timeout_s: Longest wait for a save.
         """
         self._timeout_s = timeout_s
         self._handle: SaveHandle | None = None
@@ -34,41 +34,46 @@ class PendingSave:
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Own no save that the parent has begun."""
+        """Disown a save that the parent has started."""
         self._inherited = self._inherited or self._handle
         self._handle = None
 
     @property
     def step(self) -> int | None:
-        """The step that is being saved, None if none is."""
+        """The step being saved, None if none is."""
         handle = self._handle
         return None if handle is None or handle.done() else handle.step
 
     def is_running(self) -> bool:
-        """Whether a save is in progress."""
+        """Return whether a save is in progress."""
         handle = self._handle
         return handle is not None and not handle.done()
 
     def has_failed(self) -> bool:
-        """Whether it has ended with an error that has not been raised."""
+        """Return whether it has ended with an error that has not been raised."""
         handle = self._handle
         return handle is not None and handle.done() and handle.exception() is not None
 
     def begin(
         self, save: Callable[[], SaveHandle | None], *, deadline: float | None = None
     ) -> None:
-        """Begin another once the last one has ended.
+        """Start a save once the previous one has ended.
 
         Args:
-            save: Begins a save, or does it at once and returns None.
-            deadline: The `time.monotonic()` until when both saves have to end; without it, only the
-                last one is waited for.
+            save: Starts a save, or completes it and returns None.
+            deadline: The `time.monotonic()` by which both saves must end; without it, only the
+                previous one is awaited.
 
         Raises:
-            BackgroundSaveError: The last one has failed; the other begins all the same.
+            BackgroundSaveError: The previous save has failed; the new one has started.
             TimeoutError: One of them takes too long.
-            CheckpointError: What the other one fails with.
+            CheckpointError: The new save has failed.
         """
+        # Invariant: `_beginning` is held from the wait to the start, so at most one save is in
+        # progress. The error of the previous save never prevents the new one: it is raised after
+        # the new save has started or, if that fails, attached to its error. A timeout of the wait
+        # itself is raised before `save` is called, so that the caller knows that nothing has
+        # started.
         with self._beginning:
             failed = self._failure(self._seconds_until(deadline))
             try:
@@ -84,17 +89,17 @@ class PendingSave:
             raise failed
 
     def wait(self) -> None:
-        """Wait until it has ended, successfully or not.
+        """Wait until the save has ended, successfully or not.
 
         Raises:
-            TimeoutError: It takes longer than the time to wait.
+            TimeoutError: It takes longer than the timeout.
         """
         handle = self._handle
         if handle is not None:
             handle.exception(self._longest)
 
     def check(self) -> None:
-        """Raise its error, if it has failed, without waiting.
+        """Raise the error of a failed save, without waiting.
 
         Raises:
             BackgroundSaveError: It has failed.
@@ -104,16 +109,16 @@ class PendingSave:
             self.finish()
 
     def finish(self, *, inherited: bool = True) -> None:
-        """Wait until it has ended.
+        """Wait for the save and raise its error.
 
         Args:
-            inherited: Whether to raise that it cannot be waited for, if it was in progress when
-                another process forked this one.
+            inherited: Whether to raise an error for a save that was in progress when this process
+                was forked, and cannot be awaited.
 
         Raises:
             BackgroundSaveError: It has failed.
-            TimeoutError: It takes longer than the time to wait.
-            CheckpointError: Another process saves it.
+            TimeoutError: It takes longer than the timeout.
+            CheckpointError: Another process is saving it.
         """
         if inherited and self._inherited is not None and self._inherited.is_inherited:
             self._inherited.result()
@@ -122,7 +127,7 @@ class PendingSave:
             raise failed
 
     def _failure(self, timeout_s: float) -> BackgroundSaveError | None:
-        """Wait for it; return its error, to the first caller only."""
+        """Wait for the save; return its error, to the first caller only."""
         handle = self._handle
         if handle is None:
             return None
@@ -139,7 +144,7 @@ class PendingSave:
             raise error
 
     def _forget(self, handle: SaveHandle) -> bool:
-        """Forget the save; return False if another one has replaced it."""
+        """Forget the save; return False if it has been replaced."""
         with self._taking:
             if self._handle is not handle:
                 return False

@@ -1,4 +1,4 @@
-"""One save, at once or in the background."""
+"""One save, in the foreground or the background."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _reporting: ContextVar[Commit | None] = ContextVar("orbit_ckpt_reporting", defau
 
 
 class SaveHandle:
-    """A save that goes on in the background; can be awaited too."""
+    """A background save; can be awaited too."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class SaveHandle:
         self._ended = outcome.exception() or True
 
     def after_fork_in_child(self) -> None:
-        """Wait for nothing that only the parent does."""
+        """Stop waiting for work that only the parent does."""
         if self._ended is None:
             self.is_inherited = True
             self._ended = CheckpointError(
                 f"{self._path} is being saved by process {os.getppid()}, which forked this one "
                 f"({os.getpid()}). Only that process can wait for it; wait there before the fork."
             )
-        outcome = Future[None]()  # the lock of the other one may be held for ever
+        outcome = Future[None]()  # the lock of the old one may be held for ever
         if self._ended is True:
             outcome.set_result(None)
         else:
@@ -88,12 +88,12 @@ class SaveHandle:
 
     @property
     def path(self) -> Path:
-        """Where the checkpoint will be."""
+        """Path of the checkpoint."""
         return self._path
 
     @property
     def step(self) -> int | None:
-        """Its step, None if it has none."""
+        """Its step, if any."""
         return self._step
 
     @property
@@ -102,30 +102,30 @@ class SaveHandle:
         return self._commit.progress
 
     def done(self) -> bool:
-        """Whether the save has ended, well or not."""
+        """Return whether the save has ended, successfully or not."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the checkpoint is durable.
 
         Args:
-            timeout: Most seconds to wait.
+            timeout: Longest wait in seconds.
 
         Raises:
-            TimeoutError: The save goes on.
-            CheckpointError: What it failed with; nothing was left behind.
+            TimeoutError: The save is still in progress.
+            CheckpointError: The save failed; nothing was left behind.
         """
         error = self.exception(timeout)
         if error is not None:
             raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the save has ended; return what it failed with, None if it did not.
+        """Wait until the save has ended; return its error, if any.
 
-        Its own callback does not wait: the checkpoint is durable then.
+        Called by the save's own callback it does not wait: the checkpoint is durable then.
 
         Raises:
-            TimeoutError: The save goes on after `timeout` seconds.
+            TimeoutError: The save is still in progress after `timeout` seconds.
         """
         if _reporting.get() is self._commit:
             return None
@@ -146,7 +146,7 @@ class SaveHandle:
 
 
 def handled_item(handler: CheckpointHandler, args: Mapping[str, object]) -> ItemToSave:
-    """Return an item that a handler saves, from the arguments of the handler's `save`."""
+    """Build the item that a handler saves from the arguments of the handler's `save`."""
 
     async def stage(directory: Path, copy: bool) -> Commit:
         return await stage_item(handler, directory, args, copy=copy)
@@ -155,16 +155,16 @@ def handled_item(handler: CheckpointHandler, args: Mapping[str, object]) -> Item
 
 
 class SaveRequest(Struct, frozen=True):
-    """One save to do.
+    """One save to perform.
 
     Attributes:
-        path: Where.
+        path: Where to save.
         item: What to save.
         overwrite: Whether to replace an existing checkpoint.
-        custom_metadata: A JSON object to keep with the checkpoint.
-        step: Which step it is, for messages.
-        details: What to record of a step besides.
-        when_done: Called once the checkpoint is durable; what it raises is logged only.
+        custom_metadata: A JSON object to store with the checkpoint.
+        step: Its step, for messages.
+        details: Further facts to record about a step.
+        when_done: Called once the checkpoint is durable; its exceptions are only logged.
     """
 
     path: Path
@@ -176,10 +176,10 @@ class SaveRequest(Struct, frozen=True):
     when_done: Callable[[], object] | None = None
 
     def open(self, options: SessionOptions) -> SaveSession:
-        """Return a session that writes it.
+        """Return a session that writes the checkpoint.
 
         Raises:
-            TypeError: The custom metadata are not JSON.
+            TypeError: The custom metadata is not JSON.
         """
         return SaveSession(
             self.path,
@@ -191,11 +191,11 @@ class SaveRequest(Struct, frozen=True):
 
 
 def save_now(request: SaveRequest, options: SessionOptions) -> None:
-    """Save; when this returns the checkpoint is durable.
+    """Save; the checkpoint is durable when this returns.
 
     Raises:
-        CheckpointExistsError: The path exists and is not to be overwritten.
-        CheckpointError: What the handler raises; nothing was left behind.
+        CheckpointExistsError: The path exists and must not be overwritten.
+        CheckpointError: The handler failed; nothing was left behind.
     """
     began = time.monotonic()
     session = _open(request, options)
@@ -213,16 +213,16 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
 
 
 def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
-    """Begin a save; return once nothing of it depends on the caller's data.
+    """Start a save; return once it no longer depends on the caller's data.
 
-    While the interpreter ends, the save ends before this returns; see `run_in_background`.
+    At interpreter exit the save ends before this returns; see `run_in_background`.
 
     Raises:
-        CheckpointExistsError: The path exists and is not to be overwritten.
-        CheckpointError: What the handler raises; nothing was left behind.
+        CheckpointExistsError: The path exists and must not be overwritten.
+        CheckpointError: The handler failed; nothing was left behind.
     """
     began = time.monotonic()
-    # what goes on in the background must not hold the request, which holds the caller's arrays
+    # the background thread must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
     typestr = request.item.typestr
     session = _open(request, options)
@@ -239,8 +239,8 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
                 await session.write(commit)
                 recorded = commit.recorded_as or typestr
                 await asyncio.to_thread(session.commit, recorded, commit.finalize)
-        except BaseException as error:  # raised again: perhaps nobody asks for it
-            if is_exiting():  # nobody can, and it is printed where the thread ends
+        except BaseException as error:  # raised again, though perhaps nobody retrieves it
+            if is_exiting():  # nobody can; the thread prints it when it ends
                 error.add_note(f"Saving {path} in the background failed")
             else:
                 _logger.exception("Saving %s in the background failed", path)
@@ -253,35 +253,35 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
 
 
 def decline_save(path: Path, error: BaseException, options: SessionOptions) -> None:
-    """Let other processes know that this one does not come to a save, and why.
+    """Tell other processes that this one does not join a save, and why.
 
     Raises:
-        ProcessTimeoutError: The primary process does not come either.
+        ProcessTimeoutError: The primary process does not join either.
     """
     SaveSession(path, overwrite=False, options=options).decline(error)
 
 
 def _open(request: SaveRequest, options: SessionOptions) -> SaveSession:
-    """Return a session; what is wrong already is told to other processes.
+    """Return a session; report to other processes an error found before it starts.
 
     Raises:
-        CheckpointExistsError: It would destroy what it is yet to read.
-        TypeError: The custom metadata are not JSON.
+        CheckpointExistsError: The save would destroy data that it has yet to read.
+        TypeError: The custom metadata is not JSON.
     """
     try:
         _check_not_read(request, options)
         return request.open(options)
-    except Exception as error:  # raised again once the others know
+    except Exception as error:  # raised again once the other processes know
         decline_save(request.path, error, options)
         raise
 
 
 def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
-    """Check that a save does not destroy what it is yet to read.
+    """Check that a save does not destroy data that it has yet to read.
 
     Raises:
-        CheckpointExistsError: In marker mode or in a store, where room is made first, it would
-            overwrite the checkpoint that some of its lazy arrays are in.
+        CheckpointExistsError: In marker mode or in a store, where the old checkpoint is removed
+            first, the save would overwrite the checkpoint of some of its lazy arrays.
     """
     in_place = options.atomicity.mode is AtomicityMode.COMMIT_FILE
     if not request.overwrite or not (in_place or isinstance(request.path, StorePath)):
@@ -299,7 +299,7 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
 
 
 def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
-    """Yield the lazy arrays in what is saved: arguments of items and their trees."""
+    """Yield the lazy arrays in the arguments of items and their trees."""
     if isinstance(value, Mapping):
         for child in cast(Mapping[object, object], value).values():
             yield from _lazy_arrays_in(child)
@@ -319,5 +319,5 @@ def _report(
         return
     try:
         when_done()
-    except Exception:  # the step is durable, whatever a user's callback does
+    except Exception:  # the step is durable whatever a user's callback does
         _logger.exception("%s is saved, but %r failed", path, when_done)

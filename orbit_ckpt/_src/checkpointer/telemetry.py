@@ -1,6 +1,6 @@
-"""Say of saves and restores that they are done: in the log, and to listeners of `jax.monitoring`.
+"""Report completed saves and restores to the log and to listeners of `jax.monitoring`.
 
-The names of the events are T5X's and Orbax's, with what Orbax says besides.
+The event names are those of T5X and Orbax.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _READ = ("/jax/orbax/read/total_duration_secs",)
 
 
 def report_save(path: str | os.PathLike[str], began: float, *, in_background: bool) -> None:
-    """Say that a checkpoint is durable.
+    """Report that a checkpoint is durable.
 
     Args:
         path: Where it is.
-        began: When its save began, by `time.monotonic`.
-        in_background: Whether the caller did not wait for it.
+        began: The `time.monotonic()` at the start of the save.
+        in_background: Whether the save ran in the background.
     """
     _logger.info("Saved %s", path)
     _record(_T5X_WRITE, _WRITE_ASYNC if in_background else _WRITE, path, began)
@@ -39,7 +39,7 @@ def report_save(path: str | os.PathLike[str], began: float, *, in_background: bo
 
 @contextlib.contextmanager
 def reported_restore(path: str | os.PathLike[str]) -> Generator[None]:
-    """Say that a checkpoint is restored, if a `with` block does it."""
+    """Report a restore once the `with` block succeeds."""
     began = time.monotonic()
     yield
     _logger.info("Restored %s", path)
@@ -55,5 +55,5 @@ def _record(
         jax.monitoring.record_event_duration_secs(event, seconds)
         for other in others:
             jax.monitoring.record_event_duration_secs(other, seconds, storage_type=storage)
-    except Exception:  # of a listener; what it is told about is done
+    except Exception:  # of a listener; the operation itself has succeeded
         _logger.exception("%s: a listener of jax.monitoring failed", path)

@@ -1,4 +1,4 @@
-"""One save from the first file to the commit."""
+"""One save, from the first file to the commit."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ _Handlers: Any = str | dict[str, str]
 
 
 class Barrier(StrEnum):
-    """Where the processes of one save meet, in this order.
+    """The barriers of one save, in order.
 
     Attributes:
-        CREATED: The primary process has made the directory.
-        WRITTEN: All have written their parts.
-        COMMITTING: All is durable; after this no process can stop the checkpoint from appearing.
-        COMMITTED: It has appeared.
+        CREATED: The primary process has created the directory.
+        WRITTEN: All processes have written their parts.
+        COMMITTING: Everything is durable; from here no process can stop the checkpoint from
+            appearing.
+        COMMITTED: The checkpoint has appeared.
     """
 
     CREATED = "created"
@@ -56,10 +57,10 @@ class Barrier(StrEnum):
 class SaveSession:
     """A checkpoint being written, by one process or by several together.
 
-    Use as a context manager: leaving it without `commit` removes everything. Items are written
-    into `directory`, then `commit` records what they are and makes the checkpoint visible. The
-    primary process makes the directory and all that is there once; a failure of one process is
-    one of all.
+    Use it as a context manager: leaving it without `commit` removes everything. Items are written
+    into `directory`, then `commit` records their handlers and makes the checkpoint visible. The
+    primary process creates the directory and everything of which there is only one; a failure of
+    one process fails all.
     """
 
     def __init__(
@@ -89,40 +90,40 @@ class SaveSession:
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Tell the other processes nothing: a child is none of them."""
+        """Stop informing other processes: a forked child is none of them."""
         self._rendezvous = NO_OTHERS
 
     @property
     def directory(self) -> Path:
-        """Where items are written."""
+        """The directory for items."""
         return self._directory
 
     @property
     def process(self) -> Process:
-        """Which process this is of those that save."""
+        """This process among those that save."""
         return self._group.process
 
     def decline(self, error: BaseException) -> None:
-        """Let the others know that this process has failed before it could begin.
+        """Tell the other processes that this one failed before it could start.
 
         Raises:
-            ProcessTimeoutError: The primary process has not begun in time.
+            ProcessTimeoutError: The primary process has not started in time.
         """
         rendezvous = self._join()
         try:
             rendezvous.fail(error, Barrier)
             if self._is_primary:
-                rendezvous.drain()  # they may yet come to this attempt
+                rendezvous.drain()  # late processes may still join this attempt
         finally:
             rendezvous.finish()
 
     def __enter__(self) -> SaveSession:
-        """Make the directory, or wait until the primary process has made it.
+        """Create the directory, or wait until the primary process has.
 
         Raises:
-            CheckpointExistsError: There is a checkpoint, which is not to be overwritten.
+            CheckpointExistsError: The checkpoint exists and must not be overwritten.
             ProcessFailedError: Another process has failed.
-            ProcessTimeoutError: The primary process has not come in time.
+            ProcessTimeoutError: The primary process has not joined in time.
         """
         self._rendezvous = self._join()
         try:
@@ -130,7 +131,7 @@ class SaveSession:
             if self._is_primary:
                 self._atomic.__enter__()
             name = self._broadcast(Barrier.CREATED, os.fsencode(self._atomic.path.name))
-        except BaseException as error:  # raised again once the others know
+        except BaseException as error:  # raised again once the other processes know
             self._leave(error)
             raise
         self._directory = self._atomic.final.with_name(os.fsdecode(name))
@@ -145,17 +146,17 @@ class SaveSession:
         self._leave(error)
 
     def set_phase(self, phase: str) -> None:
-        """Tell other processes what this one does, for messages about it."""
+        """Publish the current phase of this process, for other processes' messages."""
         self._rendezvous.set_phase(phase)
 
     async def write(self, commit: Commit) -> None:
-        """Write what has been staged; stop when another process fails."""
+        """Write the staged data; stop if another process fails."""
         self.set_phase("writing")
         if self._group.process.is_alone:
             await commit.run()
         else:
             check = partial(self._rendezvous.check, Barrier.WRITTEN)
-            await asyncio.to_thread(check)  # what has failed may be removed already
+            await asyncio.to_thread(check)  # a failed save's directory may be gone already
             await run_checked(commit.run(), check, pace(_CHECK_S, self.process.count))
 
     def commit(
@@ -167,12 +168,12 @@ class SaveSession:
 
         Args:
             item_handlers: Typestr of the item's handler, or of every item's by name.
-            finalize: Called before by the primary process, to finish the items.
+            finalize: Called on the primary process before the commit, to finish the items.
 
         Raises:
             CheckpointError: Another process has saved an item with another handler.
             ProcessFailedError: Another process has failed.
-            ProcessTimeoutError: Another process has not come in time.
+            ProcessTimeoutError: Another process has not joined in time.
         """
         brought = self._rendezvous.barrier(Barrier.WRITTEN, encode_json(item_handlers))
         self._pending.remove(Barrier.WRITTEN)
@@ -184,7 +185,7 @@ class SaveSession:
         self._broadcast(Barrier.COMMITTING)
         if self._is_primary:
             self.set_phase("committing")
-            self._rendezvous.check(Barrier.COMMITTED)  # the others may have given up waiting
+            self._rendezvous.check(Barrier.COMMITTED)  # the other processes may have timed out
             self._commit()
         self._broadcast(Barrier.COMMITTED)
 
@@ -208,30 +209,30 @@ class SaveSession:
         return found
 
     def _leave(self, error: BaseException | None) -> None:
-        """Remove what has not been committed, and let the others know of an error.
+        """Remove uncommitted files, and report an error to the other processes.
 
         Raises:
             ProcessFailedError: Another process had failed before.
-            ProcessTimeoutError: Another process had not come in time.
+            ProcessTimeoutError: Another process had not joined in time.
         """
         first = None
         try:
             if error is not None:
                 first = self._rendezvous.fail(error, self._pending)
             if self._is_primary and isinstance(error, Exception):
-                self._rendezvous.drain()  # they may write where all will be removed
+                self._rendezvous.drain()  # they may be writing where everything will be removed
         except CheckpointError as gone:
             if error is not None:
                 error.add_note(f"The other processes could not be told: {gone}")
         finally:
             self._atomic.__exit__()
-            with contextlib.suppress(CheckpointError):  # the store is gone, and all with it
+            with contextlib.suppress(CheckpointError):  # the store is gone, and the run with it
                 self._rendezvous.finish()
         if first is not None and isinstance(error, Exception):
             raise first from error
 
     def _check_same_handlers(self, mine: str | Mapping[str, str], brought: Sequence[bytes]) -> None:
-        """Check that what others have saved as one thing is not finished as another, and lost."""
+        """Check that all processes saved with the same handlers, so that nothing is lost."""
         for name, data in zip(self._group.names, brought, strict=True):
             theirs: str | dict[str, str]
             theirs = decode_json(data, _Handlers, f"handlers of process {name}")
@@ -278,10 +279,10 @@ def _destination(
 
 
 def check_json_object(value: object) -> dict[str, object]:
-    """Return a copy of a JSON object of the user's.
+    """Return a copy of a user's JSON object.
 
     Raises:
-        TypeError: It is something else, or holds what cannot be written as JSON.
+        TypeError: It is not an object, or cannot be written as JSON.
     """
     wanted = "Use a dict of dicts, lists, strings, numbers, booleans and None, with keys of str."
     if not isinstance(value, Mapping):

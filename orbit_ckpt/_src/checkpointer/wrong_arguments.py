@@ -1,4 +1,4 @@
-"""Errors for arguments of a wrong type or name, raised before anything is read or written."""
+"""Errors for arguments of a wrong type or name, raised before any reading or writing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from orbit_ckpt._src.transform.engine import Rule
 
 
 def check_tree(name: str, value: object, *, instead: str) -> None:
-    """Check that what is given for a tree is none of what is mistaken for one.
+    """Check that a tree argument is not something commonly mistaken for a tree.
 
     Args:
-        name: What the argument is called.
+        name: Name of the argument.
         value: Its value.
-        instead: What to give, the end of a sentence.
+        instead: What to pass, as the end of a sentence.
 
     Raises:
         TypeError: It is a path, or arguments of an item handler.
@@ -35,7 +35,7 @@ def check_tree(name: str, value: object, *, instead: str) -> None:
 
 
 def check_patterns(patterns: Mapping[str, object]) -> None:
-    """Check arguments that are patterns, or several.
+    """Check arguments that are one pattern or several.
 
     Raises:
         TypeError: One is something else.
@@ -54,7 +54,7 @@ def check_rules(rules: object) -> None:
     """Check the rules of a load.
 
     Raises:
-        TypeError: They are no list, or one is no rule.
+        TypeError: They are not a list, or one is not a rule.
     """
     if isinstance(rules, Rule):
         raise TypeError(
@@ -72,7 +72,7 @@ def check_rules(rules: object) -> None:
 
 
 def _elements(value: object) -> Collection[object] | None:
-    """Return the elements of a list or the like; None if it is none. A dict is none."""
+    """Return the elements of a list or similar; None for anything else, including a dict."""
     is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
     return cast(Collection[object], value) if is_list else None
 
@@ -81,7 +81,7 @@ def check_state_functions(functions: object) -> None:
     """Check the functions that change a tree before a save.
 
     Raises:
-        TypeError: They are no list, or one is no function.
+        TypeError: They are not a list, or one is not a function.
     """
     advice = (
         "Give a list of functions that take the state and a tree of LeafInfo, and return both. "
@@ -102,20 +102,20 @@ TARGETS = frozenset({"abstract_pytree", "abstract_state", "item", "items", "like
 
 
 def suggest_target(right: str, **others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function name its argument for the target where it is given under another name.
+    """Decorate a function to name its target argument in errors about similar names.
 
     Args:
-        right: What the function calls it.
-        **others: What it calls further arguments, by the names that others use for them.
+        right: The function's name for the target.
+        **others: The function's names for further arguments, by other libraries' names for them.
     """
     return suggest(**dict.fromkeys(TARGETS - {right}, right), **others)
 
 
 def suggest(**right: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function name an argument that is given under the name that others use for it.
+    """Decorate a function to suggest the right name for an argument with another library's name.
 
     Args:
-        **right: What the function calls its arguments, by the names that others use for them.
+        **right: The function's argument names, by other libraries' names for them.
     """
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
