@@ -1,4 +1,4 @@
-"""What rules do with arrays, and with what is known of arrays that have not been read."""
+"""Array operations of rules, and their effect on shapes and dtypes of unread arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = np.ndarray | np.number | np.bool_ | np.datetime64 | bool | int | floa
 
 
 def as_array(value: object) -> Any:
-    """Return an array or a number as an array; what is neither is a TypeError."""
+    """Convert an array or a number to an array; raise TypeError for anything else."""
     if isinstance(value, jax.Array):
         return value
     if not isinstance(value, _NUMBERS):
@@ -37,10 +37,10 @@ def stack(*values: Any, axis: int) -> Any:
 
 
 def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
-    """Return what is known of a stack, which is nothing unless all parts are known.
+    """Return the shape and dtype of a stack, None unless known for all parts.
 
     Raises:
-        ValueError: Shapes or dtypes differ, or there is no such axis.
+        ValueError: Shapes or dtypes differ, or the axis does not exist.
     """
     known = [(info.shape, info.dtype) for info in infos if info.shape is not None]
     _check_alike(known)
@@ -52,16 +52,16 @@ def stack_info(infos: Sequence[ArrayInfo], axis: int) -> ArrayInfo:
 
 
 def unstack(value: Any, axis: int) -> list[Any]:
-    """Cut an array along an axis, which goes; the parts are views."""
+    """Cut an array along an axis, which is removed; the parts are views."""
     rows = _module(value).moveaxis(as_array(value), axis, 0)
     return [rows[index, ...] for index in range(len(rows))]
 
 
 def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
-    """Return how many parts an array has along an axis, and what is known of each.
+    """Return the number of parts along an axis, and the shape and dtype of each.
 
     Raises:
-        ValueError: Its shape is not known, or it has no such axis.
+        ValueError: The shape is unknown or has no such axis.
     """
     if info.shape is None:
         raise ValueError("its shape is known only once it has been read; use Split with names")
@@ -71,12 +71,12 @@ def unstack_info(info: ArrayInfo, axis: int) -> tuple[int, ArrayInfo]:
 
 
 def split(value: Any, count: int, axis: int) -> list[Any]:
-    """Cut an array into equal parts, which are views."""
+    """Cut an array into equal parts, as views."""
     return list(_module(value).split(as_array(value), count, axis))
 
 
 def split_info(info: ArrayInfo, count: int, axis: int) -> ArrayInfo:
-    """Return what is known of each part.
+    """Return the shape and dtype of each part.
 
     Raises:
         ValueError: The axis cannot be cut into equal parts.
@@ -98,10 +98,10 @@ def transpose(value: Any, axes: Sequence[int] | None) -> Any:
 
 
 def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
-    """Return what is known of a transposed array.
+    """Return the shape and dtype of a transposed array.
 
     Raises:
-        ValueError: These are not its axes.
+        ValueError: `axes` are not the axes of the array.
     """
     if info.shape is None:
         return UNKNOWN
@@ -113,7 +113,7 @@ def transpose_info(info: ArrayInfo, axes: Sequence[int] | None) -> ArrayInfo:
 
 
 def cast(value: Any, dtype: object) -> Any:
-    """Cast an array or a scalar; what is no number stays as it is."""
+    """Cast an array or scalar; leave anything that is not a number unchanged."""
     if not isinstance(value, _NUMBERS):
         return value
     host = cast_array(np.asarray(typing.cast(object, value)), dtype)
@@ -123,12 +123,12 @@ def cast(value: Any, dtype: object) -> Any:
 
 
 def cast_info(info: ArrayInfo, dtype: object) -> ArrayInfo:
-    """Return what is known of an array that is cast."""
+    """Return the shape and dtype of a cast array."""
     return info if info.shape is None else ArrayInfo(info.shape, as_dtype(dtype))
 
 
 def _module(value: object) -> Any:
-    """Return what computes with a value; numpy does not with typed keys."""
+    """Return the module that computes with a value; numpy cannot handle typed keys."""
     return jnp if isinstance(value, jax.Array) else np
 
 

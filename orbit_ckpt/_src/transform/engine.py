@@ -1,4 +1,4 @@
-"""Apply rules to the names of a checkpoint's leaves; nothing is read."""
+"""Apply rules to the names of a checkpoint's leaves, without reading anything."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Match = tuple[str, re.Match[str]]
 
 
 def _tag(name: str) -> str:
-    """Return a rule's name in a file: `KeyData` is `key_data`."""
+    """Return a rule's name in a rule file: `key_data` for `KeyData`."""
     return re.sub(r"(?<=.)(?=[A-Z])", "_", name).lower()
 
 
 class Rule(Struct, frozen=True, repr_omit_defaults=True, tag_field="rule", tag=_tag):
     """One change to the leaves of a checkpoint as it is loaded.
 
-    A subclass is all there is to a rule: its fields are what the user says, and `apply` carries it
-    out. Rule files accept it too, unless it requires a function; see `rule_file`.
+    A subclass defines a whole rule: its fields are the user's arguments, and `apply` performs it.
+    Rule files accept it too, unless it requires a function; see `rule_file`.
     """
 
     needs_shapes: ClassVar[bool] = True
@@ -74,13 +74,18 @@ def apply_rules(
         rules: The rules in their order.
         sources: Shape and dtype of every stored leaf, as far as known.
         target: The target's leaves, None without a target.
-        empty: The leaves that are empty containers or None: rules move them, but compute nothing
+        empty: The leaves that are empty containers or None: rules move them, but never compute with
+            them.
             from them.
 
     Raises:
-        TransformError: A rule matches nothing, two leaves get one name, inputs are missing, or the
-            shapes of inputs do not fit.
+        TransformError: A rule matches nothing, two leaves get one name, inputs are missing, or
+            their shapes do not fit.
     """
+    # Invariant: `nodes` maps each current name to the computation of its leaf, a graph whose inputs
+    # are stored leaves, never names. A later rule thus builds on the graph that earlier rules made,
+    # even if the names in between are gone. Nodes are immutable and may be shared; each stored leaf
+    # is read once.
     leaves = Leaves(sources, target, empty)
     for rule in rules:
         leaves.rule = rule
@@ -89,12 +94,12 @@ def apply_rules(
 
 
 class Leaves:
-    """The leaves of a tree, as the rules applied so far leave them.
+    """The leaves of a tree after the rules applied so far.
 
     Attributes:
         nodes: How each leaf is computed, by its name.
         target: The target's leaves, None without a target.
-        rule: The rule being applied, which errors name.
+        rule: The rule being applied, for errors.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class Leaves:
 
     def match(self, pattern: Pattern, allow_unused: bool) -> list[Match]:
         """Return the leaves that a pattern matches."""
-        # a single name is looked up, so that one rule per leaf does not take quadratic time
+        # look a single name up, so that one rule per leaf does not take quadratic time
         names = {str(pattern)} & self.nodes.keys() if is_exact(pattern) else self.nodes
         found = _match(pattern, names)
         if not found and not allow_unused:
@@ -140,7 +145,7 @@ class Leaves:
         return found
 
     def has_value(self, name: str) -> bool:
-        """Whether a leaf exists and is no empty container."""
+        """Return whether a leaf exists and is not an empty container."""
         node = self.nodes.get(name)
         return node is not None and not (isinstance(node, Read) and node.is_empty)
 
@@ -177,7 +182,7 @@ class Leaves:
     def replace(
         self, pattern: Pattern, allow_unused: bool, make: Callable[[str, Node], Node]
     ) -> None:
-        """Replace each leaf that a pattern matches by what `make` returns for its name and node."""
+        """Replace each leaf that a pattern matches by `make(name, node)`."""
         for name, _ in self.match_values(pattern, allow_unused):
             self.nodes[name] = self.infer(name, make, name, self.get(name))
 

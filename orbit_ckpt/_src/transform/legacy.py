@@ -1,12 +1,11 @@
-r"""Orbax's transforms, with Orbax's meaning.
+r"""Orbax's transforms, with Orbax's semantics.
 
-A tree of transforms says of leaves of the result how they come about. Its keys, joined by slashes,
-are regular expressions that match whole names of leaves. It is visited in the order in which JAX
-flattens it, which sorts the keys of every dict; all transforms that match a leaf are applied, so
-that the last one counts. Leaves that none matches are taken from the checkpoint or from the target,
-depending on `default_to_original`.
+A tree of transforms defines leaves of the result. Its keys, joined by slashes, are regular
+expressions that match whole leaf names. It is visited in JAX's flattening order, which sorts the
+keys of every dict; the last transform that matches a leaf counts. Leaves that no transform matches
+come from the checkpoint or the target, depending on `default_to_original`.
 
-Use `transform.rules` for new code: they are applied in the order written and have to match.
+Use `transform.rules` in new code: rules are applied in the order written and must match.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ _TWO = 2
 
 @dataclass
 class Transform:
-    r"""How a leaf comes about from an original tree.
+    r"""How to make a leaf from an original tree.
 
     `{r"block_(\d+)/(.*)": Transform(original_key=r"layer_\1/\2")}` renames.
 
     Attributes:
         original_key: Name of the leaf in the original tree, with references such as `\1` to groups
-            of the key of the transform; a tuple of keys is joined by slashes. None for the same.
-        use_fallback: Whether the leaf is the target's, whatever the original tree has; with
+            of the transform's key; a tuple of keys is joined by slashes. None for the same name.
+        use_fallback: Whether to use the target's leaf even if the original tree has it; with
             `default_to_original=False` the original tree's.
-        value_fn: Takes the value, returns the new one.
-        multi_value_fn: Takes the leaf's name and the original tree, returns the value.
+        value_fn: Maps the value to the new one.
+        multi_value_fn: Maps the leaf's name and the original tree to the value.
     """
 
     original_key: str | tuple[str, ...] | None = None
@@ -81,15 +80,15 @@ _EXCLUSIVE = (
 
 @dataclass
 class RestoreTransform(Transform):
-    """How a leaf comes about while a checkpoint is restored.
+    """How to make a leaf while restoring a checkpoint.
 
     Attributes:
-        value_fn: Takes the value, and the `RestoreArgs` of the leaf if it needs two arguments;
-            returns the new one.
-        multi_value_fn: Takes the leaf's name, a tree of the stored leaves, and the `RestoreArgs`
-            of the leaf; returns the value.
-        multi_value_fn_input_args: `RestoreArgs` of the stored leaves that `multi_value_fn` uses,
-            by regular expressions for their names. The first that matches counts.
+        value_fn: Maps the value, and the leaf's `RestoreArgs` if it requires two arguments, to the
+            new value.
+        multi_value_fn: Maps the leaf's name, a tree of the stored leaves, and the leaf's
+            `RestoreArgs` to the value.
+        multi_value_fn_input_args: `RestoreArgs` of the stored leaves that `multi_value_fn` uses, by
+            regular expressions for their names. The first match counts.
     """
 
     multi_value_fn_input_args: Mapping[str, Any] | None = None
@@ -108,8 +107,8 @@ class LegacyRules(Struct, frozen=True):
 
     Attributes:
         transforms: Tree of transforms.
-        default_to_original: Whether leaves that no transform matches come from the checkpoint, if
-            it has them; otherwise they are the target's.
+        default_to_original: Whether leaves that no transform matches come from the checkpoint if it
+            has them, otherwise from the target.
     """
 
     transforms: object
@@ -120,8 +119,8 @@ class Original(Struct, frozen=True):
     """The leaves of a checkpoint.
 
     Attributes:
-        paths: Where each sits, by its names.
-        empty: The empty containers, and where they sit.
+        paths: Their paths, by names.
+        empty: The empty containers and their paths.
     """
 
     paths: Mapping[NamePath, KeyPath]
@@ -129,7 +128,7 @@ class Original(Struct, frozen=True):
 
 
 class Undeclared:
-    """Stands for a stored leaf that a function did not declare as an input; any use is an error."""
+    """Placeholder for a stored leaf not declared as an input; any use is an error."""
 
     __slots__ = ("_name",)
 
@@ -163,11 +162,11 @@ class Undeclared:
 
 
 class _Choice(Struct, frozen=True):
-    """What one leaf is made of.
+    """The source of one leaf.
 
     Attributes:
-        source: Name of the leaf of the original tree, None if a function takes the whole tree.
-        transform: What is done with it, None if nothing.
+        source: Name of the leaf in the original tree, None if a function receives the whole tree.
+        transform: The transform to apply, if any.
     """
 
     source: str | None
@@ -181,18 +180,18 @@ def compile_legacy(
     args: Mapping[NamePath, object],
     default_args: object,
 ) -> dict[NamePath, Node]:
-    """Return how each leaf of a target comes about from a checkpoint.
+    """Return how to make each leaf of a target from a checkpoint.
 
     Args:
-        rules: What is asked for.
-        target: The leaves of the target; empty containers are none.
+        rules: The transforms.
+        target: The leaves of the target, without empty containers.
         original: The leaves of the checkpoint.
-        args: How leaves are restored, by their names in the target.
-        default_args: How those are restored of which `args` has none.
+        args: Restore arguments of leaves, by their names in the target.
+        default_args: Restore arguments of leaves that `args` lacks.
 
     Raises:
         TransformError: The transforms do not fit the checkpoint.
-        TypeError: Something in the tree of transforms is no transform.
+        TypeError: The tree of transforms holds something else.
     """
     transforms = _flatten_transforms(rules.transforms)
     for key, transform in transforms.items():
@@ -235,13 +234,13 @@ def apply_transformations(
     Args:
         original_tree: The tree.
         transformations: Tree of transforms.
-        new_tree: Tree whose structure the result has.
-        default_to_original: Whether leaves that no transform matches are those of
-            `original_tree`, if it has them; else those of `new_tree`.
+        new_tree: Tree that gives the structure of the result.
+        default_to_original: Whether leaves that no transform matches come from `original_tree` if
+            it has them, otherwise from `new_tree`.
 
     Raises:
         TransformError: The transforms do not fit the original tree.
-        TypeError: Something in the tree of transforms is no transform.
+        TypeError: The tree of transforms holds something else.
 
     Example:
         >>> old, new = {"a": 1, "b": {"c": 2}}, {"x": 0, "a": 0}
@@ -277,7 +276,7 @@ def apply_transformations(
 
 
 def _flatten_transforms(tree: object) -> dict[str, Transform]:
-    """Return transforms by their keys, in the order in which they are applied."""
+    """Return transforms by their keys, in the order of application."""
     flat = flatten(tree)
     transforms: dict[str, Transform] = {}
     for names, value in zip(flat.names, flat.values, strict=True):
@@ -295,7 +294,7 @@ def _flatten_transforms(tree: object) -> dict[str, Transform]:
 def _choose(
     name: str, transforms: Mapping[str, Transform], original: Mapping[str, object], default: bool
 ) -> _Choice | None:
-    """Return what a leaf is made of, None if it is the target's own."""
+    """Return the source of a leaf, None for the target's own leaf."""
     chosen: _Choice | None = None
     is_matched = False
     for pattern, transform in transforms.items():
@@ -309,7 +308,7 @@ def _choose(
                     f"{name} not found in origin tree (`use_fallback` requested)."
                     f"{_near(name, original)}"
                 )
-            # else a transform that came before may have chosen already, as in Orbax
+            # otherwise an earlier transform may have chosen already, as in Orbax
             chosen = chosen if default else _Choice(name)
         elif transform.multi_value_fn is not None:
             chosen = _Choice(None, transform)
@@ -350,7 +349,7 @@ def _expand(pattern: str, match: re.Match[str], key: str | tuple[str, ...] | Non
 
 
 def _near(name: str, original: Mapping[str, object]) -> str:
-    """Return advice for a name that is not there."""
+    """Return advice for a name that does not exist."""
     if any(other.startswith(f"{name}/") for other in original):
         return f" It is a container; rename all below it: {{'new/(.*)': {name}/\\1}}."
     near = nearest_names(name, list(original))
@@ -358,7 +357,7 @@ def _near(name: str, original: Mapping[str, object]) -> str:
 
 
 def _of_one(source: NamePath, transform: Transform | None, args: object) -> Node:
-    """Return what one stored leaf becomes."""
+    """Return the node for one stored leaf."""
     read = Read(source, args=args)
     fn = None if transform is None else transform.value_fn
     if fn is None:
@@ -369,7 +368,7 @@ def _of_one(source: NamePath, transform: Transform | None, args: object) -> Node
 
 
 def _needs_two(fn: Callable[..., object]) -> bool:
-    """Whether a function has to be given two arguments; optional ones are left alone."""
+    """Return whether a function requires two arguments; optional ones do not count."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # built-in functions may have no signature
@@ -384,7 +383,7 @@ def _call_with_args(fn: Callable[..., object], args: object, value: object) -> o
 
 
 def _inputs(transform: RestoreTransform, original: Original, default_args: object) -> Apply:
-    """Return the tree that a `multi_value_fn` is given."""
+    """Return the tree passed to a `multi_value_fn`."""
     declared = transform.multi_value_fn_input_args or {}
     reads: list[Read] = []
     for names in original.paths:

@@ -1,4 +1,4 @@
-"""How one leaf of a result comes about: what is read for it, and what is done with that."""
+"""Nodes that describe how to compute one leaf of a result: reads, and functions of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 class ArrayInfo(Struct, frozen=True):
-    """What is known of a value before it is read.
+    """Shape and dtype of a value before it is read.
 
     Attributes:
         shape: Its shape, None if unknown.
@@ -28,13 +28,13 @@ UNKNOWN = ArrayInfo()
 
 
 class Read(Struct, frozen=True):
-    """A stored leaf, as it is or cast.
+    """A stored leaf, unchanged or cast.
 
     Attributes:
         names: Its names in the checkpoint.
-        info: What is known of it.
-        dtype: What it is cast to as it is read, None for the stored dtype.
-        args: How it is read, None if that is left to what reads it.
+        info: Its shape and dtype.
+        dtype: The dtype to cast to while reading, None for the stored one.
+        args: How to read it, None to leave that to the reader.
         is_empty: Whether it is an empty container or None, with which nothing can be computed.
     """
 
@@ -49,13 +49,13 @@ class Apply(Struct, frozen=True, eq=False):
     """The result of a function of other leaves.
 
     Attributes:
-        action: What it does, in one word.
+        action: One word for what it does.
         fn: The function.
-        inputs: What it is given.
-        info: What is known of the result.
-        on_jax: Whether it is given arrays of JAX, else of numpy.
-        stack_axis: If it stacks arrays, along which axis.
-        is_cut: Whether its results are parts of the array that it is given, and of its memory.
+        inputs: Its arguments.
+        info: Shape and dtype of the result.
+        on_jax: Whether it receives JAX arrays instead of numpy arrays.
+        stack_axis: The axis along which it stacks arrays, None if it does not.
+        is_cut: Whether its results are parts of its argument and share its memory.
     """
 
     action: str
@@ -72,8 +72,8 @@ class Part(Struct, frozen=True):
 
     Attributes:
         of: The function's results.
-        index: Which.
-        info: What is known of it.
+        index: Index of this one.
+        info: Its shape and dtype.
     """
 
     of: Apply
@@ -85,7 +85,7 @@ class FromTarget(Struct, frozen=True):
     """The target's own leaf.
 
     Attributes:
-        info: Nothing is known of it.
+        info: Unknown shape and dtype.
     """
 
     info: ArrayInfo = UNKNOWN
@@ -95,7 +95,7 @@ Node = Read | Apply | Part | FromTarget
 
 
 def inputs_of(node: Node) -> tuple[Node, ...]:
-    """Return what a node is made of directly."""
+    """Return the direct inputs of a node."""
     match node:
         case Apply():
             return node.inputs
@@ -106,7 +106,7 @@ def inputs_of(node: Node) -> tuple[Node, ...]:
 
 
 def node_key(node: Node) -> object:
-    """Return what tells a node from others that have another value."""
+    """Return a key that differs between nodes with different values."""
     match node:
         case Read():
             return node.names, id(node.args), node.dtype
@@ -117,11 +117,11 @@ def node_key(node: Node) -> object:
 
 
 def sources_of(*nodes: Node, known: Container[object] = ()) -> Iterator[Read]:
-    """Yield what is read for nodes, once each.
+    """Yield each read that nodes depend on once.
 
     Args:
         *nodes: The nodes.
-        known: Identities of nodes for which nothing is read any more.
+        known: Identities of nodes that need no more reads.
     """
     seen: set[object] = set()
     pending = list(reversed(nodes))

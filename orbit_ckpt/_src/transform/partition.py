@@ -18,11 +18,11 @@ def partition(
 
     Args:
         mesh: The devices.
-        rules: Patterns for names, with how the dimensions of arrays are laid out over the mesh's
-            axes. The first that matches a leaf counts.
+        rules: Patterns for names, with the layout of arrays over the mesh's axes. The first that
+            matches a leaf counts.
 
     Raises:
-        TypeError: The mesh, a pattern or a spec is something else.
+        TypeError: The mesh, a pattern or a spec has the wrong type.
         ValueError: A spec names an axis that the mesh lacks.
 
     Example:

@@ -1,9 +1,9 @@
-r"""Patterns over the names of leaves, and templates for new names.
+r"""Patterns for leaf names, and templates for new names.
 
-A leaf's name here is its keys joined by slashes, as `params/layers_0/kernel`. A pattern is a string
-in which `*` stands for anything within one key and `**` for any number of keys, or a compiled
-regular expression that must match the whole name. What wildcards or groups match can be used in a
-template as `\1`, `\2` or `\g<name>`.
+A leaf's name here is its keys joined by slashes, such as `params/layers_0/kernel`. A pattern is a
+string in which `*` matches anything within one key and `**` any number of keys, or a compiled
+regular expression that must match the whole name. A template refers to the text that wildcards or
+groups match as `\1`, `\2` or `\g<name>`.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def join_name(names: NamePath) -> str:
 
 
 def split_name(name: str) -> NamePath:
-    """Return the keys of a new name."""
+    """Split a new name into keys."""
     return tuple(name.split("/")) if name else ()
 
 
 def names_by_text(leaves: Iterable[NamePath], what: str) -> dict[str, NamePath]:
-    """Return the keys of leaves by their names.
+    """Return the keys of leaves by name.
 
     Args:
         leaves: Their keys.
-        what: What needs the names, for the error.
+        what: The feature that needs the names, for the error.
 
     Raises:
         TransformError: Two leaves have one name, because a key contains a slash.
@@ -73,7 +73,7 @@ def names_by_text(leaves: Iterable[NamePath], what: str) -> dict[str, NamePath]:
 
 
 def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
-    """Return the regular expression that a pattern stands for.
+    """Compile a pattern to a regular expression.
 
     Raises:
         TypeError: It is neither a string nor a compiled expression.
@@ -99,7 +99,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
     """Return the names that a pattern matches.
 
-    A name without wildcards that matches none may have its keys joined by dots, as storage does.
+    A name without wildcards that matches nothing may have its keys joined by dots, as in storage.
 
     Raises:
         TypeError: The pattern is neither a string nor a compiled expression.
@@ -113,7 +113,7 @@ def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
 
 
 def explain_unmatched(pattern: Pattern, names: Sequence[str]) -> str:
-    """Return the sentence for a pattern that matches no leaf: what exists, and what may be meant.
+    """Explain why a pattern matches no leaf: what exists, and what may be meant.
 
     Args:
         pattern: The pattern.
@@ -142,12 +142,12 @@ def _has_below(name: str, names: Sequence[str]) -> bool:
 
 
 def is_exact(pattern: Pattern) -> bool:
-    """Whether a pattern is one name."""
+    """Return whether a pattern is one name."""
     return isinstance(pattern, str) and "*" not in pattern
 
 
 def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ()) -> None:
-    """Check that a template refers only to what a pattern has.
+    """Check that a template refers only to wildcards and groups of a pattern.
 
     Args:
         template: The template.
@@ -155,8 +155,8 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
         more: Further names that the template may refer to.
 
     Raises:
-        TypeError: It is no string.
-        ValueError: It refers to something else, or is no template.
+        TypeError: It is not a string.
+        ValueError: It refers to something else, or is not a template.
     """
     if not isinstance(template, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
         raise TypeError(
@@ -182,7 +182,7 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
 
 
 def expand(template: str, match: re.Match[str]) -> str:
-    """Return a template with what a pattern matched; a wildcard for no keys leaves no slash."""
+    """Fill a template from a match; a wildcard that matches no keys leaves no slash."""
     parts: list[str] = []
     for text, group, slash in _parse(template):
         parts.append(text)
@@ -193,7 +193,7 @@ def expand(template: str, match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
-    """Return the texts of a template, each with the group behind it and the slash behind that."""
+    """Return the texts of a template, each with the group after it and the slash after that."""
     parts: list[tuple[str, int | str | None, str]] = []
     end = 0
     for reference in _REFERENCE.finditer(template):
@@ -204,7 +204,7 @@ def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
 
 
 def as_pairs(name: str, rules: object, advice: str) -> list[tuple[Pattern, Any]]:
-    """Return patterns with what is said of each, given as a dict or as pairs.
+    """Return patterns and their values, given as a dict or as pairs.
 
     Raises:
         TypeError: They are neither.
@@ -222,5 +222,5 @@ _PAIR = 2
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """Return a pattern as its user wrote it."""
+    """Return a pattern as the user wrote it."""
     return pattern if isinstance(pattern, str) else pattern.pattern

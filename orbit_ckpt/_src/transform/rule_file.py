@@ -5,10 +5,10 @@ r"""Rules as a document, such as a TOML or JSON file.
     pattern = "params/layers_*/**"
     to = 'params/blocks/\1/\2'
 
-A table's `rule` is the name of a class of rules in snake case; the other fields are those of the
-class. A pattern may be `{ regex = "..." }`. A document holds no functions: there is no `map` and no
-`state_transform`, `split` cuts into equal parts, and the function of `combine` is `"concatenate"`
-or `"stack"` with an `axis`.
+A table's `rule` is the name of a rule class in snake case; the other keys are the fields of that
+class. A pattern may be `{ regex = "..." }`. A document cannot hold functions: there is no `map` and
+no `state_transform`, `split` cuts into equal parts, and the function of `combine` is
+`"concatenate"` or `"stack"` with an `axis`.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
 
     Args:
         document: The content of a TOML or JSON file: a table with `rules`, a list of tables.
-        where: What errors call the document.
+        where: Name of the document in errors.
 
     Raises:
-        TransformError: It describes no rules. The error names the rule and the field, and says
-            what is possible.
+        TransformError: It is not a valid rule document. The error names the rule and the field, and
+            lists the possibilities.
     """
     fields: Mapping[str, object] = {}
     found = _kind(document)
@@ -98,7 +98,7 @@ def _parse_rule(entry: object, where: str) -> Rule:
         raise TransformError(f"{where}: found {_kind(entry)}, expected a table.")
     table = dict(cast(Mapping[str, object], entry))
     name = table.pop("rule", None)
-    # whatever order the modules were imported in
+    # independent of the order of imports
     known = sorted(_written_rules(Rule), key=lambda rule: rule.__module__)
     rules = {str(rule.__struct_config__.tag): rule for rule in known}
     rule = rules.get(name) if isinstance(name, str) else None
@@ -157,7 +157,7 @@ def _parse_fields(rule: type[Rule], table: Mapping[str, object], where: str) -> 
 
 
 def _python(value: object) -> Any:
-    """Return what a rule has for a value of a document."""
+    """Convert a value of a document to a field of a rule."""
     match value:
         case _Regex():
             return re.compile(value.regex)

@@ -1,8 +1,8 @@
-"""Rules that give leaves other names, or choose where they come from.
+"""Rules that rename leaves or choose their source.
 
-Rules run in the order written, each on the leaves as the rules before it leave them. Patterns match
-names of leaves, and templates make new ones; see `patterns`. All rules are applied to the names
-before anything is read.
+Rules run in the order written, each on the result of the previous ones. Patterns match leaf names,
+and templates make new ones; see `patterns`. All rules are applied to the names before anything is
+read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Assignments = Mapping[Pattern, str | None] | Sequence[tuple[Pattern, str | None]
 
 
 class Rename(PatternRule, frozen=True):
-    r"""Give leaves other names.
+    r"""Rename leaves.
 
     `Rename("params/layers_*/**", r"params/blocks/\1/\2")` moves every layer.
 
     Attributes:
         pattern: Which leaves.
-        to: Their names.
-        overwrite: Replace a leaf that has the new name already; without it, that is an error.
+        to: Template of their new names.
+        overwrite: Replace a leaf that already has the new name; otherwise that is an error.
         allow_unused: Accept a pattern that matches no leaf.
     """
 
@@ -57,11 +57,11 @@ class Rename(PatternRule, frozen=True):
 
 
 class Copy(PatternRule, frozen=True):
-    """Give leaves further names.
+    """Copy leaves to further names.
 
     Attributes:
         pattern: Which leaves.
-        to: Their further names.
+        to: Template of their further names.
         overwrite: As in `Rename`.
         allow_unused: As in `Rename`.
     """
@@ -84,7 +84,7 @@ class Copy(PatternRule, frozen=True):
 
 
 class Drop(PatternRule, frozen=True):
-    """Leave leaves out.
+    """Omit leaves.
 
     Attributes:
         pattern: Which leaves.
@@ -102,7 +102,7 @@ class Drop(PatternRule, frozen=True):
 
 
 class Fallback(PatternRule, frozen=True):
-    """Take leaves from the target, even if the checkpoint has them.
+    """Use the target's leaves, even if the checkpoint has them.
 
     Attributes:
         pattern: Which leaves of the target.
@@ -129,7 +129,7 @@ class AssignmentMap(Rule, frozen=True):
 
     Attributes:
         rules: Patterns for names of the target, each with a template for the name in the
-            checkpoint, or None to take the leaf from the target. The first match counts.
+            checkpoint, or None to use the target's leaf. The first match counts.
         require_all: Raise an error if a pattern matches nothing.
     """
 
@@ -146,7 +146,7 @@ class AssignmentMap(Rule, frozen=True):
 
     @property
     def pairs(self) -> list[tuple[Pattern, str | None]]:
-        """The rules in their order."""
+        """The rules in order."""
         advice = "Give {'new/**': r'old/\\1'}, for example."
         return as_pairs("AssignmentMap: rules", self.rules, advice)
 

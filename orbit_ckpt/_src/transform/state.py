@@ -1,4 +1,4 @@
-"""Trees as T5X's transformation functions see them: nested dicts, their leaves not read yet."""
+"""Trees as T5X's transformation functions see them: nested dicts of unread leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ StateFunction = Callable[..., Any]
 
 
 class StoredValue(Undeclared):
-    """Stands for a stored leaf: can be moved, and says its shape and dtype, but has no value."""
+    """Placeholder for a stored leaf: it can be moved, has a shape and a dtype, but no value."""
 
     __slots__ = ("dtype", "node", "shape")
 
@@ -36,7 +36,7 @@ class StoredValue(Undeclared):
         self.dtype = node.info.dtype
 
     def error(self) -> TransformError:
-        """Return what a use of its value raises."""
+        """Return the error that a use of its value raises."""
         return TransformError(
             f"{self._name}: a function of the state uses this leaf, which has not been read. Such "
             "functions move and drop leaves; compute with a Map or Combine rule."
@@ -49,15 +49,15 @@ class StoredValue(Undeclared):
 class StateTransform(Rule, frozen=True):
     """Move leaves with a function of the whole state, as T5X does.
 
-    The function gets the state as nested dicts with string keys. Its leaves have a shape and a
+    The function receives the state as nested dicts with string keys. Its leaves have a shape and a
     dtype but no values, since nothing has been read; they can be moved and dropped. Other values
-    that it puts into the state, for example from the target, are used as they are.
+    that it puts into the state, for example from the target, are used unchanged.
 
     Attributes:
         fn: Called as `fn(state, target, is_resuming=...)`; returns the new state. `target` is the
-            target in the same form, `{}` if there is none.
-        is_resuming: Passed to the function: whether an interrupted run resumes, rather than a new
-            one starts from another run's checkpoint.
+            target in the same form, `{}` without one.
+        is_resuming: Passed to the function: whether an interrupted run resumes, as opposed to a new
+            run that starts from another run's checkpoint.
     """
 
     fn: StateFunction
@@ -105,12 +105,12 @@ def _node(name: str, value: object) -> Node:
 
 
 class LeafInfo(Struct, frozen=True):
-    """What a function on save is told of a leaf.
+    """A leaf as a function on save sees it.
 
     Attributes:
         name: Its keys joined by slashes.
-        shape: Its shape, None if it is no array.
-        dtype: Its dtype, None if it is no array.
+        shape: Its shape, None if it is not an array.
+        dtype: Its dtype, None if it is not an array.
     """
 
     name: str
@@ -119,12 +119,12 @@ class LeafInfo(Struct, frozen=True):
 
 
 def transform_state(tree: object, functions: Sequence[StateFunction]) -> object:
-    """Return a tree as functions make it look, as nested dicts.
+    """Apply functions to a tree in the form of nested dicts.
 
     Args:
         tree: The tree.
-        functions: Each takes the state and a tree of `LeafInfo` like it, and returns two such
-            trees; applied in their order.
+        functions: Each receives the state and a tree of `LeafInfo` like it, and returns two such
+            trees; applied in order.
 
     Raises:
         TransformError: A function returned trees of different structure.

@@ -13,11 +13,11 @@ from orbit_ckpt._src.tree.keypath import NamePath, format_path
 
 
 def merge_trees(*trees: object, target: object = None) -> Any:  # a tree of any type
-    """Return a tree that has the leaves of all trees; of two at one place the last one.
+    """Merge the leaves of all trees; later trees win.
 
     Args:
-        *trees: The trees. Empty containers are left out.
-        target: Tree whose structure the result has; None for dicts.
+        *trees: The trees. Empty containers are omitted.
+        target: Tree that gives the structure of the result; None for dicts.
 
     Raises:
         TreeMismatchError: A leaf of the target is in no tree, or a leaf of one tree is a container
@@ -34,11 +34,11 @@ def merge_trees(*trees: object, target: object = None) -> Any:  # a tree of any 
 
 
 def intersect_trees(*trees: object, target: object = None) -> Any:  # a tree of any type
-    """Return a tree that has the leaves of the last tree that are in all others too.
+    """Return the leaves of the last tree that exist in all others too.
 
     Args:
-        *trees: The trees, at least one. Empty containers are left out.
-        target: Tree whose structure the result has; None for dicts.
+        *trees: The trees, at least one. Empty containers are omitted.
+        target: Tree that gives the structure of the result; None for dicts.
 
     Raises:
         TreeMismatchError: A leaf of the target is not in all trees.

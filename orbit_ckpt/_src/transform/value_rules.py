@@ -1,4 +1,4 @@
-"""Rules that compute leaves from the values of others."""
+"""Rules that compute leaves from values of others."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Kind = Literal["numpy", "jax"]
 class Map(PatternRule, frozen=True):
     """Compute a leaf from its value.
 
-    A result computed from JAX arrays is a JAX array; otherwise it is what the function returned.
+    A result computed from JAX arrays is a JAX array; other results are unchanged.
 
     Attributes:
         pattern: Which leaves.
-        fn: Takes the value, and the name if `with_name` is set; returns the new value. It may
-            change the value in place.
-        on: Whether it is called with NumPy or JAX arrays; typed keys are always JAX arrays.
+        fn: Maps the value, and the name if `with_name` is set, to the new value. It may change the
+            value in place.
+        on: Whether it receives NumPy or JAX arrays; typed keys are always JAX arrays.
         with_name: Also pass the name of the leaf.
         allow_unused: As in `Rename`.
     """
@@ -66,8 +66,8 @@ class Combine(Rule, frozen=True):
 
     Attributes:
         inputs: A pattern for the first input, and templates for the others.
-        to: Name of the result, a template.
-        fn: Takes the values of the inputs in their order.
+        to: Template of the result's name.
+        fn: Receives the values of the inputs, in order.
         on: As in `Map`.
         keep: Keep the inputs.
         overwrite: As in `Rename`.
@@ -118,14 +118,13 @@ class Combine(Rule, frozen=True):
 class Split(PatternRule, frozen=True):
     """Compute several leaves from one.
 
-    Without a function, parts of a NumPy array along its first axis are views, not copies: they
-    share one block of memory, which lives as long as any of them.
+    Without a function, parts of a NumPy array along its first axis are views that share one block
+    of memory, which lives as long as any of them.
 
     Attributes:
         pattern: Which leaves.
-        to: Names of the results, templates.
-        fn: Takes the value; returns one value per name. Without it, the array is cut into equal
-            parts.
+        to: Templates of the results' names.
+        fn: Maps the value to one value per name. Without it, the array is cut into equal parts.
         axis: Where to cut without a function.
         on: As in `Map`.
         overwrite: As in `Rename`.
@@ -185,10 +184,10 @@ class Stack(PatternRule, frozen=True):
 
     Attributes:
         pattern: Which leaves.
-        to: Name of the stacked array; leaves that get the same name are stacked.
+        to: Template of the stack's name; leaves with equal results are stacked.
         axis: The new axis.
         number: Which wildcard or group of the pattern is the number.
-        first: The number of the first array; the others follow without a gap.
+        first: The number of the first array; the others follow without gaps.
         overwrite: As in `Rename`.
         allow_unused: As in `Rename`.
     """
@@ -210,6 +209,11 @@ class Stack(PatternRule, frozen=True):
 
     @override
     def apply(self, leaves: Leaves) -> None:
+        # Invariant: a stack's members are exactly the numbers first, first + 1, ...: `_stacks`
+        # rejects two leaves with one number, and the gap check any missing number. The position
+        # along the new axis is thus `number - first`, whatever the order of names (`10` sorts
+        # before `9`). Members leave `nodes` before any stack is added, so a stack may reuse the
+        # name of a member.
         made: list[tuple[str, Node]] = []
         for name, members in self._stacks(leaves).items():
             numbers = range(self.first, self.first + len(members))
@@ -226,7 +230,7 @@ class Stack(PatternRule, frozen=True):
         leaves.put(made, overwrite=self.overwrite)
 
     def _stacks(self, leaves: Leaves) -> dict[str, dict[int, str]]:
-        """Return the leaves of each stack, by their numbers."""
+        """Group the leaves by stack and number."""
         stacks: dict[str, dict[int, str]] = {}
         for name, match in leaves.match_values(self.pattern, self.allow_unused):
             number = match.group(self.number) or ""
@@ -243,14 +247,14 @@ class Stack(PatternRule, frozen=True):
 
 
 class Unstack(PatternRule, frozen=True):
-    r"""Cut arrays along an axis into arrays whose names have the index.
+    r"""Cut arrays along an axis into arrays whose names hold the index.
 
     `Unstack("layers/**", r"layers_\g<i>/\1")` turns scanned layers into unrolled ones. The parts
-    share memory as those of `Split` do.
+    share memory as for `Split`.
 
     Attributes:
         pattern: Which leaves.
-        to: Names of the parts; `\g<i>` is the index.
+        to: Template of the parts' names; `\g<i>` is the index.
         axis: The axis to remove.
         overwrite: As in `Rename`.
         allow_unused: As in `Rename`.
@@ -312,11 +316,11 @@ class Cast(PatternRule, frozen=True):
     """Cast arrays and numbers as they are read.
 
     Integers that do not fit are an error. Leaves that are not numbers, such as strings, `None` and
-    typed keys, stay as they are.
+    typed keys, are unchanged.
 
     Attributes:
         pattern: Which leaves.
-        dtype: Anything that names a dtype.
+        dtype: A dtype or its name.
         allow_unused: As in `Rename`.
     """
 
@@ -341,7 +345,7 @@ class Cast(PatternRule, frozen=True):
 
 
 class KeyData(PatternRule, frozen=True):
-    """Turn typed PRNG keys into their data, arrays of uint32.
+    """Convert typed PRNG keys to their data, arrays of uint32.
 
     Attributes:
         pattern: Which leaves.
@@ -359,7 +363,7 @@ class KeyData(PatternRule, frozen=True):
 
 
 class WrapKeys(PatternRule, frozen=True):
-    """Turn the data of PRNG keys into typed keys.
+    """Convert the data of PRNG keys to typed keys.
 
     Attributes:
         pattern: Which leaves.
