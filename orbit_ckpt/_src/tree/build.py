@@ -1,6 +1,6 @@
-"""Build nested dicts and lists of leaves and their paths, and list the leaves of such trees.
+"""Build nested dicts and lists from leaves and their paths, and list the leaves of such trees.
 
-Needs no JAX; `tree.flatten` is for trees with nodes of any kind.
+Does not need JAX; `tree.flatten` handles trees with nodes of any kind.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ PLACEHOLDER = ...
 
 
 def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
-    """Whether a value is an instance of a namedtuple class."""
+    """Return whether a value is an instance of a namedtuple class."""
     return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
 
 
 def is_empty_container(node: object) -> bool:
-    """Whether a value is a container without children, as `flatten.is_empty_node` defines it."""
+    """Return whether a value is a container without children, as in `flatten.is_empty_node`."""
     kind = type(node)
     if kind is dict or kind is list or kind is tuple:
         return not node
     if node is None:
         return True
-    # other classes of nodes exist only once JAX is loaded
+    # other node classes exist only once JAX is loaded
     registry: Any = getattr(sys.modules.get("jax.tree_util"), "default_registry", None)
     if registry is None:
         return is_namedtuple(node) and not node
@@ -50,7 +50,7 @@ def is_empty_container(node: object) -> bool:
 def leaves_of(tree: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
     """Yield the leaves of nested dicts, lists and tuples with their paths, in JAX's order.
 
-    None and empty containers count as leaves, as do objects of all other classes.
+    None, empty containers and objects of all other classes count as leaves.
     """
     if isinstance(tree, dict) and tree:
         children = cast(dict[Any, object], tree)
@@ -69,7 +69,7 @@ def leaves_of(tree: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, objec
 def _sorted(keys: Iterable[Any]) -> list[Any]:
     try:
         return sorted(keys)
-    except TypeError:  # of several types; JAX has no order for them
+    except TypeError:  # keys of several types, for which JAX has no order
         return sorted(keys, key=str)
 
 
@@ -81,14 +81,15 @@ def build_tree(
 ) -> object:
     """Return nested dicts and lists holding the leaves at their paths.
 
-    Keys of sequences give lists, all others dicts. An empty container at a path that also has
-    children is dropped in their favour: old Orbax versions recorded both.
+    Sequence keys give lists, all others dicts. An empty container at a path that also has children
+    is
+    dropped: old Orbax versions recorded both.
 
     Args:
         leaves: Paths and values.
-        names: The names of the paths' keys, if they are known.
-        lenient: Whether sequences may lack elements, which are PLACEHOLDER then, and containers may
-            have positions and names as keys; they are sequences if all names are positions.
+        names: The names of the paths' keys, if known.
+        lenient: Whether sequences may lack elements, which become PLACEHOLDER, and containers may
+            mix positions and names as keys; they are sequences if all names are positions.
 
     Raises:
         ValueError: Two leaves share a path, one lies below another, or a sequence has a gap.
@@ -106,7 +107,7 @@ def build_tree(
 class _Containers:
     """Containers under construction, by the names of the keys that lead to them.
 
-    All are dicts of children by name, of those that will be lists too.
+    All are dicts of children by name until `build`, even those that become lists.
     """
 
     __slots__ = ("_children", "_keys", "_lenient", "_sequences", "_top")
@@ -130,7 +131,7 @@ class _Containers:
             if children is None:
                 children = self._add(path[:-1], above)
             key: Any = path[-1]
-            # nearly all keys are strings of dicts; JAX's keys are rare here
+            # nearly all keys are strings of dicts; JAX's keys are rare
             if type(key) is not DictKey or type(key.key) is not str or above in self._sequences:
                 self._note(path, names)
         if name not in children:
@@ -168,7 +169,7 @@ class _Containers:
         return children
 
     def _note(self, path: KeyPath, names: NamePath) -> None:
-        """Note what the last key of a path says of the container that it belongs to."""
+        """Record the kind of container that the last key of a path implies."""
         above = names[:-1]
         is_sequence = is_sequence_key(path[-1])
         if is_sequence is not (above in self._sequences):

@@ -1,4 +1,4 @@
-"""Say how two sets of leaves differ: what is missing, its nearest names, what was renamed."""
+"""Compare two sets of leaves: missing leaves, their nearest names, renamed leaves."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CUTOFF = 0.5
 
 
 class TreeDifference(Struct, frozen=True):
-    """What a target asks for against what a checkpoint has.
+    """The difference between a target and a checkpoint.
 
     Attributes:
         missing: Leaves of the target that the checkpoint lacks.
         unexpected: Leaves of the checkpoint that the target lacks.
         changed: Leaves of both that differ, with a sentence that says how.
-        candidates: Leaves that may be meant by a missing one; those that are unexpected if empty.
+        candidates: Leaves that a missing one may stand for; if empty, the unexpected ones.
     """
 
     missing: Sequence[NamePath]
@@ -45,7 +45,7 @@ class TreeDifference(Struct, frozen=True):
         return tuple(map(format_path, (*self.missing, *self.unexpected, *self.changed)))
 
     def describe(self) -> str:
-        """Return one line per leaf; long lists are cut and say how much was cut."""
+        """Return one line per leaf; long lists are shortened and say by how much."""
         missing = [self._missing_line(path) for path in self.missing[:_SHOWN]]
         unexpected = [format_path(path) for path in self.unexpected[:_SHOWN]]
         changed = [f"{format_path(path)}: {text}" for path, text in self.changed.items()]
@@ -64,7 +64,7 @@ class TreeDifference(Struct, frozen=True):
 
 
 def compare_names(target: Sequence[NamePath], source: Sequence[NamePath]) -> TreeDifference:
-    """Return which paths are in one of two trees only, each list in its tree's order."""
+    """Return the paths that exist in only one of two trees, each list in its tree's order."""
     in_target, in_source = set(target), set(source)
     return TreeDifference(
         [path for path in target if path not in in_source],
@@ -74,10 +74,10 @@ def compare_names(target: Sequence[NamePath], source: Sequence[NamePath]) -> Tre
 
 
 def nearest_names(name: str, candidates: Sequence[str], *, cutoff: float = 0.6) -> list[str]:
-    """Return up to two candidates spelt most like `name`, by at least `cutoff` of their letters.
+    """Return up to two candidates spelt most like `name`, with a similarity of at least `cutoff`.
 
-    Looks at no more than a fixed number of candidates: the search is for a message, and must
-    not take minutes on a tree of 50,000 leaves.
+    Considers a limited number of candidates: a search for a message must not take minutes on a tree
+    of 50,000 leaves.
     """
     return difflib.get_close_matches(name, candidates[:_SEARCHED], n=2, cutoff=cutoff)
 
@@ -87,9 +87,9 @@ def match_renamed(
 ) -> dict[NamePath, NamePath]:
     """Pair leaves of one tree with leaves of another that are likely the same under a new name.
 
-    Of the leaves that are alike the one with the nearest name is taken, each once. Many leaves are
-    mostly renamed in one way: what changed in one name is tried on the next before anything is
-    searched, and the number of searches is limited.
+    Of equal leaves the one with the nearest name is chosen, each once. Most leaves are renamed in
+    the same way: the edit of one name is tried on the next before any search, and the number of
+    searches is limited.
 
     Args:
         removed: Leaves that only the first tree has, with what must be equal in both.
@@ -118,7 +118,7 @@ def match_renamed(
 
 
 def _nearest_path(name: str, path: NamePath, candidates: Mapping[str, NamePath]) -> str | None:
-    """Return the candidate spelt most like a name, of those that share most keys with it."""
+    """Return the candidate spelt most like a name, among those that share most keys with it."""
     keys = frozenset(path)
     searched = itertools.islice(candidates.items(), _SEARCHED)
     near = heapq.nlargest(_NEAREST, searched, key=lambda item: len(keys.intersection(item[1])))
@@ -127,12 +127,12 @@ def _nearest_path(name: str, path: NamePath, candidates: Mapping[str, NamePath])
 
 
 class _Edit(Struct, frozen=True):
-    """What changed from one name to another.
+    """The edit that turns one name into another.
 
     Attributes:
-        before: What stays in front of it.
-        old: What is replaced, whole words and numbers; empty if something was put in.
-        new: What stands there instead.
+        before: The unchanged text in front of it.
+        old: The text replaced, whole words and numbers; empty for an insertion.
+        new: The replacement.
     """
 
     before: str
@@ -152,7 +152,7 @@ class _Edit(Struct, frozen=True):
         )
 
     def apply(self, name: str) -> str:
-        """Return what a name becomes if the same changes in it; itself if that is not in it."""
+        """Apply the edit to a name; return it unchanged if the edit does not fit."""
         if self.old:
             return name.replace(self.old, self.new, 1)
         if not name.startswith(self.before):

@@ -1,4 +1,4 @@
-"""Take trees apart into leaves with key paths, and put them together again."""
+"""Flatten trees into leaves with key paths, and rebuild them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _registry = jax.tree_util.default_registry
 
 
 class FlatTree(Struct, frozen=True, dict=True):
-    """A tree taken apart; empty containers and None count as leaves.
+    """A flattened tree; empty containers and None count as leaves.
 
     Attributes:
-        paths: Where each leaf sits, in JAX's order.
+        paths: The path of each leaf, in JAX's order.
         values: The leaves, in the same order.
-        treedef: What `unflatten` needs to rebuild the containers.
+        treedef: The structure from which `unflatten` rebuilds the containers.
         names: The names of the keys of every path.
     """
 
@@ -40,7 +40,7 @@ class FlatTree(Struct, frozen=True, dict=True):
 
     def values_of(self, tree: object) -> list[object] | None:
         """Return the leaves of a tree in the order of `paths`, None if its structure differs."""
-        # without empty containers there is nothing to ask of every node
+        # without empty containers no node needs a check
         is_leaf = is_empty_node if self.empty_names else None
         try:
             values, treedef = jax.tree_util.tree_flatten(tree, is_leaf)
@@ -54,7 +54,7 @@ class FlatTree(Struct, frozen=True, dict=True):
 
 
 def flatten(tree: object) -> FlatTree:
-    """Take a tree apart.
+    """Flatten a tree.
 
     Raises:
         ValueError: A container cannot be flattened, such as a dict whose keys do not sort.
@@ -73,7 +73,7 @@ def flatten(tree: object) -> FlatTree:
 
 
 def is_empty_node(node: object) -> bool:
-    """Whether a value is a container without children: None, `{}`, `()`, an empty namedtuple."""
+    """Return whether a value is None or a container without children, such as `{}` or `()`."""
     kind = type(node)
     if kind is dict or kind is list or kind is tuple:
         return not node
@@ -84,7 +84,7 @@ def is_empty_node(node: object) -> bool:
 
 
 def is_leaf(node: object) -> bool:
-    """Whether a value is a leaf, empty containers and None included."""
+    """Return whether a value is a leaf, empty containers and None included."""
     return is_empty_node(node) or _registry.flatten_one_level(node) is None
 
 
@@ -94,7 +94,7 @@ def children_of(node: object) -> list[tuple[object, object]]:
 
 
 class _Paths:
-    """Where the leaves of a tree sit, with the names of the keys."""
+    """The paths of the leaves of a tree, with the names of the keys."""
 
     __slots__ = ("names", "paths")
 
@@ -104,14 +104,14 @@ class _Paths:
 
 
 def _paths_in(treedef: jax.tree_util.PyTreeDef) -> _Paths | None:
-    """Return where the leaves of a structure sit, None if the structure alone does not tell.
+    """Return the paths of the leaves of a structure, None if the structure alone is not enough.
 
-    A training saves trees of one structure over and over; its paths are worked out once.
+    A training saves trees of one structure repeatedly; its paths are computed once.
     """
     try:
-        # keys that are equal but not the same, as 1 and True, look different
+        # equal but different keys, such as 1 and True, differ as text
         return _known_paths(treedef, str(treedef))
-    except Exception:  # noqa: BLE001 - classes of others, which may not take numbers for leaves
+    except Exception:  # noqa: BLE001 - third-party classes, which may not accept numbers as leaves
         return None
 
 

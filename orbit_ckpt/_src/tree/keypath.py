@@ -1,9 +1,9 @@
-"""Key paths: where a leaf sits in a tree, and the names derived from that.
+"""Key paths: the place of a leaf in a tree, and the names derived from it.
 
-A `KeyPath` is a tuple of keys: of JAX's in a tree that was flattened, of this module's in one that
-metadata describe. Both have the same kinds and attributes, and reading needs no JAX. Two leaves are
-the same leaf to a checkpoint if the *names* of their keys agree: `{'0': x}`, `{0: x}` and `[x]` all
-store one leaf called `0`, as in Orbax.
+A `KeyPath` is a tuple of keys: JAX's in a flattened tree, this module's in a tree read from
+metadata. Both have the same kinds and attributes, and reading needs no JAX. A checkpoint identifies
+leaves by the *names* of their keys: `{'0': x}`, `{0: x}` and `[x]` all store one leaf called `0`,
+as in Orbax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NamePath = tuple[str, ...]
 
 
 class KeyKind(StrEnum):
-    """What a key was, where its name alone does not tell.
+    """The original kind of a key, where its name alone is ambiguous.
 
     Attributes:
         LITERAL: A dict key whose `str` is a Python literal: int, tuple, bool, None, float, bytes.
@@ -78,7 +78,7 @@ _ATTRIBUTES = {SequenceKey: "idx", DictKey: "key", GetAttrKey: "name", Flattened
 
 
 class _KeyClasses(dict[type, type | None]):
-    """The class of this module for each class of keys, JAX's included; None for other classes."""
+    """This module's class for each key class, including JAX's; None for other classes."""
 
     def __missing__(self, kind: type) -> type | None:
         loaded = sys.modules.get("jax.tree_util")  # JAX's keys exist only once it is loaded
@@ -91,23 +91,23 @@ _classes = _KeyClasses({kind: kind for kind in _ATTRIBUTES})
 
 
 def key_class(key: object) -> type | None:
-    """Return the class of this module that a key is of, also for JAX's keys; None for no key."""
+    """Return this module's class for a key, also for JAX's keys; None for anything else."""
     return _classes[type(key)]
 
 
 def key_value(key: object) -> object:
-    """Return what a key looks up: an index, a dict key or an attribute's name."""
+    """Return the value of a key: an index, a dict key or an attribute's name."""
     kind = _classes[type(key)]
     return key if kind is None else getattr(key, _ATTRIBUTES[kind])
 
 
 def key_name(key: object) -> str:
-    """Return the name by which a key is stored: the text of its index, dict key or attribute."""
+    """Return the name under which a key is stored: the text of its value."""
     return str(key_value(key))
 
 
 def is_sequence_key(key: object) -> bool:
-    """Whether Orbax's metadata records the key as a position instead of a name."""
+    """Return whether Orbax's metadata records the key as a position rather than a name."""
     kind = _classes[type(key)]
     return kind is SequenceKey or kind is FlattenedIndexKey
 
@@ -126,7 +126,7 @@ def storage_name(names: NamePath) -> str:
 
 
 def format_path(path: KeyPath | NamePath) -> str:
-    """Return the name of a leaf as users read and write it: its keys joined by slashes.
+    """Return the name of a leaf for users: its keys joined by slashes.
 
     `<root>` for a bare leaf.
     """
@@ -154,7 +154,7 @@ def key_kind(key: object) -> KeyKind | None:
 
 
 def make_key(name: str, *, is_sequence: bool, kind: KeyKind | None = None) -> object:
-    """Return the key that `key_name`, `is_sequence_key` and `key_kind` describe.
+    """Make the key that `key_name`, `is_sequence_key` and `key_kind` describe.
 
     Raises:
         ValueError: `name` is not an index, or not a literal, although it should be one.
@@ -198,7 +198,7 @@ def _parse_literal(text: str) -> object:
 
 
 class KeysByName(dict[str, object]):
-    """Keys of paths by name, of one type; most occur many times."""
+    """Keys of paths by name, all of one type; most occur many times."""
 
     def __init__(self, *, is_sequence: bool) -> None:
         super().__init__()
