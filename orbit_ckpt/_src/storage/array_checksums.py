@@ -1,4 +1,4 @@
-"""SHA-256 sums of whole arrays that other programs record: compared with what has been read."""
+"""Compare whole arrays with the SHA-256 checksums that other programs record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orbit_ckpt._src.storage.chunk_read import ArrayRead
 
 
 class ArrayChecksum(Struct, frozen=True):
-    """The sum of one array.
+    """The recorded checksum of one array.
 
     Attributes:
-        sha256: It, of the array's elements in C order, little-endian; as lower-case text.
-        array: The file or directory that the array is in.
-        file: The file that the sum is in.
+        sha256: Lower-case hex digest of the array's elements in C order, little-endian.
+        array: The file or directory of the array.
+        file: The file that records the checksum.
     """
 
     sha256: str
@@ -30,11 +30,11 @@ class ArrayChecksum(Struct, frozen=True):
 
 
 class ChecksumComparison:
-    """Computes the sum of one array that is read from its first element to its last.
+    """Computes the checksum of one array that is read from start to end.
 
     Args:
         read: The array.
-        expected: What its sum has to be.
+        expected: The recorded checksum.
     """
 
     def __init__(self, read: ArrayRead, expected: ArrayChecksum) -> None:
@@ -43,11 +43,11 @@ class ChecksumComparison:
         self._sum = hashlib.sha256()
 
     def add(self, values: HostArray) -> None:
-        """Take the next elements."""
+        """Add the next elements."""
         self._sum.update(byte_view(np.ascontiguousarray(values)))
 
     def finish(self) -> None:
-        """Compare the sum once all elements have been taken.
+        """Compare the checksum after the last element.
 
         Raises:
             CorruptionError: The array is not the one that was saved.
@@ -66,10 +66,10 @@ class ChecksumComparison:
 
 
 class ArrayChecksums:
-    """The sums of some arrays of a store.
+    """The checksums of some arrays of a store.
 
     Args:
-        sums: They, by storage name.
+        sums: The checksums, by storage name.
     """
 
     def __init__(self, sums: Mapping[str, ArrayChecksum]) -> None:
@@ -79,18 +79,18 @@ class ArrayChecksums:
         return bool(self._sums)
 
     def knows(self, read: ArrayRead) -> bool:
-        """Whether there is a sum of an array."""
+        """Return whether a checksum of an array is recorded."""
         return read.name in self._sums
 
     def begin(self, read: ArrayRead, region: Region) -> ChecksumComparison | None:
-        """Return what compares a part that is read in order; None if it is not all of the array."""
+        """Return a comparison for a part read in order; None if it is not the whole array."""
         expected = self._sums.get(read.name)
         if expected is None or region != whole(read.layout.shape):
             return None
         return ChecksumComparison(read, expected)
 
     def compare(self, read: ArrayRead, values: Sequence[HostArray]) -> None:
-        """Compare an array whose regions have been read; nothing if they are not all its rows.
+        """Compare an array after its regions were read; skip it if they are not all its rows.
 
         Raises:
             CorruptionError: It is not the one that was saved.
@@ -106,7 +106,7 @@ class ArrayChecksums:
 
 
 def _row_order(regions: Sequence[Region], shape: Shape) -> Sequence[int] | None:
-    """Return in which order regions are all rows of an array, None if they are something else."""
+    """Return the order in which the regions make up all rows of an array, None if they do not."""
     for i, region in enumerate(regions):
         if region == whole(shape):
             return [i]

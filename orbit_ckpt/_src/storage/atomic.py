@@ -39,7 +39,7 @@ from orbit_ckpt._src.storage.system import exchange as _rename_exchange
 from orbit_ckpt._src.text import visible
 
 _OURS = f"{TEMPORARY_SUFFIX}-orbit-"
-"""Part of the names of temporary directories that are locked while a save goes on."""
+"""Part of the names of temporary directories that are locked during a save."""
 
 _REPLACED = "-replaced"
 
@@ -49,7 +49,7 @@ _SIGNS = frozenset(
 """Any of these makes a directory a checkpoint."""
 
 _JSON_ITEM = "metadata"
-"""This file makes a directory an item, of releases that mark nothing else."""
+"""This file makes a directory an item in releases that write no other mark."""
 
 _REMOVING = "Removing %s, left behind by a save that did not finish"
 
@@ -71,11 +71,10 @@ class AtomicityMode(StrEnum):
 
 
 class AtomicDirectory:
-    """A directory being written that will create or replace `final` in one step.
+    """A directory in progress that creates or replaces `final` in one step.
 
-    Use as a context manager: leaving it without `commit` removes everything written. While it is
-    open the directory is locked, so that another save can tell it from one left behind by a
-    process that died.
+    Use as a context manager: leaving it without `commit` removes everything written. The directory
+    is locked while open, so that another save can tell it from one that a dead process left behind.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class AtomicDirectory:
     ) -> None:
         if not final.name:
             raise ValueError(f"{final} cannot be replaced by a checkpoint; give a directory in it.")
-        # what a link stands for is replaced, not the link
+        # resolve symlinks: replace the target, keep the link
         self.final = final.resolve() if final.is_symlink() else final
         self._overwrite = overwrite
         self._in_place = mode is AtomicityMode.COMMIT_FILE
@@ -109,7 +108,7 @@ class AtomicDirectory:
         return self
 
     def _make(self) -> None:
-        """Make and lock the directory; again if someone removed it before it was locked."""
+        """Make and lock the directory; retry if it was removed before it was locked."""
         while True:
             self.path.mkdir()
             try:
@@ -137,10 +136,10 @@ class AtomicDirectory:
             _remove_marked(self.path, ignore_errors=True)
         else:
             shutil.rmtree(self.path, ignore_errors=True)
-        self._unlock()  # not earlier, because the next save in this place begins then
+        self._unlock()  # last: unlocking lets the next save to this path begin
 
     def after_fork_in_child(self) -> None:
-        """Leave the directory to the parent: nothing is removed here, nor committed."""
+        """Leave the directory to the parent: remove and commit nothing here."""
         self._lock = None  # closed already, as all locks are
 
     def commit(self) -> None:
@@ -148,8 +147,8 @@ class AtomicDirectory:
 
         Raises:
             CheckpointError: It is not open in this process.
-            CheckpointExistsError: Somebody else has made `final` in the meantime.
-            OSError: The storage failed; `final` is as it was.
+            CheckpointExistsError: Another writer has created `final` in the meantime.
+            OSError: The storage failed; `final` is unchanged.
         """
         if self._lock is None:
             raise not_open_here(self.final)
@@ -201,7 +200,7 @@ class AtomicDirectory:
             )
 
     def _clear_place(self) -> None:
-        """Remove what stands where a save in marker mode will write."""
+        """Remove what exists where a save in marker mode will write."""
         if not self.final.exists():
             return
         lock = try_lock(self.final)
@@ -223,7 +222,7 @@ class AtomicDirectory:
 
 
 def not_open_here(final: Path) -> CheckpointError:
-    """Return the error that a forked child commits what its parent saves."""
+    """Return the error for a forked child that commits its parent's save."""
     return CheckpointError(
         f"{final}: this process ({os.getpid()}) has not begun the save that it would commit; a "
         "process that it was forked from has. Begin and end a save in one process."
@@ -231,20 +230,20 @@ def not_open_here(final: Path) -> CheckpointError:
 
 
 def is_in_progress(directory: Path) -> bool:
-    """Whether a directory was begun in marker mode and never committed."""
+    """Return whether a directory was begun in marker mode and never committed."""
     return (directory / IN_PROGRESS).exists()
 
 
 def looks_like_checkpoint(
     directory: Path, entries: Iterable[os.DirEntry[str]] | None = None
 ) -> bool:
-    """Whether a directory holds the files of a checkpoint or, in a directory, those of an item.
+    """Return whether a directory holds the files of a checkpoint or of an item.
 
-    Says nothing about whether it was committed: see `is_in_progress` and `is_temporary_name`.
+    It may be uncommitted: see `is_in_progress` and `is_temporary_name`.
 
     Args:
         directory: The directory.
-        entries: What is in it, if that is known.
+        entries: Its entries, if known.
     """
     entries = list(os.scandir(directory) if entries is None else entries)
     if not _SIGNS.isdisjoint(entry.name for entry in entries):
@@ -258,7 +257,7 @@ def looks_like_checkpoint(
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk, or in its store."""
+    """Write a file and wait until it is durable."""
     if isinstance(path, StorePath):
         path.write_bytes(data)
         return
@@ -269,7 +268,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
-"""What the commit marker of a directory with a manifest says, so that its loss is noticed."""
+"""Note in the commit marker of a directory with a manifest, which reveals its loss."""
 
 
 def write_marker(directory: Path, final: Path) -> None:
@@ -278,20 +277,20 @@ def write_marker(directory: Path, final: Path) -> None:
 
 
 def marker_text(directory: Path, final: Path) -> str:
-    """Return what the commit marker of a directory says; see `write_marker`."""
+    """Return the content of a directory's commit marker; see `write_marker`."""
     note = f"\n{RECORDED_NOTE}" if (directory / MANIFEST).is_file() else ""
     return f"Checkpoint commit was successful to {final}{note}"
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until a directory's entries are on the disk; in a store they are at once."""
+    """Wait until a directory's entries are durable; in a store they are at once."""
     if isinstance(path, StorePath):
         return
     system.sync_directory(path)
 
 
 def sync_files(root: Path) -> None:
-    """Wait until all files below a directory are on the disk."""
+    """Wait until all files below a directory are durable."""
     for directory, _, names in os.walk(root):
         for name in names:
             system.sync_file(os.path.join(directory, name))
@@ -340,14 +339,14 @@ def make_directories(path: Path) -> None:
 
 
 def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
-    """Remove what saves into a directory have left whose process is gone.
+    """Remove what dead processes left of saves into a directory.
 
-    Saves that go on are locked and stay, as does everything on file systems without locks.
+    Saves in progress are locked and stay, as does everything on file systems without locks.
 
     Args:
         root: The directory.
-        is_destination: Whether saves make directories of a name. In marker mode one is empty at
-            first.
+        is_destination: Returns whether saves make directories of a name. In marker mode one is
+            empty at first.
     """
 
     def is_left(path: Path) -> bool:
@@ -370,9 +369,9 @@ def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:
 
 
 def _remove_abandoned(final: Path) -> None:
-    """Remove temporary directories of saves to `final` whose process is gone."""
+    """Remove temporary directories that dead processes left of saves to `final`."""
     prefix = final.name + TEMPORARY_SUFFIX
-    names = os.listdir(final.parent)  # faster than scandir if there are tens of thousands
+    names = os.listdir(final.parent)  # faster than scandir for tens of thousands of entries
     for path in [final.parent / n for n in names if n.startswith(prefix)]:
         if not path.is_symlink() and path.is_dir():
             _remove_unlocked(path, final, needs_lock=False)
@@ -395,7 +394,7 @@ def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
 
 
 def _remove_marked(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a directory, marked as unfinished to the end: it never looks like a checkpoint."""
+    """Remove a directory, marked as unfinished until it is gone: it never looks complete."""
     with contextlib.suppress(OSError) if ignore_errors else contextlib.nullcontext():
         if not (is_in_progress(path) or _is_empty(path)):
             write_file(path / IN_PROGRESS, b"")
@@ -412,7 +411,7 @@ def _temporary(final: Path) -> Path:
 
 
 def _exchange(new: Path, final: Path) -> Path:
-    """Put `new` in the place of `final`; return where the replaced directory now is."""
+    """Put `new` in the place of `final`; return the new path of the replaced directory."""
     if _rename_exchange(new, final):
         return new
     aside = new.with_name(new.name + _REPLACED)

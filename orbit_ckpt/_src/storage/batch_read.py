@@ -54,14 +54,14 @@ from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _BYTES_PER_CORE = 1 << 26
 _MOST_BYTES = 1 << 31
-"""The default budget: every core decodes or casts something while the next is read."""
+"""Upper limit of the default budget: each core decodes or casts while the next data is read."""
 
 
 class ReadCost(Struct, frozen=True, gc=False):
-    """What it costs to read parts of an array.
+    """The cost of reading parts of an array.
 
     Attributes:
-        stored: Bytes of the chunks as they are stored.
+        stored: Bytes of the chunks as stored.
         chunks: Bytes of the chunks' elements.
         wanted: Bytes of the parts' elements.
     """
@@ -72,12 +72,12 @@ class ReadCost(Struct, frozen=True, gc=False):
 
 
 class ChunkCheck(Struct, frozen=True, gc=False):
-    """What came out when chunks were read to their ends.
+    """The result of reading chunks to their ends.
 
     Attributes:
-        errors: What is wrong with those that are.
-        nbytes: Bytes read, as they are stored.
-        absent: How many are not there and stand for zeros.
+        errors: Errors of the damaged chunks.
+        nbytes: Bytes read, as stored.
+        absent: Number of missing chunks that stand for zeros.
     """
 
     errors: list[CorruptionError]
@@ -89,14 +89,14 @@ class BatchReader:
     """Reads arrays of one store.
 
     Args:
-        store: Where the values are.
+        store: The store of the values.
         zarr_format: Format of the metadata documents, 2 or 3.
-        max_bytes: Most bytes of parts to hold at once. None is a default that only counts what
-            is dropped again: parts that become something else, and encoded chunks.
-        fill_missing: Whether a chunk that does not exist stands for zeros, as in checkpoints of
-            writers that left such chunks out. Otherwise it is an error.
-        sums: Sums of whole arrays by storage name, with which those are compared that are read
-            whole, or all of their rows at once.
+        max_bytes: Maximum bytes of parts held at once. None is a default that counts only temporary
+            data: parts that are converted, and encoded chunks.
+        fill_missing: Whether a missing chunk stands for zeros, as in checkpoints of writers that
+            omit such chunks. Otherwise it is an error.
+        sums: Checksums of whole arrays by storage name, compared when an array is read whole, or
+            all of its rows at once.
     """
 
     def __init__(
@@ -125,20 +125,20 @@ class BatchReader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of chunks fetched so far, as they are stored; of one read twice, twice."""
+        """Bytes of chunks fetched so far, as stored; repeated reads count again."""
         return self._fetched.total
 
     def unlimited(self) -> BatchReader:
-        """Return a reader of the same store, for callers on any thread, who share no byte limit."""
+        """Return a reader of the same store without a byte limit, for callers on any thread."""
         reader = copy(self)
         reader.limiter = ByteLimiter()
         return reader
 
     def layouts(self, leaves: Iterable[tuple[KeyPath, str]]) -> list[ZarrArray]:
-        """Return how arrays are stored.
+        """Return the layouts of arrays.
 
         Args:
-            leaves: Where each sits, and its storage name.
+            leaves: The path of each leaf, and its storage name.
 
         Raises:
             CorruptionError: A metadata document is missing.
@@ -156,7 +156,7 @@ class BatchReader:
         return found
 
     def names(self) -> list[str]:
-        """Return the storage names of all arrays of the store, whether leaves have them or not."""
+        """Return the storage names of all arrays in the store, including those of no leaf."""
         keys = self._store.keys_below("")
         document = self._document_name
         named = [key.removesuffix(f"/{document}") for key in keys if key.endswith(f"/{document}")]
@@ -190,7 +190,7 @@ class BatchReader:
         return known
 
     def cost(self, read: ArrayRead) -> ReadCost:
-        """Return what a read costs, from the index or the sizes of files."""
+        """Return the cost of a read, from the index or file sizes."""
         layout = read.layout
         if self._chunks.reads_parts(layout) and self.can_stream(layout):
             return ReadCost(read.nbytes, read.nbytes, read.nbytes)
@@ -204,13 +204,13 @@ class BatchReader:
     async def read_in_windows(
         self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
     ) -> AsyncGenerator[list[list[HostArray]]]:
-        """Yield what `read` returns, for consecutive groups of reads that fit the byte budget.
+        """Yield the results of `read` for consecutive groups of reads that fit the byte budget.
 
-        A group counts against the budget, which all callers share, until the next is asked for.
+        All callers share the budget; a group counts against it until the next is requested.
 
         Args:
-            reads: What is read.
-            is_dropped: Whether what is read becomes something else, for each; () for none.
+            reads: The reads.
+            is_dropped: For each, whether its values are converted and then dropped; () for none.
         """
         for window, nbytes in self.windows(reads, is_dropped):
             async with self.limiter.reserve(nbytes):
@@ -219,7 +219,7 @@ class BatchReader:
     def windows(
         self, reads: Sequence[ArrayRead], is_dropped: Sequence[bool] = ()
     ) -> Iterator[tuple[Sequence[ArrayRead], int]]:
-        """Yield groups of reads, and how many bytes of the budget each takes."""
+        """Yield groups of reads, with the bytes of the budget that each takes."""
         limit = self.limiter.max_bytes
         if limit is None or not (self._counts_all or any(is_dropped) or self._has_encoded(reads)):
             yield reads, 0
@@ -227,7 +227,7 @@ class BatchReader:
 
         def held_bytes(pair: tuple[ArrayRead, bool]) -> int:
             read, is_counted = pair[0], self._counts_all or pair[1]
-            # TensorStore holds the chunks as they are stored, besides
+            # TensorStore also holds the chunks as stored
             copies = is_counted + (not self.can_stream(read.layout))
             return copies * read.nbytes
 
@@ -239,12 +239,12 @@ class BatchReader:
         return not all(self.can_stream(read.layout) for read in reads)
 
     async def read(self, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
-        """Return for every read the values of its regions, of the stored dtype.
+        """Read the values of each read's regions, in the stored dtype.
 
         The arrays are writable and owned by the caller alone.
 
         Raises:
-            CorruptionError: A chunk is missing, cut short or damaged.
+            CorruptionError: A chunk is missing, truncated or damaged.
         """
         results: list[list[np.ndarray]] = [[] for _ in reads]
         sizes = [read.nbytes for read in reads]
@@ -268,11 +268,11 @@ class BatchReader:
                 await asyncio.to_thread(self.sums.compare, reads[i], results[i])
 
         await run_all([self._threads.run(read_directly, direct, sizes), *map(read_decoded, others)])
-        found, results = results, []  # threads let go of what they have run a little later
+        found, results = results, []  # threads release a finished call a little later
         return found
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
-        """Return the key of one chunk of an array, and the chunk as stored or where it is.
+        """Return the key of one chunk of an array, and the stored chunk or its place.
 
         It counts as read.
 
@@ -284,11 +284,11 @@ class BatchReader:
         return key, value
 
     def can_stream(self, layout: ZarrArray) -> bool:
-        """Whether arrays of a layout are decoded here, not by TensorStore."""
+        """Return whether arrays of a layout are decoded here, not by TensorStore."""
         return layout.is_direct and not self._fill_missing
 
     def read_part(self, read: ArrayRead, region: Region) -> HostArray:
-        """Return the values of one part as `read` does, without giving way to other work."""
+        """Read the values of one part as `read` does, synchronously."""
         values = self._read_part(read, region)
         check = self.sums.begin(read, region)
         if check is not None:
@@ -303,19 +303,18 @@ class BatchReader:
             return self._chunks.read(read, region, reading)
 
     def read_blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
-        """Yield one part in blocks that follow one another in C order.
+        """Yield one part as consecutive blocks in C order.
 
-        A chunk that is larger than a block is never held as a whole if it is all that is asked
-        for. Whether it is damaged is then known at its end: nothing may be made of the blocks
-        before.
+        A chunk that is larger than a block is never held whole if the part lies within it. Damage
+        then shows only at its end: discard the earlier blocks in that case.
 
         Args:
             read: The array.
             region: The part.
-            max_bytes: Size of a block, about.
+            max_bytes: Approximate size of a block.
 
         Raises:
-            CorruptionError: A chunk is missing, cut short or damaged.
+            CorruptionError: A chunk is missing, truncated or damaged.
         """
         if region.size * read.layout.dtype.itemsize <= max_bytes:
             yield self.read_part(read, region)
@@ -349,17 +348,17 @@ class BatchReader:
         max_bytes: int,
         is_known: Callable[[Value], bool],
     ) -> ChunkCheck:
-        """Read chunks to their ends and keep nothing of them.
+        """Read chunks to their ends and discard them.
 
         Args:
             chunks: Arrays, each with the grid index of a chunk.
             max_bytes: Size of the blocks in which a chunk is decoded; one that TensorStore decodes
                 is held whole.
-            is_known: Whether a chunk need not be read, because its bytes have been compared.
+            is_known: Returns whether a chunk can be skipped, because its bytes have been compared.
 
         Raises:
             StorageError: The store does not answer.
-            OSError: A file cannot be read, which does not tell whether it is damaged.
+            OSError: A file cannot be read, which does not prove damage.
         """
         errors: list[CorruptionError] = []
         nbytes = absent = 0
@@ -382,12 +381,12 @@ class BatchReader:
                     errors.append(error)
                 except VersionError:
                     raise
-                except FormatError as error:  # codecs that are not known
+                except FormatError as error:  # unknown codecs
                     what = str(error)
                     errors.append(CorruptionError(what, path=read.where, chunk=key, what=what))
                 except OSError as error:
                     if not is_damage(error):
-                        raise  # a store that does not answer is no damage
+                        raise  # an unreachable store is not damage
                     errors.append(damaged_chunk(read, key, value, f"it cannot be read: {error}"))
         return ChunkCheck(errors, nbytes, absent)
 

@@ -1,8 +1,8 @@
 """Write many arrays at once.
 
-A batch collects what a save will write. Threads take arrays, or parts of large ones, from it, bring
-them to host memory, encode their chunks and hand those to the store; a byte budget bounds what
-they hold.
+A batch collects the arrays of a save. Threads take arrays, or parts of large ones, from it, bring
+them to host memory, encode their chunks and pass those to the store; a byte budget bounds what they
+hold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _MAX_BYTES = 1 << 31
-"""Most bytes held at once if the caller sets no limit."""
+"""Default limit of bytes held at once."""
 
 _TASK_BYTES = 1 << 25
 _THREADS = max(2, min(16, os.cpu_count() or 2))
@@ -73,9 +73,9 @@ class WriteOptions(Struct, frozen=True):
     Attributes:
         directory: Root of the database, or directory of the files.
         use_ocdbt: Whether to write one database or a directory per array.
-        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
-        max_bytes: Most bytes held in memory for writing at once, None for the default.
-        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        data_file_bytes: Size at which a new data file begins; None is 2 GiB, 0 no limit.
+        max_bytes: Maximum bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Maximum bytes being copied from devices at once, None for no limit.
         chunks_have_checksums: Whether stored chunks end in their own checksum, as in zarr3.
     """
 
@@ -91,8 +91,8 @@ class BatchWriter:
     """Collects arrays and writes them.
 
     Attributes:
-        progress: How much has been written.
-        record: What the manifest must say of the database, after `commit`; None without one.
+        progress: Progress of the writing.
+        record: The manifest's record of the database, after `commit`; None without a database.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -107,13 +107,13 @@ class BatchWriter:
 
     @property
     def arrays(self) -> list[tuple[str, ZarrArray]]:
-        """Names and layouts of the arrays that were added and are not written yet."""
+        """Names and layouts of the arrays that are added and not yet written."""
         return [(write.name, write.layout) for write in self._writes]
 
     async def snapshot(self) -> None:
-        """Copy everything that was added to where only this batch can change it.
+        """Copy all added data to memory that only this batch can change.
 
-        What is fetched when it is needed stays where it is.
+        Deferred data is not copied.
         """
         writes = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
         others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
@@ -125,7 +125,7 @@ class BatchWriter:
         self._writes = writes + others
 
     async def commit(self) -> None:
-        """Write everything that was added and wait until it is durable.
+        """Write everything and wait until it is durable.
 
         Raises:
             StorageError: The storage refused a write.
@@ -161,15 +161,15 @@ class BatchWriter:
 
 
 async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
-    """Return copies of parts of arrays in memory that nobody else can change.
+    """Copy parts of arrays to memory that nobody else can change.
 
     Args:
-        max_bytes: Most bytes being copied from devices at once, None for no limit.
+        max_bytes: Maximum bytes being copied from devices at once, None for no limit.
         shards: The parts.
     """
     limiter = ByteLimiter(max_bytes)
     total = sum(shard.nbytes for shard in shards)
-    most = max(_TASK_BYTES, total // _THREADS)  # few bytes are not worth several threads
+    most = max(_TASK_BYTES, total // _THREADS)  # small data is not worth several threads
     groups = batched(shards, _nbytes_of, most if max_bytes is None else min(most, max_bytes))
 
     async def copy(group: Sequence[Shard]) -> list[Shard]:
@@ -192,11 +192,11 @@ class _Part(Struct, frozen=True, gc=False):
 
     Attributes:
         write: The array.
-        shard: Where their data is.
+        shard: The shard that holds their data.
         region: The chunks, in coordinates of the array.
         nbytes: Their size in memory.
         is_first: Whether the metadata document is written with them.
-        is_last: Whether no other chunks of the array come after them.
+        is_last: Whether they are the last chunks of the array.
     """
 
     write: ArrayWrite
@@ -234,7 +234,7 @@ async def _write(
         async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
             try:
                 await loop.run_in_executor(pool, _write_parts, parts, writer, task_bytes, stopped)
-            except BaseException:  # raised again; the others have to stop
+            except BaseException:  # re-raised; the others have to stop
                 stopped.set()
                 raise
             progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
@@ -251,22 +251,22 @@ async def _write(
         stopped.set()
         give_up()
         raise
-    except BaseException:  # raised again, an interrupt too
+    except BaseException:  # re-raised, an interrupt too
         stopped.set()
-        await clean_up(give_up)  # takes minutes if a store keeps silent
+        await clean_up(give_up)  # takes minutes if a store does not answer
         raise
     finally:
         pool.shutdown()
 
 
 def _tasks(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[tuple[list[_Part], int]]:
-    """Yield groups of parts and the bytes each holds, at most `max_bytes`."""
+    """Yield groups of parts and the bytes that each holds, at most `max_bytes`."""
     # of a larger chunk no more is held
     yield from batched(_parts(writes, max_bytes), lambda p: min(p.nbytes, max_bytes), max_bytes)
 
 
 def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
-    """Yield the parts of arrays, those of large ones cut between chunks."""
+    """Yield the parts of arrays; large ones are cut between chunks."""
     for write in writes:
         is_first = True
         for number, shard in enumerate(write.shards, 1):
@@ -305,14 +305,14 @@ def _write_parts(
 
 
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
-    """Write the documents of arrays that other processes have all parts of."""
+    """Write the documents of arrays whose parts other processes write."""
     for write in writes:
         if not write.shards and write.document is not None:
             writer.put(join_key(write.name, write.layout.document_name), write.document)
 
 
 def _source(part: _Part, max_bytes: int) -> Shard:
-    """Return where a part's data is; begin to bring it to memory, unless it is too large."""
+    """Return a part's data, with its transfer to the host begun unless it is too large."""
     shard = part.shard
     if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
         (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)
@@ -325,7 +325,7 @@ def _source(part: _Part, max_bytes: int) -> Shard:
 def _pieces(
     source: Shard, chunk: Region, write: ArrayWrite, max_bytes: int
 ) -> Iterator[memoryview]:
-    """Yield the bytes of a chunk's elements in C order; beyond the array they are zero."""
+    """Yield the elements of a chunk as bytes in C order, zero beyond the array."""
     inside = chunk if chunk == source.region else chunk.intersect(source.region)
     if inside == chunk:
         for block in host_blocks(source.data, chunk.within(source.region), max_bytes):
@@ -338,7 +338,7 @@ def _pieces(
 
 
 def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
-    """Yield elements of the stored dtype as bytes, without a copy if they are that already."""
+    """Yield elements of the stored dtype as bytes, without a copy where possible."""
     if block.dtype == write.dtype and block.flags.c_contiguous:
         data = byte_view(block)
         yield from split(data) if data.nbytes > PIECE_BYTES else (data,)

@@ -1,4 +1,4 @@
-"""Read a box out of an array that lies in a file as its elements in C order."""
+"""Read a box out of an array whose elements lie in a file in C order."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ _PAGE_BYTES = 4096
 _SPAN_BYTES = 1 << 20
 
 _OBJECT_SPAN_BYTES = 1 << 25
-"""The same for objects of a store, whose requests cost what `MAX_OBJECT_AHEAD_BYTES` cost."""
+"""The same for objects of a store, whose requests cost as much as `MAX_OBJECT_AHEAD_BYTES`."""
 
 
 def read_box(
     value: Extent, layout: ZarrArray, box: Region, into: HostArray, reading: ValueReader
 ) -> bool:
-    """Read the bytes of a box and, of what lies between them, at most a page at a time.
+    """Read the bytes of a box, and gaps between them of at most a page each.
+
+    In an object store the gaps may be larger, see `MAX_OBJECT_AHEAD_BYTES`.
 
     Args:
-        value: Where the chunk is.
+        value: The place of the chunk.
         layout: How its array is stored; plain.
-        box: What is wanted, in the chunk's coordinates; not empty.
-        into: Where it goes, of the box's shape.
-        reading: Reads, and counts what it has read.
+        box: The box, in the chunk's coordinates; not empty.
+        into: The destination, of the box's shape.
+        reading: Reads, and counts the bytes read.
 
     Returns:
-        Whether the file has all of it.
+        Whether the file contains the whole box.
     """
     itemsize = layout.dtype.itemsize
+    # A box is a grid (`outer`) of contiguous runs of `run` elements, because its last dimensions
+    # are whole in the chunk. Neighbours along the grid's last dimension are `stride` elements
+    # apart. If the gap between them is small, one read covers `count` runs and their gaps, and
+    # the strided view below selects the runs. A read never covers two rows of the grid.
     outer, run = _split(box.shape, layout.chunk_shape)
     strides = _strides(layout.chunk_shape)
     if not outer:
@@ -71,7 +77,7 @@ def read_box(
 
 
 def _split(shape: Shape, chunk_shape: Shape) -> tuple[Shape, int]:
-    """Return the dimensions along which a box is not in one piece, and the size of its pieces."""
+    """Return the grid dimensions of a box's contiguous runs, and the elements of a run."""
     axis, run = len(shape), 1
     while axis and shape[axis - 1] == chunk_shape[axis - 1]:
         axis -= 1
@@ -84,7 +90,7 @@ def _split(shape: Shape, chunk_shape: Shape) -> tuple[Shape, int]:
 
 
 def _strides(shape: Shape) -> Shape:
-    """Return how many elements apart neighbours along every dimension are."""
+    """Return the distance in elements between neighbours along every dimension."""
     strides: list[int] = []
     step = 1
     for n in reversed(shape):

@@ -1,9 +1,9 @@
 """Requests to object stores: TensorStore's drivers, with retries, a deadline and plain errors.
 
-Where a store is, and who asks, is said the way the store's own tools have it: for S3 by the
-variables `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`,
-`AWS_ACCESS_KEY_ID` and so on; for Google's by `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's files or
-the machine's account. No message has a credential, nor what a server says beside its code.
+Endpoints and credentials are configured as for the stores' own tools: S3 by the variables
+`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, `AWS_ACCESS_KEY_ID`
+and so on; Google's by `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's files or the machine's account. No
+message contains a credential, nor anything of a server's answer beside its code.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from orbit_ckpt._src.storage.reachable import check_reachable
 T = TypeVar("T")
 
 MAX_OBJECT_BYTES = 5 * 2**30
-"""Most bytes that S3 takes in one request; TensorStore makes one for an object."""
+"""Maximum bytes of one S3 request; TensorStore writes an object in one."""
 
 _DEADLINE_S = 300.0
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "20s"}
-"""Of one request; these come to about a minute of waiting."""
+"""Retries of one request, which amount to about a minute of waiting."""
 
 _READ_BYTES = 1 << 23
 _READS = 8
@@ -36,7 +36,7 @@ _READS = 8
 _PROBED_BYTES = 1 << 16
 _MAX_SIZE_BITS = 43
 _READS_OF_SIZE = 16
-"""How the size of an object is found: what is read at once, the largest one, requests at once."""
+"""Parameters for finding the size of an object: first read, largest read, concurrent requests."""
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
@@ -50,16 +50,16 @@ class Bucket:
         self._spec = spec
 
     def spec(self, prefix: str) -> dict[str, Any]:
-        """Return TensorStore's specification of the objects below a prefix."""
+        """Return TensorStore's spec of the objects below a prefix."""
         return {**self._spec, "path": self._spec.get("path", "") + prefix}
 
     def read(self, key: str, *, deadline_s: float | None = None) -> bytes | None:
-        """Return the contents of an object, None if there is none."""
+        """Return the contents of an object, None if it does not exist."""
         found = self._wait("reading", key, lambda: self._store.read(key), deadline_s)
         return found.value if found.state == "value" else None
 
     def generation(self, key: str) -> bytes | None:
-        """Return what changes whenever an object is written, None if there is none."""
+        """Return a value that changes with every write of an object, None if it does not exist."""
         found = self._wait("reading", key, lambda: self._store.read(key, byte_range=slice(0, 0)))
         return found.stamp.generation if found.state == "value" else None
 
@@ -67,20 +67,20 @@ class Bucket:
         """Return bytes of an object, fewer if it ends early.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         buffer = memoryview(bytearray(nbytes))
         return bytes(buffer[: self.read_into(key, offset, buffer)])
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer with bytes of an object; return how many there were.
+        """Fill a buffer with bytes of an object; return their number.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         starts = range(0, buffer.nbytes, _READ_BYTES)
         ranges = [(offset + s, offset + min(s + _READ_BYTES, buffer.nbytes)) for s in starts]
-        # what has been copied is dropped; a future holds what was read
+        # a future holds the bytes read, so drop it once they are copied
         futures = deque(self._begin_read(key, *part) for part in ranges[:_READS])
         done = 0
         for number, (start, stop) in enumerate(ranges):
@@ -94,12 +94,13 @@ class Bucket:
         return done
 
     def size(self, key: str, guess: int = 0) -> int:
-        """Return how many bytes an object has, which stores do not tell through TensorStore.
+        """Return the size of an object, which TensorStore does not report.
 
-        Takes two requests if it has as many as guessed, or few; else some dozens, many at once.
+        Takes two requests if the guess is right or the object small; else some dozens, many at
+        once.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         if guess and len(self.read_range(key, guess - 1, 2)) == 1:
             return guess
@@ -119,14 +120,14 @@ class Bucket:
             ends = [*range(low + step, high, step), high]
 
     def write(self, key: str, data: bytes) -> None:
-        """Write an object; once this returns it is durable and everybody sees it."""
+        """Write an object; when this returns it is durable and visible."""
         self.end_write(key, self.begin_write(key, data))
 
     def begin_write(self, key: str, data: bytes) -> ts.Future[Any]:
-        """Begin to write an object; `end_write` tells whether that went well.
+        """Begin to write an object; `end_write` reports the result.
 
         Raises:
-            StorageError: It is larger than stores take.
+            StorageError: It exceeds the maximum size of an object.
         """
         if len(data) > MAX_OBJECT_BYTES:
             raise StorageError(
@@ -142,7 +143,7 @@ class Bucket:
         self._wait("writing", key, lambda: future, deadline_s)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        """Delete an object if there is one."""
+        """Delete an object if it exists."""
         self._wait("deleting", key, lambda: self._store.write(key, None), deadline_s)
 
     def delete_below(self, prefix: str, *, last: str, deadline_s: float | None = None) -> None:
@@ -150,8 +151,8 @@ class Bucket:
 
         Args:
             prefix: The prefix.
-            last: What follows it in the key of the object that is deleted once the others are.
-            deadline_s: Longest to wait for each of these requests.
+            last: The rest of the key of the object to delete after all others.
+            deadline_s: Maximum wait for each of these requests.
         """
         keys, kept = _below(prefix), f"{prefix}{last}".encode()
         parts = (_range(keys.inclusive_min, kept), _range(kept + b"\0", keys.exclusive_max))
@@ -190,7 +191,7 @@ class Bucket:
         """Wait for a request.
 
         Raises:
-            StorageError: It failed, as often as it was tried, or took too long.
+            StorageError: It failed on every retry, or took too long.
         """
         where = f"{self.url}/{key}"
         deadline_s = _DEADLINE_S if deadline_s is None else deadline_s
@@ -204,20 +205,19 @@ class Bucket:
                 f"it can be reached (AWS_ENDPOINT_URL of s3://, network) and try again."
             ) from None
         except (ValueError, NotImplementedError) as error:
-            # not as its cause, which quotes the server's answer, and that the access key
+            # no cause: it would quote the server's answer, which contains the access key
             raise _explain(where, doing, str(error)) from None
 
 
 class _BeyondEndError(StorageError):
-    """A range of bytes that an object does not have."""
+    """A range of bytes reaches beyond the end of an object."""
 
 
 def open_bucket(scheme: str, name: str) -> Bucket:
-    """Return a bucket; no request is made for it, but the first time a connection is opened.
+    """Return a bucket; makes no request, but checks the connection the first time.
 
     Raises:
-        StorageError: The settings of the environment are not understood, or the store cannot be
-            reached.
+        StorageError: The environment's settings are not understood, or the store cannot be reached.
     """
     if scheme == "memory":
         return _open_memory(name)
@@ -239,13 +239,13 @@ def _open_s3(
         "bucket": name,
         "context": {"s3_request_retries": _RETRIES},
     }
-    if endpoint is not None:  # the driver looks at no variable but those of credentials
+    if endpoint is not None:  # the driver reads only the variables for credentials
         spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region or "us-east-1"}
     elif region is not None:
         spec["aws_region"] = region
     server = "s3.amazonaws.com" if region is None else f"s3.{region}.amazonaws.com"
     check_reachable(f"s3://{name}", endpoint or f"https://{server}")
-    if all(credentials):  # else the driver complains on stderr of every place that has none
+    if all(credentials):  # else the driver logs on stderr every place without credentials
         spec["aws_credentials"] = {"type": "environment"}
     return Bucket("s3", name, _open(spec, f"s3://{name}", None), spec)
 
@@ -266,7 +266,7 @@ def _open_memory(name: str) -> Bucket:
 
 @functools.cache
 def shared_context() -> ts.Context:
-    """Return the context that holds what is in `memory://`."""
+    """Return the context that holds the contents of `memory://`."""
     return ts.Context()
 
 
@@ -299,7 +299,7 @@ _REFUSED = (
 )
 _UNREACHABLE = "ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED"
 _FAILURES = (_REFUSED, _UNREACHABLE)
-_LOCAL_FAILURES = "PERMISSION_DENIED|RESOURCE_EXHAUSTED"  # of rights, and of open files
+_LOCAL_FAILURES = "PERMISSION_DENIED|RESOURCE_EXHAUSTED"  # permissions, and open files
 _REASONS = {
     "NoSuchBucket|^NOT_FOUND": (
         "There is no such bucket: create it, or check its name and the endpoint."
@@ -316,7 +316,7 @@ _REASONS = {
 
 
 def store_failure(where: str, error: Exception, *, is_remote: bool) -> StorageError | None:
-    """Return what an error of TensorStore says of the storage, None if it is about the data.
+    """Convert an error of TensorStore to one of the storage, None if it is about the data.
 
     Args:
         where: What was read.
@@ -331,7 +331,7 @@ def store_failure(where: str, error: Exception, *, is_remote: bool) -> StorageEr
 
 
 def _explain(where: str, doing: str, text: str) -> StorageError:
-    """Return an error that says what went wrong, without what a server answered."""
+    """Return an error that explains a failure without quoting the server's answer."""
     short = _ANNOTATIONS.sub("", text)
     if text.startswith("OUT_OF_RANGE"):
         return _BeyondEndError(f"{where}: {doing}: {short}")

@@ -1,4 +1,4 @@
-"""Read chunks of arrays: as they are stored, decoded, or block by block."""
+"""Read chunks of arrays: as stored, decoded, or block by block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from orbit_ckpt._src.storage.zarr import ZarrArray, most_decoded
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 SMALL_BYTES = 1 << 14
-"""Reads below this size are left to one thread; several would mostly wait for the interpreter."""
+"""Smaller reads use one thread; several would mostly wait for the interpreter lock."""
 
 _LARGE_BYTES = 1 << 26
 _MAX_DOCUMENT_BYTES = 1 << 26
@@ -45,7 +45,7 @@ _MIN_BLOCK_BYTES = 1 << 16
 
 
 class ArrayRead(Struct, frozen=True, gc=False):
-    """Parts of one array to read; a struct, because there are as many as leaves.
+    """Parts of one array to read; a struct, because there is one per leaf.
 
     Attributes:
         path: Where the leaf sits.
@@ -71,7 +71,7 @@ class ArrayRead(Struct, frozen=True, gc=False):
 
 
 class ByteCount:
-    """A number of bytes that threads add to."""
+    """A byte counter for several threads."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -84,17 +84,17 @@ class ByteCount:
 
 
 class ChunkReader:
-    """Reads chunks of one store that need no more than zstd."""
+    """Reads chunks of one store that need no codec but zstd."""
 
     def __init__(self, store: ValueStore) -> None:
         self._store = store
         self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
 
     def read(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
-        """Return the values of a part, writable and owned by the caller.
+        """Read a part; the result is writable and owned by the caller.
 
         Raises:
-            CorruptionError: A chunk is missing, cut short or damaged.
+            CorruptionError: A chunk is missing, truncated or damaged.
         """
         layout = read.layout
         nbytes = region.size * layout.dtype.itemsize
@@ -123,7 +123,7 @@ class ChunkReader:
         return result
 
     def _check_size(self, read: ArrayRead, region: Region) -> None:
-        """Check that the first chunk of a part can be as large as its array says.
+        """Check that the first chunk of a part can have the size that its array claims.
 
         Raises:
             CorruptionError: It cannot.
@@ -140,7 +140,7 @@ class ChunkReader:
             raise damaged_chunk(read, key, value, f"{problem}{layout.chunk_nbytes} bytes")
 
     def reads_parts(self, layout: ZarrArray) -> bool:
-        """Whether of chunks only those bytes are read that are asked for, or little more."""
+        """Return whether a read of part of a chunk reads little more than its own bytes."""
         # of a small object a part costs more requests than the whole
         is_small = self._store.is_remote and layout.chunk_nbytes <= self._alone_bytes
         return layout.is_plain and not is_small
@@ -148,13 +148,13 @@ class ChunkReader:
     def _read_part(
         self, read: ArrayRead, index: Shape, part: Region, into: HostArray, reading: ValueReader
     ) -> bool:
-        """Read a part of a plain chunk, its bytes only; return whether that can be done.
+        """Read only the bytes of a part of a plain chunk; return whether that is possible.
 
         Args:
             read: The array.
-            index: Which chunk.
+            index: The chunk's grid index.
             part: The part, in the chunk's coordinates.
-            into: Where it goes.
+            into: The destination.
             reading: Reads.
         """
         layout = read.layout
@@ -177,12 +177,12 @@ class ChunkReader:
     def blocks(
         self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int
     ) -> Iterator[tuple[Region, HostArray]]:
-        """Yield a chunk in blocks that follow one another in C order, with their regions.
+        """Yield a chunk as consecutive blocks in C order, with their regions.
 
-        Whether it is damaged is known at its end: nothing may be made of a block before.
+        Damage shows only at its end: discard the blocks in that case.
 
         Raises:
-            CorruptionError: The chunk is missing, cut short or damaged.
+            CorruptionError: The chunk is missing, truncated or damaged.
         """
         layout = read.layout
         chunk = chunk_region(index, layout.chunk_shape)
@@ -212,7 +212,7 @@ class ChunkReader:
             check("the file is missing")
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
-        """Return the key of one chunk of an array, and the chunk as stored or where it is.
+        """Return the key of one chunk of an array, and the stored chunk or its place.
 
         Raises:
             CorruptionError: The chunk is missing.
@@ -242,7 +242,7 @@ class ChunkReader:
             raise damaged_chunk(read, key, value, problem)
 
     def find(self, path: KeyPath, key: str) -> Value | None:
-        """Return where the value of a leaf's key is, None if there is none.
+        """Return the value of a leaf's key or its place, None if the key does not exist.
 
         Raises:
             CorruptionError: A file that should hold it is missing or not what was written.
@@ -260,7 +260,7 @@ class ChunkReader:
             ) from error
 
     def missing(self, read: ArrayRead, key: str) -> CorruptionError:
-        """Return the error that says that a chunk is missing."""
+        """Return the error for a missing chunk."""
         return CorruptionError(
             f"{read.where}: chunk {key!r} is missing. {self.other_names(read.name)}",
             path=read.where,
@@ -269,7 +269,7 @@ class ChunkReader:
         )
 
     def other_names(self, name: str) -> str:
-        """Return what there is of an array, for messages."""
+        """Describe the existing files of an array, for messages."""
         found = self._store.keys_below(name)[:5]
         return (
             f"Of this array there is only {', '.join(found)}."
@@ -279,7 +279,7 @@ class ChunkReader:
 
 
 def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> CorruptionError:
-    """Return the error that says what is wrong with a chunk."""
+    """Return the error that explains the damage of a chunk."""
     file = value.file if isinstance(value, Extent) else None
     where = f"{file} at byte {value.offset}" if isinstance(value, Extent) else "the index"
     return CorruptionError(
@@ -293,7 +293,7 @@ def damaged_chunk(read: ArrayRead, key: str, value: Value | None, what: str) -> 
 
 
 def stored_size(value: Value) -> int:
-    """Return how many bytes a value has."""
+    """Return the size of a value in bytes."""
     return len(value) if isinstance(value, bytes) else value.length
 
 
@@ -325,12 +325,12 @@ def read_document(path: KeyPath, key: str, value: Extent) -> bytes:
 
 
 def recorded_checksum(value: Value) -> int | None:
-    """Return the checksum that a value was written with, None if nothing records it."""
+    """Return the recorded checksum of a value, None if nothing records it."""
     return None if isinstance(value, bytes) else value.checksum
 
 
 def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[Region]:
-    """Yield parts that follow one another in C order."""
+    """Yield consecutive parts in C order."""
     elements = max(max_bytes, _MIN_BLOCK_BYTES) // layout.dtype.itemsize
     return split_by_rows(region, (1,) * len(region.shape), elements)
 
@@ -338,7 +338,7 @@ def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[
 def _read_plain(
     layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
 ) -> str | None:
-    """Read an uncompressed chunk to where it is wanted; return what is wrong with it."""
+    """Read an uncompressed chunk into its destination; return what is wrong with it."""
     stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
     expected = chunk.nbytes + stored.nbytes
     if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:

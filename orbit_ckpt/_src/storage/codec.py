@@ -1,7 +1,7 @@
-"""Encode chunks as we write them, and decode those that need no more than zstd.
+"""Encode the chunks we write, and decode those that need no codec but zstd.
 
-Data passes through in pieces that fit a processor's cache, so that it is read from memory once
-for the codec, the checksum and the disk together.
+Data passes through in pieces that fit a processor's cache, so that it is read from memory once for
+the codec, the checksum and the disk together.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _READ_BYTES = 1 << 18
 CHECKSUM_BYTES = 4
 
 _LEVEL, _FAST_LEVEL = 1, -1
-"""Level -1 differs from 1 in that it only removes repetitions. What also gives the more frequent
-bytes shorter codes takes five times as long, and ten times to undo."""
+"""Unlike level 1, level -1 only removes repetitions. Entropy coding on top takes five times as
+long, and ten times to undo."""
 
 NOT_THE_WRITTEN = "its checksum is right but not that of what was written: it is of another save"
-"""What is wrong with a value that is intact, in the place of another one."""
+"""Problem of a value that is intact, but in the place of another one."""
 
 _MIN_SAVING = 1 / 8
 _SAMPLES, _SAMPLE_BYTES = 4, 1 << 13
@@ -37,7 +37,7 @@ def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -
     Args:
         layout: How its array is stored.
         pieces: Its elements in C order, as bytes.
-        nbytes: How many bytes those are.
+        nbytes: Their total size.
     """
     encoded = pieces if layout.compression is None else _compress(pieces, nbytes)
     if not layout.checksum:
@@ -61,13 +61,13 @@ def decode_chunk(
 ) -> str | None:
     """Decode the stored form of a chunk into a buffer of its size; return what is wrong with it.
 
-    The form must be one that `ZarrArray.is_direct` says can be decoded here.
+    `ZarrArray.is_direct` must hold for the layout.
 
     Args:
         layout: How its array is stored.
         encoded: The stored form.
-        chunk: Where the elements go.
-        expected: The checksum that was written, where that is known; see `Extent.checksum`.
+        chunk: Destination of the elements.
+        expected: The recorded checksum, if known; see `Extent.checksum`.
     """
     if layout.checksum:
         if crc32c(encoded) != OWN_CHECKSUM:
@@ -94,13 +94,13 @@ def decode_stream(
     chunk: memoryview,
     expected: int | None = None,
 ) -> str | None:
-    """Decode the stored form of a compressed chunk while reading it; else as `decode_chunk`.
+    """Decode a compressed chunk while reading it; else as `decode_chunk`.
 
     Args:
         layout: How its array is stored.
-        read: Returns the next bytes of the stored form, at most as many as asked for.
+        read: Returns the next bytes of the stored form, at most as many as requested.
         nbytes: Size of the stored form.
-        chunk: Where the elements go; holds anything if something is wrong.
+        chunk: Destination of the elements; undefined after an error.
         expected: As for `decode_chunk`.
     """
     stream = ChunkStream(layout, read, nbytes, expected)
@@ -108,9 +108,9 @@ def decode_stream(
 
 
 class ChunkStream:
-    """The elements of one chunk in C order, to be read a piece at a time.
+    """The elements of one chunk in C order, read a piece at a time.
 
-    Only when all have been read is it known whether they are what was written: call `finish`.
+    Damage shows only after the last element: call `finish`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ChunkStream:
         nbytes: int,
         expected: int | None = None,
     ) -> None:
-        """Begin to decode a chunk of the forms of `decode_chunk`; see `decode_stream`."""
+        """Begin to decode a chunk; see `decode_stream`."""
         self._expected = expected
         self._layout = layout
         self._read = read
@@ -138,7 +138,7 @@ class ChunkStream:
         return None if is_whole else self._check(_wrong_size(self._layout))
 
     def finish(self) -> str | None:
-        """Return what is wrong with the chunk, all of whose elements have been read."""
+        """Check the chunk, all of whose elements have been read; return what is wrong with it."""
         try:
             has_more = bool(self._reader.read(1))
         except zstandard.ZstdError as error:
@@ -146,7 +146,7 @@ class ChunkStream:
         return self._check(_wrong_size(self._layout) if has_more else None)
 
     def _check(self, problem: str | None) -> str | None:
-        """Compare the checksum, which says more than what the decompressor stumbled over."""
+        """Compare the checksum, which says more than the decompressor's error."""
         while self._source.remaining and self._source.read(PIECE_BYTES):
             pass
         if self._nbytes < self._checksum_bytes:
@@ -162,7 +162,7 @@ class ChunkStream:
 
 
 class _Source:
-    """What a chunk is decoded from; keeps the checksum of what went through."""
+    """The encoded bytes of a chunk; keeps a running checksum."""
 
     def __init__(self, read: Callable[[int], bytes], nbytes: int) -> None:
         self.remaining = nbytes
@@ -227,7 +227,7 @@ def _compress(pieces: Iterable[memoryview], nbytes: int) -> Iterator[bytes]:
 
 
 def _level_for(data: memoryview) -> int:
-    """Return the level that a sample of the data calls for."""
+    """Choose the compression level from a sample of the data."""
     step = max(_SAMPLE_BYTES, data.nbytes // _SAMPLES)
     samples = [data[start : start + _SAMPLE_BYTES] for start in range(0, data.nbytes, step)]
     sample = b"".join(samples)

@@ -21,7 +21,7 @@ def read_consistently(
 ) -> T:
     """Read from directories; start over if another process replaces one of them meanwhile.
 
-    A reader opens many files one after the other and would otherwise mix two checkpoints.
+    A reader opens many files one after the other and could otherwise mix two checkpoints.
 
     Args:
         paths: The directories.

@@ -1,4 +1,4 @@
-"""Locks of directories, which tell a save that goes on from one whose process has died."""
+"""Directory locks, which distinguish a save in progress from one whose process died."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _logger = logging.getLogger(__name__)
 
 
 class _HeldLocks:
-    """The descriptors of locks that this process holds, or is about to."""
+    """Descriptors of locks that this process holds or is acquiring."""
 
     def __init__(self) -> None:
         self.descriptors: set[int] = set()
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Close them, or the child would hold the locks of a parent that has died.
+        """Close them, or the child would keep the locks of a parent that dies.
 
-        They are not unlocked: that would unlock them for the parent.
+        Unlocking instead would unlock them for the parent.
         """
         while self.descriptors:
             system.close(self.descriptors.pop())
@@ -33,13 +33,13 @@ _held = _HeldLocks()
 
 
 def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
-    """Return a descriptor that holds the lock of a directory.
+    """Lock a directory and return the descriptor that holds the lock.
 
-    None if another one does, or if the directory was removed before it was locked.
+    None if another descriptor holds it, or if the directory was removed before it was locked.
 
     Args:
         directory: The directory.
-        needs_lock: Whether to return None too where the file system has no locks.
+        needs_lock: Whether to return None also where the file system has no locks.
     """
     try:
         descriptor = system.open_directory(directory)
@@ -52,7 +52,7 @@ def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
         _close(descriptor)
         return None
     except OSError as error:
-        # some network file systems have no locks; every process then owns its own directory
+        # some network file systems have no locks; each process then owns its directory
         _logger.debug("%s cannot be locked: %s", directory, error)
         if needs_lock:
             _close(descriptor)
@@ -64,7 +64,7 @@ def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
 
 
 def unlock(descriptor: int) -> None:
-    """Give up a lock and close its descriptor."""
+    """Release a lock and close its descriptor."""
     _held.descriptors.discard(descriptor)
     system.unlock(descriptor)
 

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 
 class Extent(Struct, frozen=True, gc=False):
-    """Where the bytes of a value are.
+    """The place of a value's bytes.
 
     Attributes:
         file: Path of the data file; in a database, relative to its root.
         offset: Position of the first byte.
         length: Number of bytes.
-        checksum: The checksum that the value was written with, where that is known: the last four
-            bytes of a value that ends in its own crc32c, the crc32c of any other.
+        checksum: The recorded checksum, if known: the last four bytes of a value that ends in its
+            own crc32c, the crc32c of any other.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""Fingerprints of files and checkpoints, which change when another takes their place.
+"""Fingerprints of files and checkpoints, which change when another one replaces them.
 
 A lazy array is read long after the checkpoint's index. A checkpoint that has replaced the first one
 meanwhile may have files of the same names, with correct checksums.
@@ -27,21 +27,20 @@ from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 Fingerprint = tuple[int, ...] | bytes
 
 _WRITTEN_ONCE = (OCDBT_MANIFEST, MANIFEST, TREE_METADATA, AGGREGATE)
-"""Every save writes some of these anew, and nobody changes them later.
+"""Every save writes some of these anew, and nothing changes them later.
 
-A store tells objects apart by their contents; of these the first has a random number in it.
-"""
+A store identifies objects by their contents; the first of these contains a random number."""
 
 _ADVICE = "Check that the checkpoint is complete and readable."
 
 
 class OpenedDirectory(Struct, frozen=True):
-    """A directory of a checkpoint as it was when it was opened.
+    """The state of a checkpoint's directory when it was opened.
 
     Attributes:
-        path: Where it is.
-        file: The file by which it is recognised.
-        fingerprint: Tells this file from any that replaces it.
+        path: The directory.
+        file: The file that identifies it.
+        fingerprint: Distinguishes this file from a replacement.
     """
 
     path: Path
@@ -50,11 +49,11 @@ class OpenedDirectory(Struct, frozen=True):
 
     @classmethod
     def now(cls, path: Path, file: Path | None = None) -> OpenedDirectory:
-        """Return a directory as it is now.
+        """Record the current state of a directory.
 
         Args:
             path: The directory, or a checkpoint that is a single file.
-            file: The file by which it is recognised; None for one of our own format's.
+            file: The file that identifies it; None for one of our own format's.
         """
         if file is not None:
             return cls(path, file, _fingerprint_if_any(file))
@@ -64,7 +63,7 @@ class OpenedDirectory(Struct, frozen=True):
 
     @contextlib.contextmanager
     def reading(self, where: str) -> Generator[None]:
-        """Make sure that what a `with` block reads is of this directory.
+        """Ensure that all reads in a `with` block are of this directory.
 
         Args:
             where: What is read, for messages.
@@ -78,7 +77,7 @@ class OpenedDirectory(Struct, frozen=True):
             with storage_errors(self.path, f"reading {where}", _ADVICE):
                 yield
         except CheckpointError:
-            self._check(where)  # which says more than that a file is missing
+            self._check(where)  # more specific than a missing file
             raise
         self._check(where)
 
@@ -97,7 +96,7 @@ class OpenedDirectory(Struct, frozen=True):
 def checkpoint_fingerprint(path: Path) -> object:
     """Return a value that changes when another checkpoint replaces this one; None without one."""
     if isinstance(path, StorePath):
-        # an item has a marker too, which is always the same
+        # an item's marker does not identify it: it is always the same
         markers = [place / COMMIT_MARKER for place in (path, path.parent)[: 1 + bool(path.key)]]
         found = map_paths(StorePath.generation, markers, root=path)
         return found if any(found) else None
@@ -109,10 +108,10 @@ def checkpoint_fingerprint(path: Path) -> object:
 
 
 def fingerprint_of(file: Path) -> Fingerprint:
-    """Return a value that tells a file from any that replaces it.
+    """Return a value that distinguishes a file from any replacement.
 
     Raises:
-        OSError: There is none, or it cannot be reached.
+        OSError: The file does not exist, or cannot be reached.
     """
     if isinstance(file, StorePath):
         generation = file.generation()

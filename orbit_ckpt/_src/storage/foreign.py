@@ -1,6 +1,6 @@
-"""Arrays in files of other programs, seen as a store of zarr arrays.
+"""Present arrays in other programs' files as a store of zarr arrays.
 
-Their metadata documents are made up; their chunks are where the other program put the bytes.
+Their metadata documents are synthesized; their chunks are the other program's bytes in place.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, plain_array
 
 
 class ForeignArray(Protocol):
-    """One array, seen as a zarr2 array: its document and its chunks by their keys."""
+    """One array presented as a zarr2 array: its document and its chunks by their keys."""
 
     def find(self, key: str) -> Value | None:
-        """Return a document or chunk, or where it is; None if there is none.
+        """Return a document or chunk, or its place; None if it does not exist.
 
         Args:
             key: `.zarray`, or the key of a chunk such as `0.0`.
 
         Raises:
-            CorruptionError: A file that should hold it is missing or not what it was.
+            CorruptionError: A file that should hold it is missing or has changed.
         """
         ...
 
     def spec(self) -> Json:
-        """Return TensorStore's specification of the key-value store with all of these keys.
+        """Return TensorStore's spec of the key-value store with all of these keys.
 
         Raises:
-            FormatError: There is none.
+            FormatError: None exists.
         """
         ...
 
@@ -58,7 +58,7 @@ class RawArray(ForeignArray):
     Args:
         shape: Its shape.
         dtype: Its dtype.
-        value: Its bytes, or where they are.
+        value: Its bytes, or their place.
     """
 
     def __init__(self, shape: Shape, dtype: DType, value: Value) -> None:
@@ -114,11 +114,10 @@ class LinkedArray(ForeignArray):
 
 
 def check_shape(shape: Shape, itemsize: int) -> None:
-    """Check that there can be an array of a shape that a file names.
+    """Check that numpy can have an array of a shape from a file.
 
     Raises:
-        ValueError: numpy has none, because of too many dimensions or, with one of them 0, too long
-            ones.
+        ValueError: It has too many dimensions or, with one of them 0, too long ones.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions, of at most {MAX_DIMENSIONS}")
@@ -130,12 +129,12 @@ _MAX_NBYTES = 2**62
 
 
 class ForeignStore(ValueStore):
-    """Arrays of one checkpoint of another program, as a `ValueStore` of zarr2 arrays.
+    """Arrays of another program's checkpoint, as a `ValueStore` of zarr2 arrays.
 
     Args:
         arrays: The arrays by storage name.
-        files: Files that were read to know where the arrays are. One that is changed later is an
-            error, because the arrays may be elsewhere then.
+        files: Files that determine the places of the arrays. If one changes later, that is an
+            error, because the arrays may have moved.
     """
 
     def __init__(self, arrays: Mapping[str, ForeignArray], files: Sequence[Path] = ()) -> None:
@@ -170,7 +169,7 @@ class ForeignStore(ValueStore):
             raise FormatError(f"{name}: {error}") from error
 
     def _split(self, key: str) -> tuple[str, str] | None:
-        """Return the array that a key belongs to, and its key there."""
+        """Split a key into its array and its key within that."""
         name, _, rest = key.rpartition("/")
         while name not in self._arrays:
             if not name:

@@ -1,9 +1,8 @@
-"""Paths that a checkpoint names: checked before anything is read from them.
+"""Check paths that a checkpoint names before anything is read from them.
 
-Nothing in a checkpoint is trusted: a name in a document, a path in a database's node and a
-symbolic link may all lead to files that are not part of it. Every name that comes out of a file is
-made a path by `inner_path`, and every file below a local checkpoint is looked up through
-`InnerFiles`.
+Nothing in a checkpoint is trusted: a name in a document, a path in a database's node and a symbolic
+link may all lead to files outside it. Every name read from a file becomes a path through
+`inner_path`, and every file below a local checkpoint is looked up through `InnerFiles`.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _ADVICE = "The checkpoint is damaged or was made to mislead; do not trust it."
 
 
 def check_name(name: str, where: str) -> None:
-    """Check that a name from a file can only be that of something below a directory.
+    """Check that a name from a file can only refer to something below a directory.
 
     Args:
         name: The name, with slashes between its segments.
-        where: What names it, for messages.
+        where: The file that contains it, for messages.
 
     Raises:
-        UnsafePathError: It is absolute or too long, or has a segment that is empty, `.` or `..`,
-            a NUL, or on Windows a backslash or a colon.
+        UnsafePathError: It is absolute or too long, or has a segment that is empty, `.` or `..`, a
+            NUL, or on Windows a backslash or a colon.
     """
     problem = _problem_of(name)
     if problem is not None:
@@ -51,7 +50,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def is_inner_name(name: str) -> bool:
-    """Whether a name can only be that of something below a directory; see `check_name`."""
+    """Return whether a name can only refer to something below a directory; see `check_name`."""
     return _problem_of(name) is None
 
 
@@ -81,12 +80,12 @@ def _is_too_long(segments: list[str]) -> bool:
 
 
 def inner_path(base: Path, name: str, where: str | None = None) -> Path:
-    """Return where a file is that another file of the same checkpoint names.
+    """Return the path of a file that another file of the same checkpoint names.
 
     Args:
         base: The directory that the name is relative to.
-        name: What the file says.
-        where: The file that says so, for messages; the directory by default.
+        name: The name in the file.
+        where: The file that contains it, for messages; the directory by default.
 
     Raises:
         UnsafePathError: The name could lead out of the directory, see `check_name`.
@@ -96,14 +95,14 @@ def inner_path(base: Path, name: str, where: str | None = None) -> Path:
 
 
 class InnerFiles:
-    """The files below a local directory, without those that a link would reach outside of it.
+    """The files below a local directory, except those reached through a link that leads out.
 
-    Links that stay inside are followed, and the root itself may be reached through links. Every
-    directory is looked at once, so that a file costs one `lstat`.
+    Links that stay inside are followed, and the root itself may be reached through links. Each
+    directory is checked once, so that a file costs one `lstat`.
 
     Args:
-        root: The directory of a checkpoint or of an item; what other items of the same checkpoint
-            hold counts as inside.
+        root: The directory of a checkpoint or of an item; other items of the same checkpoint count
+            as inside.
         allow_linked_files: Whether a file may be a link to any regular file.
     """
 
@@ -114,15 +113,15 @@ class InnerFiles:
         self._directories: set[str] = set()
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of a file, of what it links to if it is a link; None if there is none.
+        """Return the status of a file, of the target if it is a link; None if it does not exist.
 
         Args:
             name: Its path relative to the root.
 
         Raises:
-            UnsafePathError: The name could lead out of the root, a link on the way does, or it is
-                a pipe, a socket or a device.
-            OSError: It cannot be looked at.
+            UnsafePathError: The name could lead out of the root, a link on the way does, or it is a
+                pipe, a socket or a device.
+            OSError: It cannot be examined.
         """
         head, slash, last = name.rpartition("/")
         if last in _NEVER or (slash and not head):
@@ -147,7 +146,7 @@ class InnerFiles:
         return self.root / name
 
     def read_bytes(self, name: str) -> bytes | None:
-        """Return the contents of a file, None if there is none.
+        """Return the contents of a file, None if it does not exist.
 
         Raises:
             UnsafePathError: See `status`.
@@ -174,12 +173,12 @@ class InnerFiles:
         """Yield the paths of all files below the root in order, with their sizes.
 
         Args:
-            skip: Tells from the name of a directory whether to leave it out.
-            refused: Gets the errors below, and the files that they are about are left out.
+            skip: Returns whether to leave out a directory of a name.
+            refused: Collects the errors below; the files that they concern are left out.
 
         Raises:
-            UnsafePathError: A link leads out of the root, to a directory that it is in itself, or
-                on to another link; or it is neither a file nor a directory.
+            UnsafePathError: A link leads out of the root, to a directory that contains it, or on to
+                another link; or an entry is neither a file nor a directory.
             OSError: A directory cannot be read.
         """
         yield from self._walk("", skip, refused, is_linked=False)
@@ -214,7 +213,7 @@ class InnerFiles:
                 yield from self._walk(f"{name}/", skip, refused, is_linked=True)
 
     def _reached(self, name: str, *, is_linked: bool) -> os.stat_result:
-        """Return the status of what a walk comes to that is no directory itself."""
+        """Return the status of an entry of a walk that is not a directory itself."""
         found = self.status(name)
         if found is None:
             raise self._unsafe(name, "is a link that leads to nothing", "Remove it.")
@@ -232,7 +231,7 @@ class InnerFiles:
         return _is_below(around, os.path.realpath(self._prefix + name))
 
     def is_followed(self, name: str) -> bool:
-        """Whether a directory is one that `walk` goes into, unless it does so through a link."""
+        """Return whether `walk` enters a directory, other than through a link."""
         try:
             return not os.path.islink(self._prefix + name) or not (
                 self.status(name) is None or self._is_loop(name)
@@ -241,7 +240,7 @@ class InnerFiles:
             return False
 
     def _enter(self, directory: str, name: str) -> bool:
-        """Check the directory of a file and those above it; return whether it exists."""
+        """Check the directory of a file and its parents; return whether it exists."""
         check_name(name, str(self.root))
         segments = directory.split("/")
         for i in range(len(segments)):
@@ -255,7 +254,7 @@ class InnerFiles:
         return True
 
     def _linked(self, name: str, *, is_directory: bool = False) -> os.stat_result | None:
-        """Return the status of what a link leads to, None if that does not exist."""
+        """Return the status of a link's target, None if that does not exist."""
         link = self._prefix + name
         target = os.path.realpath(link)
         try:
@@ -279,7 +278,7 @@ class InnerFiles:
         return found
 
     def _refuse(self, name: str, error: Exception) -> NoReturn:
-        """Raise what says that a name cannot be one, else the error that looking it up ended in."""
+        """Raise the error that a name is invalid, else the one from looking it up."""
         if isinstance(error, CorruptionError):
             raise error
         check_name(name, str(self.root))
@@ -297,7 +296,7 @@ class InnerFiles:
 
 
 def _contents(file: int, nbytes: int) -> bytes:
-    """Return all that a descriptor reads; one read suffices if the size is as expected.
+    """Read all of a descriptor; one read suffices if the size is as expected.
 
     A run of 20,000 steps has 60,000 documents, which a file object reads at half the speed.
     """
@@ -311,7 +310,7 @@ def _contents(file: int, nbytes: int) -> bytes:
 
 
 def inner_file(directory: Path, name: str) -> Path:
-    """Return the path of something in a checkpoint, which need not exist.
+    """Return the path of a file or directory in a checkpoint, which need not exist.
 
     Raises:
         UnsafePathError: The name or a link leads out of the directory.
@@ -325,7 +324,7 @@ def read_inner(directory: Path, name: str) -> bytes:
     """Return the contents of a file of a checkpoint.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: It does not exist.
         UnsafePathError: The name or a link leads out of the directory.
         OSError: It cannot be read.
     """
@@ -340,7 +339,7 @@ def read_inner(directory: Path, name: str) -> bytes:
 def sizes_below(
     path: Path, *, allow_linked_files: bool = False
 ) -> tuple[list[int], list[UnsafePathError]]:
-    """Return the sizes of a checkpoint's files, and what is wrong with those that are refused.
+    """Return the sizes of a checkpoint's files, and the errors of those that are refused.
 
     Files that are deleted meanwhile are left out; the sizes of objects in a store are all 0.
 
@@ -348,7 +347,7 @@ def sizes_below(
         path: The checkpoint.
         allow_linked_files: See `InnerFiles`.
     """
-    if isinstance(path, StorePath):  # finding their sizes out takes many requests
+    if isinstance(path, StorePath):  # their sizes would take many requests
         return [0] * (len(path.keys_below()) or 1), []
     sizes: list[int] = []
     refused: list[UnsafePathError] = []
@@ -362,10 +361,10 @@ def sizes_below(
 
 
 def _is_inside(root: Path, target: str, *, is_file: bool) -> bool:
-    """Whether a resolved path is below a checkpoint's directory.
+    """Return whether a resolved path is below a checkpoint's directory.
 
-    Caches of Hugging Face are inside too: there every file of `snapshots/<revision>` is a link to
-    one in `blobs`, which only the cache itself writes.
+    Caches of Hugging Face are inside too: every file of `snapshots/<revision>` is a link to one in
+    `blobs`, which only the cache itself writes.
     """
     real = os.path.realpath(root)
     checkpoints = [at for at in (str(root.parent), os.path.dirname(real)) if _is_step(at)]

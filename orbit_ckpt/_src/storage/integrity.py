@@ -1,8 +1,8 @@
-"""The manifest: what every file of a directory must be.
+"""The manifest: the expected state of every file of a directory.
 
 It records size and checksum of files, and of a database the checksum of every value and of the
-index, so that data of another save is noticed whose own checksums are right. Checkpoints of other
-writers have none; their files are read as they are.
+index, so that data of another save is detected even if its own checksums are right. Checkpoints of
+other writers have none; their files are read as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 24
 
 _ITEM_DEPTH = 2
-"""How far below a checkpoint the parts of its items are: those of a random key are in the item."""
+"""Depth of the parts of items below a checkpoint: those of a random key are inside the item."""
 
 _NEW_MANIFEST = f"{MANIFEST}.new"
 _NOT_COVERED = (MANIFEST, _NEW_MANIFEST, COMMIT_MARKER, IN_PROGRESS)
@@ -48,7 +48,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
     Raises:
         CorruptionError: The manifest is damaged.
-        FormatError: It was written by a later version.
+        FormatError: A later version wrote it.
     """
     data = _contents(directory)
     return None if data is None else Manifest.from_bytes(data, f"{directory}/{MANIFEST}")
@@ -64,25 +64,26 @@ def _contents(directory: Path) -> bytes | None:
 def write_manifest(directory: Path, *, known: Manifest | None = None, below: str = "") -> None:
     """Record every file below a directory that is not recorded yet.
 
-    Called once by the item that owns the directory and once more for the files around it: what
-    an earlier call recorded stays as it is. A subdirectory with a manifest of its own is covered
-    by recording that manifest.
+    Called once by the item that owns the directory and once more for the files around it: existing
+    records do not change. A subdirectory with a manifest of its own is covered by recording that
+    manifest.
 
     Args:
-        directory: Where the files are.
-        known: What is known of some of them without reading them, if there is no manifest yet.
-        below: What the paths of the files to record begin with.
+        directory: The directory of the files.
+        known: Records of some of them, known without reading, if no manifest exists yet.
+        below: Prefix of the paths to record.
     """
     _record_others(directory, read_manifest(directory) or known or Manifest(), below)
 
 
 def renew_manifest(directory: Path) -> None:
-    """Record all files of a directory anew, once something has changed them on purpose.
+    """Record all files of a directory anew after a deliberate change.
 
-    The record of its database stays if `manifest.ocdbt` does, without which none is changed.
+    The record of its database stays if `manifest.ocdbt` does, because any change of a database
+    changes that file.
 
     Args:
-        directory: Where the files are; it may have no manifest.
+        directory: The directory of the files; it may have no manifest.
     """
     checked = CheckedDirectory(directory)
     if checked.manifest is None:
@@ -98,7 +99,7 @@ def renew_manifest(directory: Path) -> None:
 def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
     files = dict(earlier.files)
     found = [path for path in _unrecorded(directory, earlier) if path.startswith(below)]
-    new = list(filter(is_inner_name, found))  # a store may have keys that are no paths
+    new = list(filter(is_inner_name, found))  # a store may have keys that are not valid paths
     records = map_paths(_measure, [directory / path for path in new], root=directory)
     files.update(zip(new, records, strict=True))
     _replace(directory, structs.replace(earlier, files=files))
@@ -106,10 +107,10 @@ def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
 
 @contextlib.contextmanager
 def replacing_item(directory: Path) -> Generator[None]:
-    """Renew what the checkpoint around an item records of it, while a block replaces the item.
+    """Renew the enclosing checkpoint's record of an item that the block replaces.
 
     Args:
-        directory: The item, or any other place: where nothing around records it, nothing is done.
+        directory: The item, or any other place, where this does nothing if nothing records it.
     """
     prefix = f"{directory.name}/"
     try:
@@ -119,7 +120,7 @@ def replacing_item(directory: Path) -> Generator[None]:
     if around is None or not any(path.startswith(prefix) for path in around.files):
         yield
         return
-    forget_files(directory.parent, prefix)  # whenever this process dies, no record is wrong
+    forget_files(directory.parent, prefix)  # no record is wrong, whenever this process dies
     try:
         yield
     finally:
@@ -128,22 +129,22 @@ def replacing_item(directory: Path) -> Generator[None]:
 
 
 def forget_files(directory: Path, prefix: str) -> None:
-    """Take files out of a manifest that are about to be deleted on purpose.
+    """Remove files that are about to be deleted on purpose from a manifest.
 
     Args:
-        directory: Where the manifest is; it may have none.
-        prefix: What the paths of the files begin with.
+        directory: The directory of the manifest; it may have none.
+        prefix: Prefix of the paths of the files.
     """
     manifest = read_manifest(directory)
     if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
         return
     kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
     _replace(directory, structs.replace(manifest, files=kept))
-    sync_directory(directory)  # before the files go
+    sync_directory(directory)  # before the files are deleted
 
 
 def _replace(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest of a directory; a reader finds the one before, or all of this one."""
+    """Replace the manifest of a directory atomically."""
     file = directory / MANIFEST
     if isinstance(directory, StorePath) or not file.exists():
         write_file(file, manifest.to_bytes())
@@ -157,7 +158,7 @@ def _replace(directory: Path, manifest: Manifest) -> None:
 class CheckedDirectory:
     """A directory whose files are compared with its manifest as they are read.
 
-    None is read that is outside of it: a name or link that leads there is an `UnsafePathError`.
+    A name or link that leads outside raises `UnsafePathError`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,12 +170,12 @@ class CheckedDirectory:
         self._verified: dict[str, Fingerprint] = {}
 
     def check_origin(self) -> None:
-        """Check that an item is the one that was saved with the checkpoint around it.
+        """Check that an item was saved with its enclosing checkpoint.
 
-        Logs it if the manifest is gone.
+        Logs a missing manifest.
 
         Raises:
-            CorruptionError: The item is of another checkpoint.
+            CorruptionError: The item belongs to another checkpoint.
         """
         if self.manifest is None and has_lost_manifest(self.path):
             _logger.warning(
@@ -201,7 +202,7 @@ class CheckedDirectory:
             return
 
     def read_bytes(self, name: str) -> bytes | None:
-        """Return the contents of a small file, None if there is none and none is recorded.
+        """Return the contents of a small file, None if it neither exists nor is recorded.
 
         Raises:
             CorruptionError: The file differs from its record.
@@ -218,7 +219,7 @@ class CheckedDirectory:
         return data
 
     def inner(self, name: str) -> Path:
-        """Return the path of something below it, which need not exist.
+        """Return a path below the directory, which need not exist.
 
         Raises:
             UnsafePathError: The name or a link leads outside.
@@ -228,16 +229,16 @@ class CheckedDirectory:
         return self.files.file(name)
 
     def has_record(self, name: str) -> bool:
-        """Whether the manifest says what a file must be."""
+        """Return whether the manifest records a file."""
         return self._record(name) is not None
 
     def recorded_size(self, name: str) -> int | None:
-        """Return how many bytes the manifest says a file has, None if it does not say."""
+        """Return the recorded size of a file in bytes, None if not recorded."""
         record = self._record(name)
         return None if record is None else record.nbytes
 
     def verify(self, name: str) -> None:
-        """Compare a file of any size with its record, if it has one; again if it has changed.
+        """Compare a file of any size with its record, if any; repeat if it has changed.
 
         Raises:
             CorruptionError: The file differs from its record.
@@ -246,7 +247,7 @@ class CheckedDirectory:
         if record is None:
             return
         if name in self._verified and isinstance(self.path, StorePath):
-            return  # asking costs a request; what is in a store is not changed in place
+            return  # objects are not changed in place, and asking costs a request
         file = self.path / name
         try:
             fingerprint = self._fingerprint(name)
@@ -267,9 +268,9 @@ class CheckedDirectory:
                 self.verify(name)
 
     def check_database_files(self) -> list[CorruptionError]:
-        """Return what is wrong with the sizes of a database's data files.
+        """Return the size mismatches of a database's data files.
 
-        What they hold is compared value by value, and its index node by node, as it is read.
+        Their contents are compared value by value, and the index node by node, as they are read.
         """
         errors: list[CorruptionError] = []
         database = self.manifest.database if self.manifest else None
@@ -288,7 +289,7 @@ class CheckedDirectory:
         return errors
 
     def unrecorded(self) -> list[str]:
-        """Return the files that the manifest, which there is, says nothing of."""
+        """Return the files that the existing manifest does not record."""
         return _unrecorded(self.path, self.manifest or Manifest())
 
     def _fingerprint(self, name: str) -> Fingerprint:
@@ -304,7 +305,7 @@ class CheckedDirectory:
 
 
 def has_lost_manifest(directory: Path) -> bool:
-    """Whether there is no manifest, but was one when the checkpoint was committed."""
+    """Return whether the manifest is missing but existed when the checkpoint was committed."""
     try:
         marker = read_inner(directory, COMMIT_MARKER)
     except (FileNotFoundError, NotADirectoryError, UnsafePathError):
@@ -313,11 +314,11 @@ def has_lost_manifest(directory: Path) -> bool:
 
 
 def open_checked(directory: Path) -> CheckedDirectory:
-    """Open a directory to restore what is in it; see `CheckedDirectory.check_origin`.
+    """Open a directory to restore from; see `CheckedDirectory.check_origin`.
 
     Raises:
         CorruptionError: The manifest is damaged, or of another checkpoint.
-        FormatError: The manifest was written by a later version.
+        FormatError: A later version wrote the manifest.
     """
     checked = CheckedDirectory(directory)
     checked.check_origin()
@@ -351,7 +352,7 @@ def _walk(root: Path, prefix: str) -> Iterator[str]:
 
 
 def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
-    """Yield what `_walk` would, of a store's keys."""
+    """Yield what `_walk` yields, from a store's keys."""
     folders = {key.removesuffix(MANIFEST) for key in keys if key.endswith(f"/{MANIFEST}")}
     for key in keys:
         ends = [i + 1 for i, letter in enumerate(key) if letter == "/"]

@@ -1,4 +1,4 @@
-"""Where stored values are: one directory seen as keys, whether a database or plain files."""
+"""Stored values by key, in a directory that is a database or holds plain files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
 
 
 class ValueStore(Protocol):
-    """Finds values by key. Finding reads at most the index, never a value that is not in it.
+    """Finds values by key, reading at most the index and no value outside it.
 
     Attributes:
-        is_remote: Whether a read is a request, which costs what many bytes cost.
+        is_remote: Whether each read is a request, which costs as much as many bytes.
     """
 
     is_remote: bool
 
     def find(self, key: str) -> Value | None:
-        """Return a value or where it is, None if the key does not exist.
+        """Return a value or its place, None if the key does not exist.
 
         Raises:
             CorruptionError: A file that should hold it is missing or not what was written.
@@ -50,12 +50,12 @@ class ValueStore(Protocol):
         ...
 
     def spec(self, name: str) -> Json:
-        """Return TensorStore's specification of the store at the prefix of one leaf."""
+        """Return TensorStore's spec of the store at the prefix of one leaf."""
         ...
 
 
 class OcdbtStore(ValueStore):
-    """The database of a checkpoint, its B-tree read once."""
+    """The database of a checkpoint; reads its B-tree once."""
 
     def __init__(self, directory: CheckedDirectory) -> None:
         """Read the index.
@@ -70,7 +70,7 @@ class OcdbtStore(ValueStore):
         self._index = ocdbt.read_index(directory.path, record, manifest=root)
         self._nested: dict[str, OcdbtStore] = {}
         self._names: dict[str, str | None] = {}
-        """Data files by what the manifest calls them, None for those of which it says nothing."""
+        """Manifest names of data files, None for those that it does not record."""
 
     @override
     def find(self, key: str) -> Value | None:
@@ -86,7 +86,7 @@ class OcdbtStore(ValueStore):
         return value
 
     def _name_of(self, file: str) -> str | None:
-        # only a manifest of a zarr2 checkpoint has records of data files
+        # only the manifest of a zarr2 checkpoint records data files
         name = os.path.relpath(file, self._directory.path)
         self._names[file] = name if self._directory.has_record(name) else None
         return self._names[file]
@@ -114,7 +114,7 @@ class OcdbtStore(ValueStore):
     def _nested_store(self, key: str) -> tuple[OcdbtStore, str] | None:
         """Return the database of a leaf whose name has a slash, and its key there.
 
-        Orbax before 0.4 took the part before the slash for a directory.
+        Orbax before 0.4 made the part before the slash a directory.
         """
         head, slash, rest = key.rpartition("/")
         while slash:
@@ -182,12 +182,12 @@ class ObjectStore(ValueStore):
 
     @override
     def find(self, key: str) -> bytes | None:
-        # returns the value itself, because stores tell no sizes
+        # returns the value itself, because stores do not report sizes
         return self._directory.read_bytes(key)
 
     @override
     def length(self, key: str) -> int | None:
-        # reads the value if the manifest does not tell
+        # reads the value if the manifest does not record it
         nbytes = self._directory.recorded_size(key)
         if nbytes is not None:
             return nbytes
@@ -206,12 +206,12 @@ class ObjectStore(ValueStore):
 
 
 def open_store(directory: CheckedDirectory, *, use_ocdbt: bool | None = None) -> ValueStore:
-    """Return the store of a directory.
+    """Open the store of a directory.
 
     Args:
-        directory: Where it is.
-        use_ocdbt: Whether it is recorded to be a database. Orbax records it also if there was no
-            array to make one for.
+        directory: The directory.
+        use_ocdbt: Whether the checkpoint records a database. Orbax does so also without any array
+            to store in it.
 
     Raises:
         CorruptionError: The database is missing or damaged.

@@ -1,4 +1,4 @@
-"""Names of the files of a checkpoint; Orbax's, T5X's, and ours."""
+"""File names of checkpoints: Orbax's, T5X's and ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_DETAILS = "orbit_step.json"
 IN_PROGRESS = "orbit_save_in_progress"
 
 PINNED = "PINNED"
-"""A file that people put into a step's directory so that it is kept; T5X's name."""
+"""A file in a step's directory with which people pin the step; T5X's name."""
 
 RESERVED = frozenset(
     {
@@ -40,13 +40,13 @@ RESERVED = frozenset(
         IN_PROGRESS,
     }
 )
-"""File names that a leaf stored in a directory of its own must not take."""
+"""File names that a leaf in a directory of its own must not use."""
 
 TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"
-"""Part of the name of every directory that is not committed, in Orbax and here."""
+"""Part of the name of every uncommitted directory, in Orbax and here."""
 
 STATE_JSON, STATE_BYTES, STATE_TREE, STATE_RECORD = ".json", ".bin", ".tree", ".kind"
-"""Endings of what holds the state of an object: the first is that of grain's files too."""
+"""Suffixes of an object's state files; grain's files have the first, too."""
 
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]+)", re.DOTALL)
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
@@ -56,7 +56,7 @@ _PROCESS_DIRECTORY = re.compile(r"ocdbt\.process_(replica_)?[A-Za-z0-9]+")
 
 
 def is_temporary_name(name: str) -> bool:
-    """Whether a directory of this name holds a save that has not been committed."""
+    """Return whether a directory of this name holds an uncommitted save."""
     return TEMPORARY_SUFFIX in name
 
 
@@ -67,17 +67,17 @@ def number_in(name: str) -> int | None:
 
 
 def partial_name(name: str, token: str) -> str:
-    """Return what a file or directory of another format is called while it is written.
+    """Return the name of a file or directory of another format while it is written.
 
     Args:
-        name: Its name once it is complete.
-        token: Eight hexadecimal digits that tell attempts apart.
+        name: Its final name.
+        token: Eight hexadecimal digits that distinguish attempts.
     """
     return f".{name}.{token}.partial"
 
 
 def partial_of(name: str) -> str | None:
-    """Return what an incomplete file or directory would be called; None if it is none."""
+    """Return the final name of an incomplete file or directory; None for other names."""
     match = _PARTIAL.fullmatch(name)
     return None if match is None else match[1]
 
@@ -88,21 +88,21 @@ def process_directory(process: int) -> str:
 
 
 def is_process_directory(name: str) -> bool:
-    """Whether a directory of this name holds the database of one process."""
+    """Return whether a directory of this name holds the database of one process."""
     return _PROCESS_DIRECTORY.fullmatch(name) is not None
 
 
 def state_stem(process: int, count: int) -> str:
-    """Return what the names of the files with one process's state begin with; as grain does it."""
+    """Return the name prefix of the files with one process's state, as in grain."""
     return f"process_{process}-of-{count}"
 
 
 def process_of_state(name: str) -> tuple[int, int] | None:
-    """Return whose state is in a file: the process, and of how many; None if it is no state."""
+    """Return the process of a state file, and the process count; None for other files."""
     match = _STATE_FILE.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def join_key(name: str, suffix: str) -> str:
-    """Return the storage key of a file of a leaf; the name of a bare leaf is empty."""
+    """Return the storage key of a leaf's file; a bare leaf has an empty name."""
     return f"{name}/{suffix}" if name else suffix

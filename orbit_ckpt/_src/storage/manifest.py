@@ -1,8 +1,8 @@
-"""What a manifest records, and its form as a file.
+"""The records of a manifest and their file form.
 
-A crc32c of a whole data file would not do: of a sequence of values that each end in their own
-crc32c it depends on their lengths only. All steps of a run would have the same. So the values of a
-database are recorded one by one.
+The crc32c of a whole data file would not do: for values that each end in their own crc32c it
+depends on their lengths only, so all steps of a run would have the same one. The values of a
+database are therefore recorded one by one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _Count = Annotated[int, Meta(ge=0)]
 _Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
 
 OWN_CHECKSUM = 0x48674BC7
-"""crc32c of anything that ends in its own crc32c; tells no two such files apart."""
+"""crc32c of any data that ends in its own crc32c; it distinguishes no two such files."""
 
 
 class FileRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a file's contents must be.
+    """The expected state of a file.
 
     Attributes:
         nbytes: Size.
-        crc32c: Castagnoli checksum of the contents; of files that end in their checksum, such as
+        crc32c: Castagnoli checksum of the contents; for files that end in their checksum, such as
             zarr3 chunks, that one.
     """
 
@@ -57,7 +57,7 @@ class FileRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class DatabaseRecord(Struct, frozen=True):
-    """What an OCDBT database must hold.
+    """The expected contents of an OCDBT database.
 
     Attributes:
         index: Checksum of its B+tree, see `index_checksum`.
@@ -93,9 +93,9 @@ class Manifest(Struct, frozen=True):
 
     Attributes:
         files: Record of every covered file, by path relative to the directory.
-        self_checked: Paths, or prefixes that end in `/`, of files that have no record among those.
+        self_checked: Paths, or prefixes that end in `/`, of files without a record there.
         version: Version of the manifest's form.
-        database: The record of the database, None if there is none or an earlier release wrote it.
+        database: The record of the database, None without one or if an earlier release wrote it.
     """
 
     files: Mapping[str, FileRecord] = field(default_factory=dict[str, FileRecord])
@@ -104,7 +104,7 @@ class Manifest(Struct, frozen=True):
     database: DatabaseRecord | None = None
 
     def to_bytes(self) -> bytes:
-        """Return the document, which ends in the checksum of what stands before it."""
+        """Encode as a document, which ends in the checksum of all before it."""
         document: dict[str, object] = {
             "format_version": self.version,
             "self_checked": list(self.self_checked),
@@ -125,12 +125,12 @@ class Manifest(Struct, frozen=True):
 
         Args:
             data: The document.
-            file: Where it was, for messages.
+            file: Its file, for messages.
 
         Raises:
             CorruptionError: It is damaged.
             FormatError: It is not understood.
-            UnsafePathError: It records a file outside of its directory.
+            UnsafePathError: It records a file outside its directory.
             VersionError: A later version wrote it.
         """
         body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
@@ -149,7 +149,7 @@ class Manifest(Struct, frozen=True):
 
 
 class _Document(Struct):
-    """A manifest as its file has it."""
+    """A manifest in its file form."""
 
     format_version: int
     self_checked: tuple[str, ...]
@@ -161,7 +161,7 @@ _DECODER = msgspec.json.Decoder(_Document)
 
 
 def _decode_slowly(body: bytes, file: str) -> _Document:
-    """Decode what names files that are not text, or raise what is wrong with it.
+    """Decode a document with non-text file names, or raise what is wrong with it.
 
     Raises:
         FormatError: It is not understood.
@@ -176,7 +176,7 @@ def _decode_slowly(body: bytes, file: str) -> _Document:
 
 
 def damaged_file(file: Path | str, what: str) -> CorruptionError:
-    """Return the error that says what is wrong with a file."""
+    """Return the error that explains the damage of a file."""
     return CorruptionError(
         f"{file} is damaged: {what}. Restore an earlier checkpoint or another copy of this one.",
         file=str(file),

@@ -1,8 +1,8 @@
-"""Checkpoints in object stores: written in place, and there once their marker is.
+"""Checkpoints in object stores: written in place, visible once their marker exists.
 
 Stores have no rename. A save first puts an object that says it has begun, then everything else,
-last the commit marker; what goes away goes in the opposite order. So a marker always stands for
-a complete checkpoint, whenever a process dies, and what has no marker is not listed or restored.
+last the commit marker; a removal goes in the opposite order. So a marker always stands for a
+complete checkpoint, whenever a process dies, and nothing without a marker is listed or restored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from orbit_ckpt._src.storage.path import describe_directory
 from orbit_ckpt._src.storage.store_path import StorePath
 
 _CLEANUP_S = 60.0
-"""Longest that is waited for each request to remove what a failed save has written."""
+"""Maximum wait for each request that removes objects of a failed save."""
 
 _REMOVAL = b""
-"""What stands in place of a save's token while a checkpoint is removed."""
+"""Replaces a save's token while a checkpoint is removed."""
 
 _LATE_OBJECT = re.compile(
     rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/({OCDBT_MANIFEST}|{MANIFEST})"
     rf"|{ARRAY_METADATAS}/process_\d+)"
 )
-"""What may arrive late, once what a failed save has written was removed."""
+"""What may arrive late, after the objects of a failed save were removed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ObjectDirectory:
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
-        """Leave the place to the parent: nothing is removed here, nor committed."""
+        """Leave the place to the parent: remove and commit nothing here."""
         self._is_open = False
 
     def __enter__(self) -> ObjectDirectory:
@@ -82,25 +82,25 @@ class ObjectDirectory:
         Raises:
             CheckpointError: It is not open in this process.
             StorageError: The store failed, or another save into the same place has begun. If it
-                failed at the marker, which may arrive yet, leaving removes nothing.
+                failed at the marker, which may still arrive, leaving removes nothing.
         """
         if not self._is_open:
             raise not_open_here(self.path)
         if not self._is_ours():
-            self._is_open = False  # what is there is not ours to remove
+            self._is_open = False  # the existing objects are not ours to remove
             raise StorageError(
                 f"{self.path}: another save into the same place began before this one ended. Let "
                 "one process at a time save there."
             )
-        # with the token it is another one than that of any other checkpoint in this place
+        # the token makes it differ from the marker of any other checkpoint in this place
         marker = f"{marker_text(self.path, self.path)}\n{self._token.decode()}\n"
-        self._is_open = False  # the marker may arrive whatever happens; what it stands for stays
+        self._is_open = False  # the marker may still arrive, so keep the objects that it stands for
         try:
             (self.path / COMMIT_MARKER).write_bytes(marker.encode())
         except StorageError as error:
             if not self._has_arrived(marker.encode()):
                 raise _unknown_outcome(self.path, error) from error
-        with contextlib.suppress(StorageError):  # beside a marker it says nothing
+        with contextlib.suppress(StorageError):  # ignored beside a marker
             (self.path / IN_PROGRESS).unlink()
 
     def _has_arrived(self, marker: bytes) -> bool:
@@ -115,7 +115,7 @@ class ObjectDirectory:
         return path.bucket.read(path.key, deadline_s=deadline_s) == self._token
 
     def _make_room(self) -> None:
-        """Remove what a save that died has left, or what is to be overwritten."""
+        """Remove the objects of a dead save, or of the checkpoint to overwrite."""
         names = self.path.keys_below()
         if not names:
             if self.path.is_file():
@@ -149,11 +149,11 @@ def _unknown_outcome(path: StorePath, error: StorageError) -> StorageError:
 
 
 def is_committed(path: StorePath) -> bool:
-    """Whether a path is a complete checkpoint, or an item of one."""
+    """Return whether a path is a complete checkpoint, or an item of one."""
     if not path.key:
         return (path / COMMIT_MARKER).is_file()
     if (path / COMMIT_MARKER).is_file():
-        # items have a marker too, before the checkpoint that they are in has one
+        # items get a marker too, before their checkpoint has one
         parent = path.parent
         in_unfinished = (parent / IN_PROGRESS).is_file() and not (parent / COMMIT_MARKER).is_file()
         return not in_unfinished
@@ -161,17 +161,17 @@ def is_committed(path: StorePath) -> bool:
 
 
 def withdraw(path: StorePath, *, deadline_s: float | None = None) -> bool:
-    """Make a checkpoint one that is not there, before it is removed; return whether it was."""
+    """Hide a checkpoint before its removal; return whether it was visible."""
     if not (path / COMMIT_MARKER).is_file():
         return False
-    # also if the token of its save is still there; beside a marker that says nothing
+    # also if the token of its save still exists, which is ignored beside a marker
     (path / IN_PROGRESS).write_bytes(_REMOVAL)
     path.bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
     return True
 
 
 def is_half_removed(path: StorePath) -> bool:
-    """Whether the removal of a checkpoint was begun and not ended; no save is begun there."""
+    """Return whether a removal of a checkpoint was interrupted; no save begins there."""
     try:
         began = (path / IN_PROGRESS).read_bytes() == _REMOVAL
     except FileNotFoundError:
@@ -180,6 +180,6 @@ def is_half_removed(path: StorePath) -> bool:
 
 
 def remove_checkpoint(path: StorePath, *, deadline_s: float | None = None) -> None:
-    """Delete a checkpoint; if that is interrupted, what is left is known to be unfinished."""
+    """Delete a checkpoint; if interrupted, the rest is known to be unfinished."""
     withdraw(path, deadline_s=deadline_s)
     path.bucket.delete_below(path.prefix, last=IN_PROGRESS, deadline_s=deadline_s)

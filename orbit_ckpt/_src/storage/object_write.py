@@ -18,18 +18,18 @@ from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 
 DEFAULT_OBJECT_BYTES = 1 << 26
-"""Size at which an object is sent; a thread holds so much."""
+"""Size at which an object is sent; each thread holds as much."""
 
 _MAX_UPLOADS = 16
 _MAX_UPLOAD_BYTES = 4 * DEFAULT_OBJECT_BYTES
-"""How many objects are on their way at once, and how many bytes; one object may have more."""
+"""Limits of concurrent uploads, by number and bytes; a single object may exceed the latter."""
 
 _ABORT_S = 60.0
-"""Longest that is waited for all that is on its way."""
+"""Maximum wait for all uploads in progress."""
 
 
 class Uploads:
-    """Objects on their way to a store; for many threads."""
+    """Uploads in progress to a store; for many threads."""
 
     def __init__(self, root: StorePath) -> None:
         self._root = root
@@ -38,7 +38,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def begin(self, name: str, data: bytes) -> None:
-        """Begin to send an object; waits while too many are on their way.
+        """Begin to send an object; waits while too many uploads are in progress.
 
         Raises:
             StorageError: An earlier one could not be written.
@@ -61,9 +61,9 @@ class Uploads:
             self._root.bucket.end_write(*oldest)
 
     def abort(self) -> None:
-        """Wait until nothing is on its way: what arrived later would be left behind.
+        """Wait until no upload is in progress: objects that arrive later would be left behind.
 
-        If the store keeps silent it may arrive all the same; the next save removes it.
+        If the store does not answer they may still arrive; the next save removes them.
         """
         deadline = time.monotonic() + _ABORT_S
         while oldest := self._take():
@@ -72,7 +72,7 @@ class Uploads:
                 self._root.bucket.end_write(*oldest, deadline_s=remaining)
 
     def _take(self, *, is_full: bool = False) -> tuple[str, ts.Future[Any]] | None:
-        """Return the oldest object that is on its way; of few ones None, if asked only for more."""
+        """Return the oldest upload in progress; with `is_full`, None while there are few."""
         with self._lock:
             is_few = len(self._pending) <= _MAX_UPLOADS and self._held <= _MAX_UPLOAD_BYTES
             if not self._pending or (is_full and is_few):
@@ -83,7 +83,7 @@ class Uploads:
 
 
 class DataObject:
-    """A data file of a database: values that are held in memory until they are sent."""
+    """A data file of a database: values held in memory until they are sent."""
 
     def __init__(self, uploads: Uploads, name: str, sums: ValueChecksums) -> None:
         self.name = name
@@ -93,7 +93,7 @@ class DataObject:
         self._parts: list[memoryview] = []
 
     def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
-        """Add a value of parts, which must stay as they are until they are sent.
+        """Add a value in parts, which must not change until they are sent.
 
         Args:
             parts: The value's bytes.
@@ -106,7 +106,7 @@ class DataObject:
         return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
 
     def close(self) -> None:
-        """Begin to send it, if that has not been done."""
+        """Begin to send it, unless already sent."""
         parts, self._parts = self._parts, []
         if parts:
             self._uploads.begin(self.name, b"".join(parts))

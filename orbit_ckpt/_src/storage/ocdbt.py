@@ -1,7 +1,7 @@
-"""An index of what an OCDBT database of any writer holds.
+"""Read the index of an OCDBT database of any writer.
 
 Reading many small values through TensorStore's driver costs more than reading its B+tree once,
-which gives small values at once and the place of all others.
+which contains small values and the places of all others.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _MAX_NODE_BYTES = 1 << 30
 
 
 def is_ocdbt(directory: Path) -> bool:
-    """Whether a directory is the root of an OCDBT database."""
+    """Return whether a directory is the root of an OCDBT database."""
     return (directory / OCDBT_MANIFEST).is_file()
 
 
 def read_spec(directory: Path) -> Json:
-    """Return TensorStore's specification to read a database of any writer."""
+    """Return TensorStore's spec for reading a database of any writer."""
     return {"driver": "ocdbt", "base": store_spec(directory)}
 
 
 def store_spec(directory: Path, name: str = "") -> Json:
-    """Return TensorStore's specification of the files below a directory, or one in it."""
+    """Return TensorStore's spec of the files below a directory, or one in it."""
     if isinstance(directory, StorePath):
         return (directory / name if name else directory).spec()
     return {"driver": "file", "path": f"{directory / name if name else directory}/"}
@@ -56,19 +56,18 @@ def store_spec(directory: Path, name: str = "") -> Json:
 def read_index(
     directory: Path, record: DatabaseRecord | None = None, *, manifest: bytes | None = None
 ) -> dict[str, Value]:
-    """Return every key of a database's newest version and its value, or where that is.
+    """Return every key of a database's newest version and its value, or its place.
 
     Args:
         directory: Root of the database.
-        record: What was recorded of the database when it was written. Places of values then have
-            the checksums of these.
-        manifest: Contents of `manifest.ocdbt`, if they have been read.
+        record: The database's record in the manifest, which gives places their checksums.
+        manifest: Contents of `manifest.ocdbt`, if already read.
 
     Raises:
         CorruptionError: A file of the database is missing or damaged, or the index is not the one
             that was recorded.
-        FormatError: The database has a form that is not known here.
-        OSError: A file is there and cannot be read, for example because it may not be.
+        FormatError: The form of the database is unknown.
+        OSError: A file exists but cannot be read, for example for lack of permission.
     """
     checksums = record.checksums() if record else ()
     nodes = _Nodes(directory, manifest, chain(checksums, repeat(None)))
@@ -112,7 +111,7 @@ def _root(directory: Path, data: bytes | None) -> Child | None:
 
 
 def _numbered_root(directory: Path) -> Child | None:
-    """Return the root where each version has a manifest of its own, which TensorStore finds."""
+    """Return the root if each version has a manifest of its own, which TensorStore finds."""
     base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
     manifest = cast(Json, ts.ocdbt.dump(base, None).result())
     versions = cast(Sequence[Json], manifest["versions"])
@@ -128,15 +127,15 @@ def _numbered_root(directory: Path) -> Child | None:
 
 
 class _Nodes:
-    """The leaves of a database's B+tree, each with what its keys begin with.
+    """The leaves of a database's B+tree, each with its key prefix.
 
     Attributes:
-        file: The file that is being read, for messages.
-        checksums: Those of the nodes that have been read, see `index_checksum`.
+        file: The file being read, for messages.
+        checksums: Those of the nodes read so far, see `index_checksum`.
 
     Args:
         directory: Root of the database.
-        manifest: Contents of its `manifest.ocdbt`, if they have been read.
+        manifest: Contents of its `manifest.ocdbt`, if already read.
         value_checksums: Those of the values in data files, in the order of keys.
     """
 
@@ -155,8 +154,8 @@ class _Nodes:
         """Read all nodes, each once, in the order of keys.
 
         Raises:
-            UnsafePathError: A data file is outside of the database.
-            DecodeError: A node is damaged, or leads to one that it is below.
+            UnsafePathError: A data file is outside the database.
+            DecodeError: A node is damaged, or refers to one of its ancestors.
             OSError: A file cannot be read.
         """
         root = _root(self._directory, self._manifest)

@@ -1,4 +1,4 @@
-"""Decode what OCDBT databases of any writer hold: the counterpart of `ocdbt_encode`; pure."""
+"""Decode OCDBT databases of any writer: the counterpart of `ocdbt_encode`; pure."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _BOMB = "it decompresses to more than a node can have"
 _MAX_NODE_BYTES = 1 << 28
 _MAX_SHARED_BYTES = 1 << 28
 _MAX_RATIO = 64
-"""What a node may be decoded to: this many bytes, or this many times its own; others are bombs."""
+"""Maximum decoded size of a node: this many bytes, or this many times its own; others are bombs."""
 
 
 class DecodeError(ValueError):
-    """The bytes are not what a writer of this format makes; they have been damaged."""
+    """The bytes are not valid in this format; they have been damaged."""
 
 
 class UnsupportedError(ValueError):
-    """The bytes may be a form that a later writer makes."""
+    """The bytes may have a form of a later writer."""
 
 
 class Child(Struct, frozen=True):
     """A reference to a node.
 
     Attributes:
-        place: Where it is.
+        place: Its place.
         base: Directory that paths in the node are relative to.
-        prefix: What all keys below it begin with.
+        prefix: Prefix of all keys below it.
     """
 
     place: Extent
@@ -50,7 +50,7 @@ class Child(Struct, frozen=True):
 
 
 class OcdbtManifest(Struct, frozen=True):
-    """What a manifest says.
+    """The contents of a manifest.
 
     Attributes:
         is_single: Whether this is the only manifest; else it only holds the configuration.
@@ -116,9 +116,9 @@ def decode_node(
 
     Args:
         data: Its bytes.
-        reference: What led to it.
-        checksums: Checksum of every value that is in a data file, in the order of their keys; one
-            is taken for each.
+        reference: The reference to it.
+        checksums: Checksum of every value in a data file, in the order of their keys; one is
+            consumed for each.
 
     Raises:
         DecodeError: It is damaged.
@@ -166,10 +166,10 @@ def _values(
 def _check_places(
     files: Sequence[object], ids: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
 ) -> None:
-    """Check that there can be such places in files.
+    """Check that such places in files are possible.
 
     Raises:
-        DecodeError: There cannot.
+        DecodeError: They are not.
     """
     if max(ids, default=0) >= len(files) and ids:
         raise DecodeError("it refers to a file that it does not name")
@@ -196,7 +196,7 @@ class _Columns:
         return self.varints(1)[0]
 
     def varints(self, count: int) -> list[int]:
-        """Return integers that are stored in groups of 7 bits, the last group not marked."""
+        """Read integers stored in groups of 7 bits, the last group not marked."""
         if count <= 0:
             return []
         short = self._data[self._position : self._position + count]
@@ -220,7 +220,7 @@ class _Columns:
         return numbers.tolist()
 
     def strings(self, shared: Sequence[int], rest: Sequence[int]) -> list[bytes]:
-        """Return strings that are stored without what each shares with the one before it.
+        """Read strings stored without the prefix that each shares with the one before it.
 
         Args:
             shared: How many bytes each but the first shares.
@@ -239,7 +239,7 @@ class _Columns:
         return found
 
     def files(self) -> list[tuple[str, str]]:
-        """Return the path of every data file, and what paths in a node there are relative to.
+        """Read the path of every data file, and the base of paths in nodes there.
 
         Raises:
             UnsafePathError: A path leads out of the database.
@@ -268,7 +268,7 @@ class _Columns:
         offsets: Sequence[int],
         lengths: Sequence[int],
     ) -> list[Child]:
-        """Return references to nodes."""
+        """Read references to nodes."""
         _check_places(files, ids, offsets, lengths)
         return [
             Child(Extent(files[i][0], offset, length), files[i][1], prefix)
@@ -277,7 +277,7 @@ class _Columns:
 
 
 def _unframe(data: bytes, magic: int) -> bytes:
-    """Return what stands between header and checksum, decompressed."""
+    """Return the decompressed body between header and checksum."""
     body = data[:-_CHECKSUM_BYTES]
     if len(data) < _HEADER_BYTES + 2 + _CHECKSUM_BYTES or data[:4] != magic.to_bytes(4):
         raise DecodeError("it does not begin as it should")
@@ -303,9 +303,9 @@ def _unframe(data: bytes, magic: int) -> bytes:
 
 
 def _decompress(content: bytes, most: int) -> bytes:
-    """Decompress what does not say its size."""
+    """Decompress data that does not record its size."""
     blocks: list[bytes] = []
-    # not decompressobj, which copies all it has for every 128 KiB
+    # not decompressobj, which copies its whole output for every 128 KiB
     with zstandard.ZstdDecompressor().stream_reader(content) as reader:
         while block := reader.read(_BLOCK_BYTES):
             blocks.append(block)

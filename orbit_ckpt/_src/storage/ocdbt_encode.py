@@ -32,10 +32,10 @@ _ZSTD_LEVEL = 0
 
 
 class NodeReference(Struct, frozen=True):
-    """A node that has been written, and what lies below it.
+    """A written node, with totals of the subtree.
 
     Attributes:
-        place: Where it is.
+        place: Its place.
         height: 0 for a leaf node.
         first_key: The least key below it.
         num_keys: Number of keys below it.
@@ -58,7 +58,7 @@ Entry = tuple[bytes, Value]
 def split_entries(
     values: Mapping[bytes, Value], *, max_bytes: int = MAX_NODE_BYTES
 ) -> list[list[Entry]]:
-    """Return the entries of every leaf node, in the order of their keys."""
+    """Divide entries among leaf nodes, in the order of their keys."""
     nodes: list[list[Entry]] = [[]]
     held = 0
     for key in sorted(values):
@@ -73,7 +73,7 @@ def split_entries(
 
 
 def encode_leaf(entries: Sequence[Entry]) -> bytes:
-    """Return a leaf node of entries sorted by key."""
+    """Encode a leaf node of entries sorted by key."""
     inline = [value for _, value in entries if isinstance(value, bytes)]
     indirect = [value for _, value in entries if not isinstance(value, bytes)]
     table, ids = _file_table(indirect)
@@ -91,7 +91,7 @@ def encode_leaf(entries: Sequence[Entry]) -> bytes:
 
 
 def encode_interior(children: Sequence[NodeReference]) -> bytes:
-    """Return the node above some nodes of equal height, sorted by key."""
+    """Encode the parent of nodes of equal height, sorted by key."""
     table, ids = _file_table([child.place for child in children])
     lengths, suffixes = _key_columns([child.first_key for child in children])
     body = [
@@ -111,13 +111,13 @@ def encode_interior(children: Sequence[NodeReference]) -> bytes:
 
 
 def leaf_reference(entries: Sequence[Entry], place: Extent) -> NodeReference:
-    """Return the reference to a leaf node that has been written."""
+    """Return the reference to a written leaf node."""
     indirect = sum(v.length for _, v in entries if not isinstance(v, bytes))
     return NodeReference(place, 0, entries[0][0], len(entries), place.length, indirect)
 
 
 def interior_reference(children: Sequence[NodeReference], place: Extent) -> NodeReference:
-    """Return the reference to an interior node that has been written."""
+    """Return the reference to a written interior node."""
     return NodeReference(
         place,
         children[0].height + 1,
@@ -129,12 +129,12 @@ def interior_reference(children: Sequence[NodeReference], place: Extent) -> Node
 
 
 def encode_manifest(root: NodeReference | None, *, uuid: bytes, commit_time_ns: int) -> bytes:
-    """Return the manifest of a database with one version.
+    """Encode the manifest of a database with one version.
 
     Args:
         root: Its root node, None if it is empty.
         uuid: 16 bytes that identify the database.
-        commit_time_ns: When the version was made, in ns since the epoch.
+        commit_time_ns: Time of the version, in ns since the epoch.
     """
     table, _ = _file_table([root.place] if root else [Extent("", 0, 0)])
     statistics = (root.num_keys, root.tree_bytes, root.indirect_bytes) if root else (0, 0, 0)
@@ -160,7 +160,7 @@ def _frame_node(height: int, body: Iterable[bytes]) -> bytes:
 
 
 def _frame(magic: int, body: bytes) -> bytes:
-    """Return a body compressed, with the header and the checksum around it."""
+    """Compress a body and add header and checksum."""
     compressed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
     length = 4 + 8 + 2 + len(compressed) + 4
     version, compression = 0, 1
@@ -170,7 +170,7 @@ def _frame(magic: int, body: bytes) -> bytes:
 
 
 def _file_table(places: Sequence[Extent]) -> tuple[bytes, list[int]]:
-    """Return the table of the files of some values, and the number of each value's file in it."""
+    """Return the table of the values' files, and each value's index in it."""
     files = sorted({place.file for place in places})
     paths = [file.encode() for file in files]
     prefixes, suffixes = _shared_prefixes(paths)
@@ -186,7 +186,7 @@ def _file_table(places: Sequence[Extent]) -> tuple[bytes, list[int]]:
 
 
 def _key_columns(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """Return the columns of lengths, and that of what each key does not share with the last."""
+    """Return the columns of key lengths, and the column of unshared key bytes."""
     prefixes, suffixes = _shared_prefixes(keys)
     return _varints(prefixes[1:]) + _varints(map(len, suffixes)), b"".join(suffixes)
 
@@ -208,7 +208,7 @@ def _shared_prefixes(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
 
 
 def _varints(numbers: Iterable[int]) -> bytes:
-    """Return numbers in groups of 7 bits, the lowest first, all but the last of each marked."""
+    """Encode numbers in groups of 7 bits, the lowest first, all but the last of each marked."""
     values = list(numbers)
     if not values or max(values) < 0x80:
         return bytes(values)

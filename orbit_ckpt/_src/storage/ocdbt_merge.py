@@ -1,6 +1,6 @@
-"""Make one checkpoint of what several processes have written.
+"""Merge the parts that several processes have written into one checkpoint.
 
-Databases below its root become one; files of arrays only have to be there.
+Databases below its root become one; files of arrays only need to exist.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from orbit_ckpt._src.text import shorten_list
 def merge_databases(
     directory: Path, parts: Sequence[str], arrays: Iterable[tuple[str, ZarrArray]]
 ) -> Manifest:
-    """Write a database that has the values of others; return what the manifest must say of it.
+    """Merge databases into a new one; return its record for the manifest.
 
-    Only its B+tree is new: what is not in the trees of the others stays in their data files. The
-    manifests of the others, which `write_part_record` has written, are removed.
+    Only the B+tree is new: values outside the other trees stay in their data files. The manifests
+    of the others, which `write_part_record` has written, are removed.
 
     Args:
         directory: Its root.
@@ -57,7 +57,7 @@ def merge_databases(
     try:
         writer.refer(values, _joined(records))
         writer.close()
-    except BaseException:  # raised again; its files must be closed
+    except BaseException:  # re-raised; its files must be closed
         writer.abort()
         raise
     for part in parts:
@@ -66,7 +66,7 @@ def merge_databases(
 
 
 def write_part_record(directory: Path, record: Manifest) -> None:
-    """Write what one process knows of its database, for the process that merges it.
+    """Write the record of one process's database, for the process that merges it.
 
     Args:
         directory: Root of the database.
@@ -76,12 +76,12 @@ def write_part_record(directory: Path, record: Manifest) -> None:
 
 
 def _has_values(record: Manifest) -> bool:
-    """Whether the values of a database are recorded one by one, not its data files as a whole."""
+    """Return whether values of a database are recorded one by one, not as whole data files."""
     return record.database is not None and set(record.files) == {OCDBT_MANIFEST}
 
 
 def _joined(records: Iterable[tuple[str, Manifest]]) -> Manifest:
-    """Return the records of databases by paths relative to the directory that they are in."""
+    """Join the records of databases, with paths relative to their common directory."""
     files: dict[str, FileRecord] = {}
     sizes: dict[str, int] = {}
     for part, record in records:
@@ -92,16 +92,16 @@ def _joined(records: Iterable[tuple[str, Manifest]]) -> Manifest:
 
 
 def check_files(directory: Path, arrays: Iterable[tuple[str, ZarrArray]]) -> None:
-    """Check that arrays that are stored as files are complete.
+    """Check that arrays stored as files are complete.
 
-    No file is written by two processes: the second one fails when it comes to it.
+    No two processes write the same file: the second one fails.
 
     Args:
-        directory: Where they are.
+        directory: The directory of the arrays.
         arrays: Names and layouts of the arrays.
 
     Raises:
-        StorageError: A file has been written by no process.
+        StorageError: No process has written one of the files.
     """
     missing = _keys(arrays) - _files(directory)
     if missing:

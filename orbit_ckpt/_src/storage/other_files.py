@@ -1,4 +1,4 @@
-"""Recognise files that are no checkpoints here, so that an error can say how to bring them."""
+"""Recognise files that are not supported, so that an error can say how to convert them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orbit_ckpt._src.storage.store_path import StorePath
 
 
 class OtherFile(Struct, frozen=True, gc=False):
-    """A file or a directory that is not read.
+    """An unsupported file or directory.
 
     Attributes:
         what: What it is, as a noun.
@@ -86,7 +86,7 @@ _SUFFIXES = {
     ".onnx": _ONNX,
 }
 _SHARED_SUFFIXES = (".bin", ".ckpt")
-"""Those of files of many kinds, of which only the content tells."""
+"""Suffixes that several kinds of files share; only the content decides."""
 
 _BEGINNINGS = (
     (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19", _TORCH),  # before PyTorch 1.6
@@ -109,8 +109,8 @@ _MAX_CHOICES = 1000
 def recognize(path: Path) -> OtherFile | None:
     """Return the kind of file at a path, None if it is not recognized.
 
-    Looks at names and the first bytes; in an object store at the name only. None too if it cannot
-    be read, which whatever reads it next reports.
+    Examines names and the first bytes; in an object store only the name. None too if it cannot be
+    read, which the next reader reports.
     """
     try:
         return _recognize(path)
@@ -168,7 +168,7 @@ def _first_entries(path: Path) -> Iterator[Path]:
 
 
 def _zip_archive(path: Path, head: bytes) -> OtherFile:
-    """Return what a zip archive is by the name of its first entry, or else by its own."""
+    """Identify a zip archive by the name of its first entry, or else by its own."""
     length = int.from_bytes(head[_ZIP_NAME_LENGTH], "little")
     first = head[_ZIP_NAME : _ZIP_NAME + length].decode(errors="replace")
     if first.endswith(".npy"):
@@ -179,7 +179,7 @@ def _zip_archive(path: Path, head: bytes) -> OtherFile:
 
 
 def _is_text(head: bytes) -> bool:
-    try:  # what is cut off at the end is no error
+    try:  # a truncated end is not an error
         text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
@@ -187,5 +187,5 @@ def _is_text(head: bytes) -> bool:
 
 
 def _may_be_document(path: Path) -> bool:
-    """Whether a text file is called as documents of checkpoints are."""
+    """Return whether a text file has a name like documents of checkpoints."""
     return path.suffix == ".json" or path.name == "checkpoint"

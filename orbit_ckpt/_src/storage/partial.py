@@ -1,7 +1,6 @@
-"""Files and directories of other formats while they are written, beside where they will be.
+"""Files and directories of other formats in progress, beside their destination.
 
-Their writer has them locked, so that another one can tell them from what a process that died has
-left.
+Their writer locks them, so that another one can tell them from leftovers of a dead process.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
-    """Make and lock what will be renamed to a path; remove it if the block leaves it there.
+    """Make and lock a path to be renamed to `final`; remove it if it remains after the block.
 
-    What earlier writers of the same path have left is removed first.
+    Leftovers of earlier writers of the same path are removed first.
 
     Args:
         final: The path.
@@ -45,11 +44,11 @@ def partial_path(final: Path, make: Callable[[Path], None]) -> Generator[Path]:
 
 
 def remove_partial(final: Path, names: Iterable[str]) -> None:
-    """Remove what writers of a path have left whose process is gone.
+    """Remove leftovers of a path's writers whose process is gone.
 
     Args:
         final: The path.
-        names: What is in its directory, perhaps tens of thousands of steps.
+        names: The entries of its directory, perhaps tens of thousands of steps.
     """
     prefix = f".{final.name}."
     found = [name for name in names if name.startswith(prefix)]
@@ -62,7 +61,7 @@ def remove_partial(final: Path, names: Iterable[str]) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a directory, if it is there and can be removed."""
+    """Remove a file or a directory, if it exists and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -1,4 +1,4 @@
-"""The paths users give: relative, with `~`, or any `os.PathLike`."""
+"""Resolve the paths that users pass: relative, with `~`, or any `os.PathLike`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from orbit_ckpt._src.storage.store_path import StorePath, is_store_url, parse_st
 from orbit_ckpt._src.text import shorten_list
 
 PathLike = str | os.PathLike[str]
-"""What users give as a path."""
+"""A path as users pass it."""
 
 T = TypeVar("T")
 
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
 _SEARCHED = 2000
-"""How many names are compared with one that does not exist."""
+"""Maximum number of names compared with one that does not exist."""
 
 
 def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
     """Return an absolute local path, or a `StorePath` if it is the URL of an object store.
 
     Raises:
-        TypeError: It is no path.
-        ValueError: The path is empty or too long, has a NUL, or is a URL of a store that is not
-            supported, or what `pathlib` leaves of a URL.
+        TypeError: It is not a path.
+        ValueError: The path is empty or too long, has a NUL, or is a URL of an unsupported store,
+            or one that `pathlib` has mangled.
     """
     text = _text_of(path)
     if not text:
@@ -65,14 +65,14 @@ def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
 
 
 _URL = re.compile("([A-Za-z][A-Za-z0-9+.-]+):(//?)(.*)", re.DOTALL)
-"""A URL, or what `pathlib.Path` makes of one; a single letter may be a drive of Windows."""
+"""A URL, also as mangled by `pathlib.Path`; a single letter may be a drive of Windows."""
 
 
 def _text_of(path: object) -> str:
     """Return a path as text.
 
     Raises:
-        TypeError: It is no path.
+        TypeError: It is not a path.
     """
     try:
         return os.fsdecode(cast(str, path))
@@ -95,10 +95,10 @@ def _is_too_long(path: str) -> bool:
 
 
 def check_outside(destination: Path, source: Path) -> None:
-    """Check that a destination is not inside of what is read.
+    """Check that a destination is not inside the source.
 
     Raises:
-        ValueError: It is. The source itself is not inside of it.
+        ValueError: It is. The source itself is not inside it.
     """
     pairs = [(destination, source)]
     if not isinstance(destination, StorePath) and not isinstance(source, StorePath):
@@ -108,7 +108,7 @@ def check_outside(destination: Path, source: Path) -> None:
 
 
 def resolve_local(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute local path, for what is not read from object stores.
+    """Return an absolute local path, where object stores are not supported.
 
     Raises:
         ValueError: The path is empty, or a URL.
@@ -131,11 +131,11 @@ def as_epath(path: Path) -> Path:
 
 @contextlib.contextmanager
 def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]:
-    """Turn errors of the operating system into ours.
+    """Convert errors of the operating system to ours.
 
     Args:
-        path: What is being worked on.
-        doing: What is being done, `saving` for example.
+        path: The path being worked on.
+        doing: The activity, `saving` for example.
         advice: What the user should do about it.
 
     Raises:
@@ -152,7 +152,7 @@ def storage_errors(path: Path | str, doing: str, advice: str) -> Generator[None]
 
 
 def describe_unfinished(path: Path) -> str | None:
-    """Return for a message that a save to a path has not finished; None if there is none."""
+    """Describe an unfinished save at a path, for messages; None if there is none."""
     prefix = f"{path.name}{TEMPORARY_SUFFIX}"
     found = next((name for name in _names_near(path) if name.startswith(prefix)), None)
     if found is None:
@@ -161,7 +161,7 @@ def describe_unfinished(path: Path) -> str | None:
 
 
 def describe_directory(path: Path) -> str:
-    """Return what is at a path, for messages."""
+    """Describe what exists at a path, for messages."""
     if not path.exists():
         near = _names_near(path)
         if unfinished := describe_unfinished(path):
@@ -179,11 +179,11 @@ def describe_directory(path: Path) -> str:
 
 
 def explain_no_checkpoint(path: Path, advice: str) -> str:
-    """Return a message for a path without a checkpoint: what is there, and what to do.
+    """Explain what exists at a path without a checkpoint, and what to do.
 
     Args:
         path: The path.
-        advice: What to do unless it is a known file of others, as a sentence.
+        advice: What to do unless it is a known file of another program, as a sentence.
     """
     other = recognize(path)
     advice = other.advice if other is not None else advice
@@ -192,7 +192,7 @@ def explain_no_checkpoint(path: Path, advice: str) -> str:
 
 def _names_near(path: Path) -> list[str]:
     parent = path.parent
-    # a store lists all that is below, of a bucket perhaps millions of objects
+    # a store would list everything below, in a bucket perhaps millions of objects
     may_list = bool(parent.key) if isinstance(parent, StorePath) else parent.is_dir()
     if not may_list:
         return []

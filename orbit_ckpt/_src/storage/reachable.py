@@ -1,7 +1,7 @@
-"""Whether the server of an object store answers at all, found out before its first request.
+"""Check that the server of an object store answers, before its first request.
 
-TensorStore repeats a failed request for about a minute, which suits a store that is overloaded. A
-server whose name is unknown or that refuses connections is reported within seconds instead.
+TensorStore retries a failed request for about a minute, which suits an overloaded store. A server
+whose name is unknown or that refuses connections is reported within seconds instead.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _is_behind_proxy(scheme: str, host: str) -> bool:
 
 
 def _connect(host: str, port: int) -> OSError | None:
-    """Return what kept a connection from being opened, tried again until the deadline."""
+    """Connect, retrying until the deadline; return what prevented it."""
     deadline = time.monotonic() + _DEADLINE_S
     pause = _PAUSE_S
     while True:

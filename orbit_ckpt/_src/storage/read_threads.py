@@ -1,4 +1,4 @@
-"""Read in threads: a few large shares from a local disk, many requests at once from a store."""
+"""Read in threads: a few large shares from a local disk, many concurrent requests to a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orbit_ckpt._src.storage.kvstore import ObjectStore, ValueStore
 _THREADS = max(2, min(8, os.cpu_count() or 2))
 
 _REQUESTS = 16
-"""Threads that read from an object store; they wait most of the time."""
+"""Threads that read from an object store; they mostly wait."""
 
 
 class ReadThreads:
@@ -27,7 +27,7 @@ class ReadThreads:
     def __init__(self, store: ValueStore) -> None:
         self._is_remote = store.is_remote
         self.asks_for_each = isinstance(store, ObjectStore)
-        """Whether every value is a request, which others need not wait for."""
+        """Whether every value is a request, independent of the others."""
 
     async def run(
         self,
@@ -35,12 +35,12 @@ class ReadThreads:
         positions: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Deal reads out to threads; once one has failed, no other begins.
+        """Distribute reads to threads; after one has failed, no other begins.
 
         Args:
-            read: Reads what is at some positions.
-            positions: All that is to be read.
-            sizes: How many bytes there are at every position.
+            read: Reads the values at some positions.
+            positions: All positions to read.
+            sizes: The number of bytes at every position.
         """
         has_failed = threading.Event()
 
@@ -49,7 +49,7 @@ class ReadThreads:
                 return
             try:
                 read(share)
-            except BaseException:  # raised again; the others have to stop
+            except BaseException:  # re-raised; the others have to stop
                 has_failed.set()
                 raise
 
@@ -61,7 +61,7 @@ class ReadThreads:
 
     @contextmanager
     def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
-        """Yield what runs a function in a thread, of those of the loop on a local disk."""
+        """Yield a function that runs calls in a thread, the loop's own on a local disk."""
         if not self._is_remote:
             yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
             return
@@ -74,7 +74,7 @@ class ReadThreads:
 
 
 def _shares(positions: Sequence[int], sizes: Sequence[int], threads: int) -> list[list[int]]:
-    """Deal reads out to threads, each about the same number of bytes, order kept."""
+    """Distribute reads to threads in order, about the same number of bytes to each."""
     small = [i for i in positions if sizes[i] < SMALL_BYTES]
     large = [i for i in positions if sizes[i] >= SMALL_BYTES]
     target = sum(sizes[i] for i in large) / threads

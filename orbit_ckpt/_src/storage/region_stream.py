@@ -1,4 +1,4 @@
-"""Read an array from its first element to its last without holding any of its chunks whole."""
+"""Read an array from start to end without holding any of its chunks whole."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from orbit_ckpt._src.storage.value_read import open_value
 from orbit_ckpt._src.storage.zarr import ZarrArray
 
 DECODER_BYTES = 1 << 20
-"""What a decompressor of a chunk that is read a piece at a time holds, at most."""
+"""Maximum bytes that the decompressor of a streamed chunk holds."""
 
 BLOCK_BYTES = 1 << 20
-"""Parts in which an array is read to its end."""
+"""Size of the parts in which an array is read to its end."""
 
 
 class RegionStream:
     """Reads consecutive parts of one array, each chunk once.
 
-    Chunks stay open while parts of them remain. One that is compressed then holds what the
-    decompressor looks back at: half a megabyte, or its size if that is less.
+    Chunks stay open while parts of them remain. A compressed one then holds the decompressor's
+    window: half a megabyte, or its size if that is less.
 
     Args:
         reader: Finds the chunks.
@@ -48,14 +48,14 @@ class RegionStream:
         self._open: dict[Shape, _OpenChunk] = {}
 
     def next(self, region: Region) -> HostArray:
-        """Return the values of the part that follows those returned before.
+        """Read the part that follows the previous one.
 
         Args:
             region: The part: a range along one dimension, all of the later ones, one index of the
                 earlier ones. `split_by_rows` with chunks of one element gives such parts in order.
 
         Raises:
-            CorruptionError: A chunk is missing, cut short or damaged; or, with the last part, the
+            CorruptionError: A chunk is missing, truncated or damaged; or, with the last part, the
                 array is not the one that was saved.
         """
         layout = self._read.layout
@@ -82,7 +82,7 @@ class RegionStream:
 
 
 class _OpenChunk:
-    """A chunk of which the first elements have been read."""
+    """A chunk whose first elements have been read."""
 
     def __init__(self, reader: BatchReader, read: ArrayRead, index: Shape) -> None:
         key, value = reader.chunk(read, index)
@@ -94,10 +94,13 @@ class _OpenChunk:
         self._position = 0
 
     def read(self, part: Region, result: HostArray) -> None:
-        """Read a part, in the chunk's coordinates, which begins behind those read before."""
+        """Read a part, in the chunk's coordinates, which begins after those already read."""
         shape = self._layout.chunk_shape
         axis = next((i for i, n in enumerate(part.shape) if n > 1), len(shape))
-        # beyond the array's edge a chunk has elements too, between those that are wanted
+        # `_position` bytes of the chunk have been decoded, none twice: parts arrive in C order, so
+        # a read only skips forward. A chunk that reaches beyond the array is padded there, and
+        # the padding lies between the wanted elements; therefore `span` has the chunk's full
+        # extent in the dimensions after `axis`, and the padding is cut off afterwards.
         span = (*part.shape[: axis + 1], *shape[axis + 1 :])
         self._skip(_offset(part.start, shape))
         if span == result.shape and result.flags.c_contiguous:
@@ -108,12 +111,12 @@ class _OpenChunk:
             result[...] = values[tuple(slice(n) for n in result.shape)]
 
     def finish(self) -> None:
-        """Read what lies beyond the array's edge, and check the chunk."""
+        """Read the padding beyond the array's edge, and check the chunk."""
         self._skip(math.prod(self._layout.chunk_shape))
         self._check(self._stream.finish)
 
     def _skip(self, position: int) -> None:
-        """Go on to an element."""
+        """Advance to an element."""
         remaining = position * self._layout.dtype.itemsize - self._position
         scratch = memoryview(bytearray(min(remaining, PIECE_BYTES)))
         while remaining:
@@ -135,7 +138,7 @@ class _OpenChunk:
 
 
 def _offset(index: Shape, shape: Shape) -> int:
-    """Return how many elements of an array lie before an index, in C order."""
+    """Return the number of elements before an index, in C order."""
     position = 0
     for i, n in zip(index, shape, strict=True):
         position = position * n + i
@@ -143,18 +146,18 @@ def _offset(index: Shape, shape: Shape) -> int:
 
 
 def decoder_bytes(layout: ZarrArray) -> int:
-    """Return what is held of the chunks that are open while an array is read in order, at most."""
+    """Return the maximum bytes held by open chunks while an array is read in order."""
     grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
     return math.prod(grid[1:]) * min(DECODER_BYTES, layout.chunk_nbytes)
 
 
 def read_to_end(reader: BatchReader, read: ArrayRead, max_bytes: int) -> None:
-    """Read an array in order and keep nothing, which compares it with its sum if it has one.
+    """Read an array in order and discard it, comparing its checksum if it has one.
 
     Args:
-        reader: Of its store.
+        reader: Reads its store.
         read: The array; its regions do not matter.
-        max_bytes: What may be held. If that is too little for each chunk to be read once, they are
+        max_bytes: Maximum bytes held. If that is too little to read each chunk once, chunks are
             read several times; one that TensorStore decodes is held whole.
 
     Raises:

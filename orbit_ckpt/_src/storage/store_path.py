@@ -1,4 +1,4 @@
-"""Paths into object stores, used like paths of a local disk."""
+"""Paths into object stores, with the interface of local paths."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _REQUESTS = 16
-"""How many requests are made at once for as many paths."""
+"""Maximum concurrent requests for several paths."""
 
 _FIRST_BYTES = 1 << 20
-"""How much of an object is asked for at first; most are smaller, and need one request then."""
+"""Bytes of an object to request first; most are smaller, and need only one request."""
 
 _PREFIXES = ("gs://", "memory://", "s3://")
-"""What URLs of object stores begin with; `memory` is one of this process, for tests."""
+"""URL prefixes of object stores; `memory` is one of this process, for tests."""
 
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What reading a file raises if it is not there; with any other `OSError` it may be, and intact."""
+"""Errors of reading a missing file; after any other `OSError` it may exist and be intact."""
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether an error in reading a file is about the file, not the rights or limits of readers."""
+    """Return whether an error in reading a file concerns the file, not permissions or limits."""
     return isinstance(error, MISSING) or error.errno == errno.EIO
 
 
 class StorePath(PosixPath):
-    """A path such as `s3://bucket/run/step`; what small files need works as it does on a disk.
+    """A path such as `s3://bucket/run/step`; operations on small files work as on a disk.
 
     It is a `Path`, so that everything above storage takes either, with these differences: a
     directory exists while an object lies below it, `mkdir` does nothing, and a written object is
-    durable at once. What has no counterpart raises; `str` and `os.fspath` give the URL.
+    durable at once. Operations without a counterpart raise; `str` and `os.fspath` give the URL.
     """
 
     @property
     def bucket(self) -> Bucket:
-        """The bucket it is in."""
+        """The bucket that contains it."""
         from orbit_ckpt._src.storage.buckets import open_bucket  # noqa: PLC0415 - imports TensorStore
 
         return open_bucket(self.parts[0].removesuffix(":"), self.parts[1])
@@ -59,7 +59,7 @@ class StorePath(PosixPath):
 
     @property
     def prefix(self) -> str:
-        """What the keys of all objects below it begin with."""
+        """Prefix of the keys of all objects below it."""
         return f"{self.key}/" if self.key else ""
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class StorePath(PosixPath):
         return StorePath, (str(self),)
 
     def spec(self) -> dict[str, Any]:
-        """Return TensorStore's specification of what is below it."""
+        """Return TensorStore's spec of everything below it."""
         return self.bucket.spec(self.prefix)
 
     def keys_below(self) -> list[str]:
@@ -84,14 +84,14 @@ class StorePath(PosixPath):
         return self.bucket.list_below(self.prefix)
 
     def generation(self) -> bytes | None:
-        """Return what changes whenever the object is written, None if there is none."""
+        """Return a value that changes with every write, None if the object does not exist."""
         return self.bucket.generation(self.key) if self.key else None
 
     def blocks(self, nbytes: int) -> Generator[bytes]:
         """Yield the object's contents in blocks of a size; the first and last one are shorter.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
         """
         position, wanted = 0, min(nbytes, _FIRST_BYTES)
         while block := self.bucket.read_range(self.key, position, wanted):
@@ -105,7 +105,7 @@ class StorePath(PosixPath):
         """Return the contents of the object.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: It does not exist.
         """
         data = self.bucket.read(self.key) if self.key else None
         if data is None:
@@ -137,23 +137,23 @@ class StorePath(PosixPath):
         return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
 
     def unlink(self, missing_ok: bool = False) -> None:  # noqa: ARG002 - pathlib's signature
-        """Delete the object; a store does not say whether there was one."""
+        """Delete the object; a store does not report whether it existed."""
         self.bucket.delete(self.key)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
-        """Whether there is an object."""
+        """Return whether the object exists."""
         return self.generation() is not None
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
-        """Whether there is an object below it."""
+        """Return whether an object exists below it."""
         return bool(self.keys_below())
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
-        """Whether there is an object, or one below it."""
+        """Return whether the object, or one below it, exists."""
         return self.is_file() or self.is_dir()
 
     def is_symlink(self) -> bool:
-        """Whether it is a link: never."""
+        """Return False: stores have no links."""
         return False
 
     def iterdir(self) -> Generator[StorePath]:
@@ -170,7 +170,7 @@ class StorePath(PosixPath):
         return [key for key in self.keys_below() if "/" not in key]
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Do nothing: directories need not be made."""
+        """Do nothing: stores need no directories."""
 
     def resolve(self, strict: bool = False) -> StorePath:  # noqa: ARG002 - pathlib's signature
         """Return the same path."""
@@ -181,7 +181,7 @@ class StorePath(PosixPath):
         return self
 
     def is_absolute(self) -> bool:
-        """Whether it is absolute: always."""
+        """Return True: every URL is absolute."""
         return True
 
     def stat(self, *, follow_symlinks: bool = True) -> NoReturn:  # noqa: ARG002 - pathlib's signature
@@ -209,20 +209,20 @@ class StorePath(PosixPath):
 
 
 def map_paths(function: Callable[[T], R], values: Iterable[T], *, root: Path) -> list[R]:
-    """Return a function's results in order; below a store many are asked for at once."""
+    """Return a function's results in order; requests to a store run concurrently."""
     if not isinstance(root, StorePath):
         return list(map(function, values))
     return map_requests(function, values)
 
 
 def map_requests(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Return a function's results in order; many are asked for at once."""
+    """Return a function's results in order; requests run concurrently."""
     with Workers(_REQUESTS, "orbit_ckpt-store") as pool:
         return list(pool.map(function, values))
 
 
 def is_store_url(path: str) -> bool:
-    """Whether a path is the URL of an object store."""
+    """Return whether a path is the URL of an object store."""
     return path.startswith(_PREFIXES)
 
 
@@ -241,10 +241,10 @@ def parse_store_url(url: str) -> StorePath:
 
 
 def read_object_into(file: str, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill buffers one after the other with bytes of an object; return how many there were.
+    """Fill buffers one after the other with bytes of an object; return their number.
 
     Raises:
-        FileNotFoundError: There is no such object.
+        FileNotFoundError: The object does not exist.
     """
     path = StorePath(file)
     done = 0
@@ -257,14 +257,14 @@ def read_object_into(file: str, offset: int, buffers: Sequence[memoryview]) -> i
 
 
 def file_size(file: Path, guess: int = 0) -> int:
-    """Return how many bytes a file has, or an object.
+    """Return the size of a file or an object in bytes.
 
     Args:
         file: The file.
-        guess: How many it probably has; finding out is then cheap.
+        guess: Its probable size, which saves requests if right.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: It does not exist.
     """
     if isinstance(file, StorePath):
         return file.bucket.size(file.key, guess)
@@ -282,14 +282,14 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
     """Return bytes of a file or an object, fewer if it ends early.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: It does not exist.
     """
     if is_store_url(file):
         path = StorePath(file)
         return path.bucket.read_range(path.key, offset, nbytes)
     descriptor = open_to_read(file)
     try:
-        if nbytes > _FIRST_BYTES:  # memory for all of it is taken before it is read
+        if nbytes > _FIRST_BYTES:  # reading allocates memory for all of it first
             nbytes = max(0, min(nbytes, os.fstat(descriptor).st_size - offset))
         return read_at(descriptor, nbytes, offset)
     finally:

@@ -1,4 +1,4 @@
-"""What not every operating system has, with what to do instead; all of it is here.
+"""System calls that not every operating system has, with fallbacks.
 
 Everything is looked up when it is called. Linux has all of it; macOS lacks `renameat2` and
 `sync_file_range`, Windows `fcntl`, reads and writes of several buffers, and descriptors of
@@ -33,24 +33,24 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def open_to_read(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor that reads a file."""
+    """Open a file for reading; return its descriptor."""
     return os.open(path, os.O_RDONLY | _FLAGS)
 
 
 def create_to_write(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor that writes a new file.
+    """Create a file for writing; return its descriptor.
 
     Raises:
-        FileExistsError: There is one already.
+        FileExistsError: It already exists.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
 
 
 def open_directory(path: str | os.PathLike[str]) -> int:
-    """Return the descriptor of a directory, `NO_DESCRIPTOR` where there are none.
+    """Return the descriptor of a directory, `NO_DESCRIPTOR` where unsupported.
 
     Raises:
-        FileNotFoundError: There is no such directory.
+        FileNotFoundError: The directory does not exist.
     """
     try:
         return os.open(path, os.O_RDONLY | _FLAGS)
@@ -69,7 +69,7 @@ def is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def has_directory_descriptors() -> bool:
-    """Whether directories can be opened, and so synced and locked."""
+    """Return whether directories can be opened, and so synced and locked."""
     return hasattr(os, "O_DIRECTORY")
 
 
@@ -93,7 +93,7 @@ def read_into(descriptor: int, buffers: Sequence[memoryview], offset: int) -> in
     """Fill buffers with bytes of a file from an offset, as far as one call does.
 
     Returns:
-        How many bytes that were, 0 at the end of the file.
+        The number of bytes, 0 at the end of the file.
     """
     preadv = getattr(os, "preadv", None)
     if preadv is not None:
@@ -105,13 +105,13 @@ def read_into(descriptor: int, buffers: Sequence[memoryview], offset: int) -> in
 
 
 def write(descriptor: int, buffers: Sequence[memoryview]) -> int:
-    """Write buffers, as far as one call does; return how many bytes that were."""
+    """Write buffers, as far as one call does; return the number of bytes."""
     writev = getattr(os, "writev", None)
     return os.write(descriptor, buffers[0]) if writev is None else writev(descriptor, buffers)
 
 
 def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
-    """Have the system begin to bring written bytes to the disk, where it can be asked to."""
+    """Ask the system, where possible, to start writing bytes to the disk."""
     sync_file_range = _libc_function("sync_file_range")
     if sync_file_range is not None:
         sync_file_range(
@@ -123,8 +123,8 @@ def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:
-    """Wait until a file that has been written is on the disk."""
-    # Windows syncs through descriptors only that may write
+    """Wait until a written file is on the disk."""
+    # Windows syncs only through writable descriptors
     flags = os.O_RDONLY if has_directory_descriptors() else os.O_RDWR
     descriptor = os.open(path, flags | _FLAGS)
     try:
@@ -134,7 +134,7 @@ def sync_file(path: str | os.PathLike[str]) -> None:
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Wait until a directory's entries are on the disk, where the system can be asked to."""
+    """Wait until a directory's entries are on the disk, where supported."""
     descriptor = open_directory(path)
     try:
         if descriptor != NO_DESCRIPTOR:
@@ -144,11 +144,11 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def lock(descriptor: int) -> None:
-    """Lock a directory for as long as the descriptor is open.
+    """Lock a directory until the descriptor is closed.
 
     Raises:
         BlockingIOError: Another process has locked it.
-        OSError: There are no locks here.
+        OSError: Locks are not supported here.
     """
     if fcntl is None or descriptor == NO_DESCRIPTOR:
         raise OSError(errno.ENOTSUP, "this system has no locks of directories")
@@ -156,7 +156,7 @@ def lock(descriptor: int) -> None:
 
 
 def unlock(descriptor: int) -> None:
-    """Give up a lock, and close its descriptor.
+    """Release a lock, and close its descriptor.
 
     Closing alone would not do: forked processes have descriptors of the same lock.
     """
@@ -188,8 +188,8 @@ def link(file: Path, name: Path) -> None:
     """Give a file another name.
 
     Raises:
-        FileExistsError: The name is taken.
-        OSError: It has been refused, or there are no hard links here.
+        FileExistsError: The name exists.
+        OSError: The link is refused, or hard links are not supported here.
     """
     if not hasattr(os, "link"):
         raise OSError(errno.ENOTSUP, "this system has no hard links", str(name))
@@ -198,7 +198,7 @@ def link(file: Path, name: Path) -> None:
 
 @functools.cache
 def _libc_function(name: str) -> Callable[..., int] | None:
-    """Return a function of the C library that Python does not offer, None if it has none."""
+    """Return a C library function that Python does not offer, None if it does not exist."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows has no such library

@@ -1,4 +1,4 @@
-"""Read parts of arrays with TensorStore's drivers: those with codecs that only it has."""
+"""Read parts of arrays with TensorStore's drivers, for codecs that only it has."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class TensorStoreReader:
     """Reads arrays of one store.
 
     Args:
-        store: Where the values are.
+        store: The store of the values.
         chunks: Finds chunks in it.
-        fetched: Is told how many bytes are read.
-        fill_missing: Whether a chunk that does not exist stands for zeros; else it is an error.
+        fetched: Called with the number of bytes read.
+        fill_missing: Whether a missing chunk stands for zeros; else it is an error.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class TensorStoreReader:
         self._context = ts.Context()
 
     async def read(self, read: ArrayRead, region: Region) -> HostArray:
-        """Return the values of a part.
+        """Read the values of a part.
 
         Raises:
             CorruptionError: A chunk is missing or damaged.
             FormatError: TensorStore does not have the array's codecs.
-            StorageError: The store does not answer, or a file may not be read.
+            StorageError: The store does not answer, or permission to read a file is missing.
         """
         self._check_chunks(read, region)
         array = await self._open(read)
@@ -66,9 +66,9 @@ class TensorStoreReader:
             raise await self._locate_damage(read, region, error) from error
 
     async def _read_into_own_memory(self, array: ts.TensorStore) -> HostArray:
-        """Return an array's values in memory that goes back to the system when they are dropped.
+        """Read an array into memory that returns to the system when dropped.
 
-        TensorStore's own results come from the allocator, which keeps what is freed.
+        TensorStore's own results come from the allocator, which keeps freed memory.
         """
         host = aligned_empty(tuple(array.shape), array.dtype.numpy_dtype)
         target = cast(Any, ts).array(host, context=self._context)  # the stubs know no dtypes
@@ -76,10 +76,10 @@ class TensorStoreReader:
         return host
 
     def _check_chunks(self, read: ArrayRead, region: Region) -> None:
-        """Check that all chunks exist, and what the manifest says of them; count them as read.
+        """Check that all chunks exist and match the manifest; count them as read.
 
-        Nor may they be too small for the array: TensorStore takes memory for it, and ends the
-        program if there is none.
+        Nor may they be too small for the array: TensorStore allocates memory for it, and ends the
+        program if it cannot.
         """
         layout = read.layout
         for index in chunk_indices(region, layout.chunk_shape):
@@ -110,7 +110,7 @@ class TensorStoreReader:
                 f"{read.where}: the path of the checkpoint is not UTF-8, as TensorStore "
                 "needs it to read this array. Rename the directory, or make a link to it."
             )
-        # the document was read before; handing it over spares TensorStore a second reading
+        # passing the document spares TensorStore from reading it again
         known = {"metadata": json.loads(read_value(value))} if value is not None else {}
         spec = {
             "driver": read.layout.driver,
@@ -128,7 +128,7 @@ class TensorStoreReader:
             ) from error
 
     async def _copy_to_memory(self, name: str) -> Json:
-        """Copy an array's files to where TensorStore takes any path, and backslashes in it."""
+        """Copy an array's files to memory, where TensorStore accepts any path, backslashes too."""
         spec = {"driver": "memory", "path": f"{name}/"}
         copy = await ts.KvStore.open(spec, context=self._context)
         for key in self._store.keys_below(name):
@@ -155,7 +155,7 @@ class TensorStoreReader:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a path is UTF-8; Python has surrogates in the place of other bytes."""
+    """Return whether a path is UTF-8; Python represents other bytes as surrogates."""
     try:
         path.encode()
     except UnicodeEncodeError:

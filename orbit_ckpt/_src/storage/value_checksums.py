@@ -1,4 +1,4 @@
-"""Checksums of values, taken as their parts pass by on the way to a data file."""
+"""Compute checksums of values as their parts are written to a data file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAIL_BYTES = 4
 
 
 class ValueChecksums:
-    """The checksums of what is appended to one data file.
+    """The checksums of the values appended to one data file.
 
     Args:
-        whole_file: Whether to take the checksum of the file, else that of each value. Of values
+        whole_file: Whether to compute the checksum of the file, else that of each value. For values
             that end in their own crc32c, one of the file would depend on their lengths only.
     """
 
@@ -28,7 +28,7 @@ class ValueChecksums:
         self._tail = b""
 
     def views(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Iterator[memoryview]:
-        """Yield the parts of a value, whose checksum is `last` afterwards.
+        """Yield the parts of a value; its checksum is `last` afterwards.
 
         Args:
             parts: The value's bytes.

@@ -1,4 +1,4 @@
-"""Read values from where an index says they are: many small ones at once, large ones in place."""
+"""Read values from their places in an index: many small ones at once, large ones in place."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from orbit_ckpt._src.storage.store_path import (
 from orbit_ckpt._src.storage.system import open_to_read, read_at, read_into
 
 MAX_AHEAD_BYTES = 1 << 20
-"""Most bytes read beyond what was asked for, while values follow one another."""
+"""Maximum bytes to read ahead while values follow one another."""
 
 _OBJECT = -1
-"""In place of the descriptor of a file, for an object of a store."""
+"""Replaces a file's descriptor for an object of a store."""
 
 MAX_OBJECT_AHEAD_BYTES = 1 << 22
 """The same for objects of a store, from the first value on; larger values are read alone."""
@@ -30,21 +30,21 @@ MAX_OBJECT_AHEAD_BYTES = 1 << 22
 _STREAM_BYTES = 1 << 25
 
 _MAX_OPEN = 16
-"""Most files that a reader keeps open; in a checkpoint without a database every chunk is one."""
+"""Maximum files that a reader keeps open; without a database every chunk is one."""
 
 
 class Pieces(Extent, frozen=True, gc=False):
-    """Where the bytes of a value are that is not in one piece; its file and offset are the first's.
+    """The places of a value in several pieces; its file and offset are the first's.
 
     Attributes:
-        pieces: Where the pieces are, which follow one another.
+        pieces: The consecutive pieces.
     """
 
     pieces: tuple[Extent, ...] = ()
 
     @classmethod
     def of(cls, pieces: Sequence[Extent]) -> Extent:
-        """Return the place of a value from those of its pieces, at least one."""
+        """Return the place of a value from its pieces, at least one."""
         first = pieces[0]
         if len(pieces) == 1:
             return first
@@ -53,7 +53,7 @@ class Pieces(Extent, frozen=True, gc=False):
 
 
 def part_of(value: Extent, start: int, length: int) -> Extent:
-    """Return where some bytes of a value are."""
+    """Return the place of a part of a value."""
     if not isinstance(value, Pieces):
         return Extent(value.file, value.offset + start, length)
     found: list[Extent] = []
@@ -69,8 +69,8 @@ class ValueReader:
     """Reads values for one thread.
 
     Attributes:
-        arena: That thread's memory for what it reads.
-        nbytes: How many bytes it has read of what it was asked for, kept by whoever asks.
+        arena: That thread's memory for the values.
+        nbytes: Requested bytes read so far, counted by the caller.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -105,12 +105,12 @@ class ValueReader:
         return self._window[start : start + value.length]
 
     def _read_ahead(self, value: Extent) -> None:
-        """Read a value and, if it lies shortly behind the last ones, what follows it."""
+        """Read a value and, if it lies shortly behind the last ones, the bytes after it."""
         last = self._window_place
         gap = value.offset - last.offset - last.length
         is_next = value.file == last.file and 0 <= gap <= last.length
         ahead = min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0
-        if self._open(value.file) == _OBJECT:  # a request costs what many bytes cost
+        if self._open(value.file) == _OBJECT:  # a request costs as much as many bytes
             ahead = MAX_OBJECT_AHEAD_BYTES
         nbytes = max(value.length, ahead)
         self._window_place = Extent("", 0, 0)  # the last window is overwritten
@@ -122,7 +122,7 @@ class ValueReader:
         self._window_place = Extent(value.file, value.offset, self._window.nbytes)
 
     def stream(self, value: Extent) -> Callable[[int], bytes]:
-        """Return what reads the next bytes of a value, at most as many as asked for."""
+        """Return a function that reads the next bytes of a value, at most as many as requested."""
         if self._open(value.file) == _OBJECT:
             return _stream_object(value, _STREAM_BYTES)
         position = 0
@@ -137,7 +137,7 @@ class ValueReader:
         return read
 
     def read_into(self, value: Extent, buffers: Sequence[memoryview]) -> int:
-        """Fill buffers with the bytes of a value; return how many there were."""
+        """Fill buffers with the bytes of a value; return their number."""
         if isinstance(value, Pieces):
             return self._read_pieces(value, buffers)
         descriptor = self._open(value.file)
@@ -186,7 +186,7 @@ class ValueReader:
 
 
 def _stream_object(value: Extent, block_bytes: int) -> Callable[[int], bytes]:
-    """Return what reads the next bytes of an object, fetched in large blocks."""
+    """Return a function that reads the next bytes of an object, fetched in large blocks."""
     block = memoryview(b"")
     fetched = 0
 
@@ -212,7 +212,7 @@ def read_value(value: Value) -> bytes:
 
 
 def open_value(value: Value) -> Callable[[int], bytes]:
-    """Return what reads the next bytes of a value, at most as many as asked for.
+    """Return a function that reads the next bytes of a value, at most as many as requested.
 
     No file stays open in between, so that any number of values can be read in turns.
     """
@@ -234,7 +234,7 @@ def open_value(value: Value) -> Callable[[int], bytes]:
 
 
 def within_file(value: Extent) -> Extent:
-    """Return a value as far as its files go, before memory is taken for it.
+    """Truncate the place of a value to its files, before memory is allocated for it.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -251,7 +251,7 @@ def within_file(value: Extent) -> Extent:
 
 
 def _next_of(value: Extent, position: int, size: int) -> Extent:
-    """Return where the next bytes of a value are, at most as many as are in one piece."""
+    """Return the place of the next bytes of a value, at most to the end of a piece."""
     pieces = value.pieces if isinstance(value, Pieces) else (value,)
     for piece in pieces:
         if position < piece.length:

@@ -1,8 +1,8 @@
 """Write values by key: into an OCDBT database, or as one file each.
 
-Values are taken from many threads at once. Those of a database are appended to data files, one
-for each thread at work, because file systems let only one thread at a time write to a file; the
-B+tree that says where each value lies is written last. Nothing is copied on the way to the disk.
+Many threads add values at once. Those of a database are appended to data files, one per active
+thread, because file systems let only one thread at a time write to a file; the B+tree with the
+place of each value is written last. Nothing is copied on the way to the disk.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20
 _GATHER_BUFFERS = 512
-"""The system takes at most 1024 buffers at once."""
+"""The system accepts at most 1024 buffers at once."""
 
 _WRITEBACK_BYTES = 1 << 25
-"""How much is written before the disk is told to begin. Left to itself the system begins when it
-is asked to finish, and the disk is idle until then."""
+"""Bytes written before writeback is requested. By itself the system starts it only at the final
+sync, and the disk is idle until then."""
 
 _CHILDREN = 256
-"""Children of an interior node; there is one for every 100 MB of keys and small values."""
+"""Children of an interior node; each covers 100 MB of keys and small values."""
 
 
 class ValueWriter(Protocol):
-    """Takes values from any thread."""
+    """Accepts values from any thread."""
 
     def put(self, key: str, value: bytes) -> None:
         """Write a small value."""
@@ -61,22 +61,22 @@ class ValueWriter(Protocol):
     def append(
         self, key: str, parts: Iterable[Buffer], nbytes: int, *, ends_in_checksum: bool = False
     ) -> None:
-        """Write a value of parts, which must stay as they are until `close`.
+        """Write a value in parts, which must not change until `close`.
 
         Args:
             key: Its key.
             parts: Its bytes.
-            nbytes: How many there are, about.
+            nbytes: Their approximate size.
             ends_in_checksum: Whether the last part is the crc32c of the others.
         """
         ...
 
     def close(self) -> None:
-        """Make all values durable; none may be added any more."""
+        """Make all values durable; add none afterwards."""
         ...
 
     def abort(self) -> None:
-        """Give up."""
+        """Discard the values."""
         ...
 
 
@@ -84,7 +84,7 @@ class DatabaseWriter(ValueWriter):
     """Writes a new OCDBT database as its only writer.
 
     Attributes:
-        record: What the manifest of the directory must say of the database, once it is closed.
+        record: The manifest's record of the database, once it is closed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DatabaseWriter(ValueWriter):
 
         Args:
             directory: Its root.
-            data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
+            data_file_bytes: Size at which a new data file begins; None is 2 GiB, 0 no limit.
             values_have_checksums: Whether large values end in their own crc32c. These are then
                 recorded one by one, else data files as a whole.
 
@@ -139,11 +139,11 @@ class DatabaseWriter(ValueWriter):
             self._free.append(file)
 
     def refer(self, values: Mapping[str, Value], record: Manifest) -> None:
-        """Add values of which those in data files are below the root already.
+        """Add values whose data files are already below the root.
 
         Args:
             values: The values.
-            record: What is recorded of those data files, by path relative to the root.
+            record: Records of those data files, by path relative to the root.
         """
         self._values.update((key.encode(), value) for key, value in values.items())
         self._parts.append(record)
@@ -185,7 +185,7 @@ class DatabaseWriter(ValueWriter):
             return file
 
     def _open_object(self, uploads: Uploads) -> _DataFile | DataObject:
-        """Return an object that is not sent yet; any, because it may become larger than others."""
+        """Return an object not sent yet; any, because it may grow larger than others."""
         if self._free:
             return self._free.pop()
         name = f"{OCDBT_DATA}/{secrets.token_hex(16)}"
@@ -230,7 +230,7 @@ class DatabaseWriter(ValueWriter):
 
 
 class _DataFile:
-    """A file that values are appended to; buffers are gathered until writing them pays."""
+    """An append-only file; buffers are gathered until writing them pays."""
 
     def __init__(self, root: Path, name: str, sums: ValueChecksums) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""zarr metadata documents: built for what we write, parsed for what anyone wrote.
+"""zarr metadata documents: built for our arrays, parsed for any writer's.
 
 We write arrays as `bytes`, optionally `zstd`, then `crc32c` (zarr3), or as zarr2 for older readers.
-Documents of other writers may have any codecs; those this module cannot decode itself are left to
-TensorStore's drivers.
+Documents of other writers may name any codecs; TensorStore's drivers handle those that this module
+cannot decode itself.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_
 _MAX_RATIOS: Mapping[str, int] = {"gzip": 1032, "zlib": 1032, "zstd": 1 << 16, "bz2": 1 << 21}
 _MAX_RATIO = 1 << 17
 _SLACK_BYTES = 1 << 16
-"""More than what compressors make of a byte: what is larger is not in a chunk, whatever it says."""
+"""Above what compressors make of a byte: a larger output cannot come from a chunk."""
 
 MIN_COMPRESSED_BYTES = 16 * 1024
-"""Arrays below this size are stored uncompressed: what zstd saves on them is less than what a
-leaf costs in metadata."""
+"""Smaller arrays are stored uncompressed: zstd saves less on them than a leaf costs in metadata."""
 
 _ZSTD_LEVEL = 1
 _MAX_CHUNKS = 2**24
-"""All of an array are looked up, one after the other."""
+"""Maximum chunks of an array, all of which are looked up one by one."""
 
 MAX_DIMENSIONS = 64
-"""numpy has no arrays of more."""
+"""numpy's limit."""
 
 _MAX_ELEMENTS = 2**58
-"""More have too many bytes for any machine, whatever their dtype."""
+"""More elements exceed any machine's memory, whatever their dtype."""
 
 
 class ZarrArray(Struct, frozen=True):
@@ -48,12 +47,12 @@ class ZarrArray(Struct, frozen=True):
         shape: Shape of the array.
         chunk_shape: Shape of every chunk; at the array's edge chunks are still full.
         dtype: The stored dtype.
-        compression: Name of the compressor, None if the bytes are stored as they are.
+        compression: Name of the compressor, None if the bytes are uncompressed.
         checksum: Whether every chunk ends in its crc32c.
-        is_direct: Whether a chunk is its elements in C order, little-endian, if anything compressed
-            with zstd and with a checksum behind them, so that it is read without TensorStore.
-        separator: What stands between the indices in a zarr2 chunk key.
-        is_sharded: Whether a chunk is made of smaller ones, of which not all need exist.
+        is_direct: Whether a chunk is its elements in C order, little-endian, optionally compressed
+            with zstd and followed by a checksum, so that it is read without TensorStore.
+        separator: Separator of the indices in a zarr2 chunk key.
+        is_sharded: Whether a chunk consists of smaller ones, not all of which need exist.
     """
 
     zarr_format: int
@@ -78,7 +77,7 @@ class ZarrArray(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether any part of a chunk can be read by itself: its elements are all there is."""
+        """Whether any part of a chunk can be read by itself: it consists of its elements only."""
         return self.is_direct and self.compression is None and not self.checksum
 
     @property
@@ -92,8 +91,8 @@ class ZarrArray(Struct, frozen=True):
 
 
 def most_decoded(layout: ZarrArray, nbytes: int) -> int:
-    """Return how many bytes a stored chunk can decode to at most, if its size is this."""
-    if layout.is_sharded:  # what is all zeros need not be in it
+    """Return the maximum decoded size of a stored chunk of a size."""
+    if layout.is_sharded:  # chunks of zeros may be omitted
         return layout.chunk_nbytes
     if layout.compression is None:
         return nbytes
@@ -116,14 +115,14 @@ def document_name(zarr_format: int) -> str:
 def describe_array(
     shape: Shape, chunk_shape: Shape, dtype: DType, *, zarr_format: int, compress: bool
 ) -> tuple[ZarrArray, bytes]:
-    """Return how a new array will be stored, and its metadata document.
+    """Return the layout of a new array, and its metadata document.
 
     Args:
         shape: Shape of the array.
         chunk_shape: Shape of its chunks, no dimension 0.
         dtype: The stored dtype, see `arrays.dtypes.stored_dtype`.
         zarr_format: 2 or 3.
-        compress: Whether to compress; small arrays are not compressed all the same.
+        compress: Whether to compress; small arrays never are.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     zstd = compress and nbytes >= MIN_COMPRESSED_BYTES
@@ -142,7 +141,7 @@ def describe_array(
 
 @functools.lru_cache(maxsize=4096)
 def plain_array(shape: Shape, chunk_shape: Shape, dtype: DType) -> tuple[ZarrArray, bytes]:
-    """Return the layout of a zarr2 array of any storable dtype, not compressed, and its document.
+    """Return the uncompressed zarr2 layout of an array of any storable dtype, and its document.
 
     Args:
         shape: Shape of the array.
@@ -154,7 +153,7 @@ def plain_array(shape: Shape, chunk_shape: Shape, dtype: DType) -> tuple[ZarrArr
 
 
 def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:
-    """Return how an array is stored, from its metadata document.
+    """Parse the metadata document of an array.
 
     Raises:
         FormatError: The document is not JSON, lacks a field, or has one of a wrong type.
@@ -175,7 +174,7 @@ def _zarr2_document(array: ZarrArray) -> dict[str, object]:
         "chunks": array.chunk_shape,
         "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if array.compression else None,
         "dimension_separator": array.separator,
-        # numpy has no type strings for the ml_dtypes; TensorStore takes their names
+        # numpy has no type strings for the ml_dtypes; TensorStore accepts their names
         "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
         "fill_value": None,
         "filters": None,
