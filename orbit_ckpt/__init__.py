@@ -172,7 +172,7 @@ __getattr__, __dir__ = lazy_names(
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions"
         ),
-        "checkpointer.saving": "SaveHandle",
+        "checkpointer.save": "SaveHandle",
         "verify.report": "VerifyReport",
         "verify.api": "verify",
         "formats.locate": "detect_format",
