@@ -1,1 +1,1 @@
-"""The JSON documents of a checkpoint and what they say about its leaves."""
+"""The JSON documents of a checkpoint and the metadata of its leaves."""

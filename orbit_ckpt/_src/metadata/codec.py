@@ -1,4 +1,4 @@
-"""JSON as the documents of a checkpoint need it: fast, and checked against types."""
+"""Fast, type-checked JSON for the documents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ T = TypeVar("T")
 
 
 def decode_json(data: bytes, kind: type[T], where: str) -> T:
-    """Return a JSON document.
+    """Decode a JSON document.
 
     Args:
         data: Its bytes.
-        kind: What it must be: a type that msgspec decodes to.
+        kind: The expected type, for msgspec.
         where: The file, for errors.
 
     Raises:
-        FormatError: It is not JSON, or a field is missing or of a wrong type.
+        FormatError: It is not JSON, or a field is missing or has a wrong type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        # what Python writes, Orbax's language, may hold NaN, infinities and lone surrogates
+        # Python's json, which Orbax uses, may write NaN, infinities and lone surrogates
         return msgspec.convert(json.loads(data), kind)
     except msgspec.ValidationError as error:
         what = str(error)
@@ -43,16 +43,16 @@ def decode_json(data: bytes, kind: type[T], where: str) -> T:
 
 
 def decode_file(file: Path, kind: type[T], *, max_bytes: int) -> T:
-    """Return the JSON document in a file of another program.
+    """Decode a JSON file of another program.
 
     Args:
         file: The file.
-        kind: What it must be: a type that msgspec decodes to.
-        max_bytes: How large it may be, for all of it is held.
+        kind: The expected type, for msgspec.
+        max_bytes: Size limit, since the whole file is held in memory.
 
     Raises:
         FormatError: It is not such a document, is too large, or is a pipe or a device.
-        FileNotFoundError: There is none.
+        FileNotFoundError: It does not exist.
     """
     if not isinstance(file, StorePath) and file.exists() and not file.is_file():
         raise FormatError(f"{file} is no regular file, and is not read.")
@@ -73,17 +73,17 @@ def decode_versioned(
     newest: int,
     key: Literal["format_version", "version"] = "format_version",
 ) -> T:
-    """Return a JSON document of ours, which has a version.
+    """Decode one of this library's JSON documents, which have a version.
 
     Args:
         data: Its bytes.
-        kind: What it must be.
+        kind: The expected type.
         where: The file, for errors.
-        newest: The latest version that can be read.
-        key: The field of the version.
+        newest: The newest readable version.
+        key: The field with the version.
 
     Raises:
-        FormatError: It is not such a document, or was written by a later version.
+        FormatError: It is not such a document, or a newer version wrote it.
     """
     version = decode_json(data, _FormatVersion if key == "format_version" else _Version, where)
     check_version(where, version.value, newest)
@@ -99,5 +99,5 @@ class _Version(msgspec.Struct):
 
 
 def encode_json(document: object) -> bytes:
-    """Return a document of ours as JSON; for users' values see `user_json`."""
+    """Encode one of this library's documents; for users' values see `user_json`."""
     return msgspec.json.encode(document)

@@ -38,7 +38,7 @@ from orbit_ckpt._src.storage.layout import (
 
 
 def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
-    """Write `_METADATA` and, if there is something to say, our own details beside it."""
+    """Write `_METADATA` and, unless empty, the library's own details beside it."""
     if details:
         write_file(directory / TREE_DETAILS, encode_json(details))
     write_file(directory / TREE_METADATA, tree.encode())
@@ -50,7 +50,7 @@ def write_arrays(
     records: Sequence[ArrayRecord],
     shardings: Mapping[str, ShardingMetadata],
 ) -> None:
-    """Write what is known of JAX arrays; no file that would be empty."""
+    """Write the records of JAX arrays; write no empty file."""
     if records:
         (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
         write_file(directory / arrays_file(process), encode_arrays(records))
@@ -61,15 +61,15 @@ def write_arrays(
 
 
 def arrays_file(process: int) -> str:
-    """Return the name of the file with what one process recorded of JAX arrays."""
+    """Return the name of the file with one process's records of JAX arrays."""
     return f"{ARRAY_METADATAS}/process_{process}"
 
 
 def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
-    """Write the string leaves of a tree by storage name, if there are any.
+    """Write the string leaves of a tree by storage name, if any.
 
-    Orbax looks a name up as a JSON pointer without escaping it: to its reader a slash in a name is
-    a level of nesting. Such strings are written under both forms.
+    Orbax looks a name up as an unescaped JSON pointer, so that its reader takes a slash in a name
+    for a level of nesting. Such strings are written in both forms.
     """
     if not strings:
         return
@@ -88,7 +88,7 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
 
 
 def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
-    """Return `_METADATA` with the details beside it applied, None if there is none.
+    """Return `_METADATA` with the details applied, None if it does not exist.
 
     Raises:
         FormatError: A document is not understood.
@@ -101,7 +101,7 @@ def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
 
 
 def read_details(directory: CheckedDirectory) -> TreeDetails:
-    """Return our own details of a tree; those of other writers' checkpoints are empty.
+    """Return the library's own details of a tree; empty for other writers' checkpoints.
 
     Raises:
         FormatError: The document is not understood.
@@ -113,12 +113,12 @@ def read_details(directory: CheckedDirectory) -> TreeDetails:
 
 
 def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict[str, ArrayRecord]:
-    """Return what the first process recorded of JAX arrays, by storage name.
+    """Return the first process's records of JAX arrays, by storage name.
 
     Args:
         directory: Where the document is.
-        keys_only: Whether only typed PRNG keys matter; most documents list none and are then not
-            decoded.
+        keys_only: Whether only typed PRNG keys are needed; most documents list none and are then
+            not decoded.
 
     Raises:
         FormatError: The document is not understood.
@@ -140,9 +140,9 @@ def _is_without_keys(data: bytes) -> bool:
 def read_shardings(
     directory: CheckedDirectory,
 ) -> Callable[[], dict[str, ShardingMetadata]]:
-    """Return what decodes the recorded shardings, by storage name; unknown kinds are left out.
+    """Return a function that decodes the recorded shardings by storage name; omits unknown kinds.
 
-    Not every restore needs them. What is returned may raise FormatError.
+    Decoding is deferred because not every restore needs it; the function may raise FormatError.
 
     Raises:
         CorruptionError: The file differs from its checksum.
@@ -168,7 +168,7 @@ def _decode_shardings(data: bytes, where: str) -> dict[str, ShardingMetadata]:
 
 
 def read_strings(directory: CheckedDirectory) -> dict[str, object]:
-    """Return the contents of the strings file, see `find_string`.
+    """Return the contents of the strings file for `find_string`.
 
     Raises:
         FormatError: The document is not understood.
@@ -180,7 +180,7 @@ def read_strings(directory: CheckedDirectory) -> dict[str, object]:
 
 
 def find_string(strings: Mapping[str, object], name: str) -> str | None:
-    """Return the string stored under a name, None if there is none."""
+    """Return the string stored under a name, None if it does not exist."""
     found = strings.get(name)
     if isinstance(found, str):
         return found
@@ -191,7 +191,7 @@ def find_string(strings: Mapping[str, object], name: str) -> str | None:
 
 
 def read_step(directory: CheckedDirectory) -> StepDocument:
-    """Return `_CHECKPOINT_METADATA`; checkpoints of old writers have none and give an empty one.
+    """Return `_CHECKPOINT_METADATA`, or an empty document for old writers' checkpoints.
 
     Raises:
         FormatError: The document is not understood.
@@ -203,7 +203,7 @@ def read_step(directory: CheckedDirectory) -> StepDocument:
 
 
 def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMetadata:
-    """Return what `_CHECKPOINT_METADATA` records, and what is known of the items.
+    """Return the metadata in `_CHECKPOINT_METADATA` together with those of the items.
 
     Raises:
         FormatError: The document is not understood.

@@ -22,10 +22,10 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
 
     Args:
         item: The item's directory.
-        filename: Name of its file, as the handler was given it.
+        filename: Name of its file, if the handler was given one.
 
     Raises:
-        CheckpointNotFoundError: There is no such file.
+        CheckpointNotFoundError: The file does not exist.
         FormatError: It is not JSON.
         CorruptionError: It differs from its checksum.
     """
@@ -42,13 +42,13 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
 
 
 def find_json_file(directory: Path, filename: str | None = None) -> str:
-    """Return the name of the file in an item's directory; the expected one if there is none."""
+    """Return the name of the file in an item's directory; the expected one if none exists."""
     names = list(_names(directory, filename))
     return next((name for name in names if (directory / name).is_file()), names[0])
 
 
 def _names(directory: Path, filename: str | None) -> Iterator[str]:
-    """Yield the names that the file may have; Orbax's v1 API has its own."""
+    """Yield the possible names of the file; Orbax's v1 API uses its own."""
     yield filename or JSON_FILE
     if filename is None:
         yield directory.name

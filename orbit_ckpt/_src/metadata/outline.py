@@ -1,4 +1,4 @@
-"""The containers of a tree that is being saved, as `metadata.rich_types` reads them back."""
+"""The containers of a tree being saved, in the form that `metadata.rich_types` reads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEAF = object()
 
 
 def outline_of(tree: object) -> Outline:
-    """Return the containers of a tree that is being saved; it may be changed afterwards."""
+    """Return the containers of a tree being saved; later changes to it do not matter."""
     kind = type(tree)
-    if kind is dict or kind is list:  # what nearly all containers are
+    if kind is dict or kind is list:  # true of nearly all containers
         plain = _plain_outline(cast("dict[object, object] | list[object]", tree))
         if plain is not None:
             return plain
@@ -43,7 +43,7 @@ def outline_of(tree: object) -> Outline:
 
 
 def _plain_outline(tree: dict[object, object] | list[object]) -> Outline | None:
-    """Return that of a dict with strings for keys, or of a list; None if it is something else."""
+    """Return the outline of a list or a dict with string keys; None for anything else."""
     if not tree:
         return None
     if isinstance(tree, list):

@@ -1,7 +1,7 @@
-"""Container types that `_METADATA` otherwise loses: tuples and namedtuples.
+"""Tuples and namedtuples, container types that `_METADATA` otherwise loses.
 
 The encoding is Orbax's `value_metadata_tree`: the tree as JSON, with tuples, namedtuples and leaves
-written as objects that have a `category`. `metadata.outline` writes it.
+as objects that have a `category`. `metadata.outline` writes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAF_CLASS = "ValueMetadataEntry"
 
 
 def has_rich_types(text: str) -> bool:
-    """Whether a text may say more of containers than whether they are dicts or lists."""
+    """Return whether a text may describe containers other than dicts and lists."""
     return '"namedtuple"' in text or '"tuple"' in text
 
 
@@ -38,17 +38,17 @@ def decode_rich_types(
 ) -> object:
     """Return the tree that a text describes.
 
-    Namedtuples come back as instances of their own class if it has been imported in this process
-    and has the same fields, else of a generic class; nothing is imported.
+    Namedtuples become instances of their own class if it has been imported in this process and has
+    the same fields, otherwise of a generic class; nothing is imported.
 
     Args:
         text: `value_metadata_tree`.
-        where: The file it is from, for errors.
-        leaf: Gives the value of the leaf at a path.
-        paths: Paths, by their names, of the leaves that have dict keys of other types than str.
+        where: The file, for errors.
+        leaf: Returns the value of the leaf at a path.
+        paths: By names, the paths of the leaves that have dict keys of types other than str.
 
     Raises:
-        FormatError: The text is not what Orbax writes.
+        FormatError: The text is not valid.
     """
     try:
         return _decode(json.loads(text), (), leaf, _keys_by_prefix(paths))
@@ -68,8 +68,8 @@ def class_name(value: object) -> str:
 def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
     """Return a namedtuple class by its `module:qualname`, None if it is not usable here.
 
-    Only classes that this process has imported are found, and only if they are namedtuples with
-    exactly these fields: a checkpoint must not choose what else gets called.
+    Finds only classes that this process has imported, and only namedtuples with exactly these
+    fields: a checkpoint must not choose what else is called.
     """
     module, _, qualname = name.partition(":")
     found: object = sys.modules.get(module)

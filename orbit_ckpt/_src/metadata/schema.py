@@ -1,8 +1,8 @@
-"""What the JSON documents of a checkpoint hold; one that is wrong is refused with the place.
+"""The contents of a checkpoint's JSON documents; errors name the place in the document.
 
 `TreeDocument`, `ArrayRecord` and `StepDocument` are Orbax's; unknown fields are ignored.
-`TreeDetails` is ours: what Orbax's documents lose about keys and leaf types. Structs whose names
-begin with an underscore have the fields of a document one by one.
+`TreeDetails` is this library's: what Orbax's documents lose about keys and leaf types. Structs
+whose names begin with an underscore mirror the fields of a document.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _Flag = bool | int | None
 class LeafRecord(Struct, frozen=True, gc=False):
     """One leaf of a tree as `_METADATA` records it.
 
-    A struct, because there are as many as leaves and structs are made fastest.
+    A struct, the kind of object fastest to create, because every leaf has one.
 
     Attributes:
-        path: Where it sits.
+        path: Its path.
         names: The names of the path's keys.
         name: Storage name.
-        typestr: Which type handler wrote it, or the kind of an empty container.
+        typestr: The type handler that wrote it, or the kind of an empty container.
         is_empty: Whether it is an empty container, with nothing stored.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
     """
@@ -80,7 +80,7 @@ class LeafRecord(Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, path: KeyPath, typestr: str, *, is_empty: bool = False) -> LeafRecord:
-        """Return the record of a leaf that is stored under the name of its path."""
+        """Return the record of a leaf stored under the name of its path."""
         names = name_path(path)
         return cls(path, names, storage_name(names), typestr, is_empty)
 
@@ -92,9 +92,9 @@ class TreeDocument(Struct, frozen=True):
         leaves: In the order of JAX's flattening.
         use_ocdbt: Whether arrays are in an OCDBT database, None if not recorded.
         use_zarr3: Whether arrays are zarr3, else zarr2.
-        stores_fill_values: Whether chunks of zeros were written too, so that one that does not
-            exist has been lost.
-        custom_metadata: Any JSON value of the user's.
+        stores_fill_values: Whether chunks of zeros were written too, so that a missing chunk means
+            data loss.
+        custom_metadata: Any JSON value of the user.
         rich_types: The text of Orbax's `value_metadata_tree`, None if not recorded.
     """
 
@@ -109,7 +109,7 @@ class TreeDocument(Struct, frozen=True):
         """Return the JSON form.
 
         Raises:
-            TypeError: The custom metadata are not JSON.
+            TypeError: The custom metadata is not JSON.
         """
         rich_types = UNSET if self.rich_types is None else self.rich_types
         custom = msgspec.Raw(encode_user_json(self.custom_metadata))
@@ -129,7 +129,7 @@ class TreeDocument(Struct, frozen=True):
         """Decode the JSON form.
 
         Raises:
-            FormatError: A field is missing or of a wrong type.
+            FormatError: A field is missing or has a wrong type.
         """
         tree = decode_json(data, _Tree, where)
         return cls(
@@ -146,9 +146,8 @@ class LeafDetail(Struct, frozen=True, omit_defaults=True):
     """What Orbax's documents lose about one leaf.
 
     Attributes:
-        type: What the leaf was where its typestr stands for several: `bytes`, `numpy.bytes`,
-            `numpy` (a numpy scalar or string), or the `module:qualname` of an empty namedtuple's
-            class.
+        type: The leaf's type where its typestr is ambiguous: `bytes`, `numpy.bytes`, `numpy` (a
+            numpy scalar or string), or the `module:qualname` of an empty namedtuple's class.
         dtype: Logical dtype where the stored one differs.
     """
 
@@ -157,12 +156,12 @@ class LeafDetail(Struct, frozen=True, omit_defaults=True):
 
 
 class TreeDetails(Struct, frozen=True):
-    """`orbit_tree.json`: what Orbax's documents lose about a tree; only what differs is listed.
+    """`orbit_tree.json`: what Orbax's documents lose about a tree; lists only differences.
 
     Attributes:
         key_kinds: Kinds of the keys of a leaf's path, by storage name.
         leaves: Details of leaves, by storage name.
-        format_version: Version of the document's form.
+        format_version: Version of the document's format.
     """
 
     key_kinds: dict[str, Sequence[KeyKind | None]] = field(name="keys", default_factory=dict)
@@ -177,7 +176,7 @@ class TreeDetails(Struct, frozen=True):
         """Decode the JSON form.
 
         Raises:
-            FormatError: A field is missing or of a wrong type, or the version is a later one.
+            FormatError: A field is missing or has a wrong type, or the version is newer.
         """
         details = decode_versioned(data, cls, where, newest=DETAILS_VERSION)
         for name, detail in details.leaves.items():
@@ -188,7 +187,7 @@ class TreeDetails(Struct, frozen=True):
         return details
 
     def apply(self, leaf: LeafRecord) -> LeafRecord:
-        """Return the leaf with the keys it was saved with."""
+        """Return the leaf with its original keys."""
         kinds = self.key_kinds.get(leaf.name)
         if kinds is None or len(kinds) != len(leaf.path):
             return leaf
@@ -220,7 +219,7 @@ class ArrayRecord(Struct, frozen=True, gc=False):
 
 
 def encode_arrays(records: Sequence[ArrayRecord]) -> bytes:
-    """Return the document that lists arrays."""
+    """Encode the document that lists arrays."""
     rows = [
         _ArrayRow(
             _Array(
@@ -241,7 +240,7 @@ def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
     """Decode the document that lists arrays.
 
     Raises:
-        FormatError: A field is missing or of a wrong type.
+        FormatError: A field is missing or has a wrong type.
     """
     arrays = [row.array_metadata for row in decode_json(data, _Arrays, where).array_metadatas]
     return [
@@ -258,13 +257,13 @@ def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
 
 
 class StepDocument(Struct, frozen=True):
-    """`_CHECKPOINT_METADATA`: what a checkpoint holds and when it was made.
+    """`_CHECKPOINT_METADATA`: the contents and times of a checkpoint.
 
     Attributes:
         item_handlers: Typestr of the handler, or of every item's handler by name.
-        init_timestamp_nsecs: When the save began, in ns since the epoch.
-        commit_timestamp_nsecs: When it was committed.
-        custom_metadata: Any JSON object of the user's.
+        init_timestamp_nsecs: Start of the save, in ns since the epoch.
+        commit_timestamp_nsecs: Time of the commit, in ns since the epoch.
+        custom_metadata: Any JSON object of the user.
         other: Fields that this version does not use; kept when a document is rewritten.
     """
 
@@ -293,7 +292,7 @@ class StepDocument(Struct, frozen=True):
         """Decode the JSON form.
 
         Raises:
-            FormatError: A field is of a wrong type.
+            FormatError: A field has a wrong type.
         """
         step = decode_json(data, _Step, where)
         other = decode_json(data, dict[str, Any], where)

@@ -1,6 +1,6 @@
-"""`orbit_step.json`: what a manager remembers of a step.
+"""`orbit_step.json`: what a manager records about a step.
 
-Apart from `files`, because commands about a run read it without JAX and numpy.
+Separate from `files`, because commands about a run read it without JAX and numpy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ STEP_DETAILS_VERSION = 1
 
 
 class StepDetails(Struct, frozen=True):
-    """What is recorded of a step beyond Orbax's documents.
+    """Facts about a step that Orbax's documents do not record.
 
     Attributes:
-        temporary: Whether the step only bridges the time to the next permanent one.
-        version: Version of the document's form.
+        temporary: Whether the step is kept only until the next permanent one.
+        version: Version of the document's format.
     """
 
     temporary: bool = False
@@ -31,19 +31,19 @@ class StepDetails(Struct, frozen=True):
 
 
 def write_step_details(directory: Path, details: StepDetails) -> None:
-    """Write the details of a step that is being saved.
+    """Write the details of a step being saved.
 
     Raises:
-        FileExistsError: The step has some already.
+        FileExistsError: The step already has some.
     """
     write_file(directory / STEP_DETAILS, encode_json(details))
 
 
 def read_step_details(directory: Path) -> StepDetails:
-    """Return the details of a step; where none were written it is a permanent one.
+    """Return the details of a step; a step without any is permanent.
 
     Raises:
-        FormatError: The document is damaged, or of a version not known here.
+        FormatError: The document is damaged or has an unknown version.
         OSError: The file cannot be read.
     """
     file = directory / STEP_DETAILS

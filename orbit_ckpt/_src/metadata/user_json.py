@@ -1,6 +1,6 @@
-"""JSON of values that users give, which may be scalars of numpy and JAX.
+"""JSON of users' values, which may be numpy and JAX scalars.
 
-Apart from `codec`, which reads documents without numpy.
+Separate from `codec`, which reads documents without numpy.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, python_scalar
 
 
 def encode_user_json(value: object) -> bytes:
-    """Return any value that Python's own encoder takes, NaN included, as JSON.
+    """Encode a value that Python's own encoder accepts, including NaN.
 
-    Arrays without dimensions, numpy's and JAX's, are written as numbers.
+    Zero-dimensional numpy and JAX arrays are written as numbers.
 
     Raises:
-        TypeError: It does not take the value.
+        TypeError: The encoder does not accept the value.
         ValueError: The value refers to itself.
     """
     return json.dumps(value, separators=(",", ":"), default=plain_scalar).encode()
 
 
 def copy_json(value: object) -> object:
-    """Return a value as it would come back from JSON.
+    """Copy a value by a round trip through JSON.
 
     Raises:
         TypeError: It is not JSON.
@@ -35,10 +35,10 @@ def copy_json(value: object) -> object:
 
 
 def plain_scalar(value: object) -> object:
-    """Return the Python scalar of a numpy scalar, or of an array without dimensions.
+    """Convert a numpy scalar or a zero-dimensional array to a Python scalar.
 
     Raises:
-        TypeError: The value is something else, or has no number that JSON can hold.
+        TypeError: The value is something else, or not a number that JSON can hold.
     """
     dtype: object = getattr(value, "dtype", None)
     if dtype is not None and getattr(value, "shape", None) == () and not is_prng_dtype(dtype):

@@ -1,8 +1,8 @@
-"""What a checkpoint says about its leaves without reading them; Orbax's classes.
+"""Metadata of a checkpoint's leaves, in Orbax's classes.
 
-Values of which every leaf has one are structs, which are made fastest. They are dataclasses too:
-programs written for Orbax call `dataclasses.replace` and the like. As in Orbax, names and
-directories do not count when two of them are compared.
+Classes with an instance per leaf are structs, the fastest to create. They are dataclasses too,
+since programs written for Orbax call `dataclasses.replace` and similar functions. As in Orbax,
+names and directories do not count in comparisons.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StorageMetadata:
     Attributes:
         chunk_shape: Shape of its chunks.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
-        compression: Name of the compressor, None if the array is stored uncompressed; does not
-            count for equality, as in Orbax.
+        compression: Name of the compressor, None if uncompressed; ignored in comparisons, as in
+            Orbax.
     """
 
     chunk_shape: Shape | None
@@ -40,7 +40,7 @@ class StorageMetadata:
 
 @dataclass(frozen=True, init=False, repr=False, eq=False, match_args=False)
 class Metadata(Struct, frozen=True, gc=False, eq=False):
-    """A leaf of which no more is known than its name.
+    """A leaf of which only the name is known.
 
     Attributes:
         name: Storage name.
@@ -63,7 +63,7 @@ class ArrayMetadata(Metadata, frozen=True, gc=False, eq=False):
 
     Attributes:
         shape: Its shape.
-        sharding: How it was laid out when saved, None if that is not recorded.
+        sharding: Its sharding when saved, None if not recorded.
         dtype: Its dtype; that of the key type for typed PRNG keys.
         storage: How it is stored.
     """
@@ -120,13 +120,13 @@ class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
 
 @dataclass(frozen=True)
 class TreeMetadata:
-    """Metadata of a tree; itself a pytree whose leaves are those of `tree`.
+    """Metadata of a tree; itself a pytree with the leaves of `tree`.
 
-    `metadata["w"]`, `metadata.items()` and the like are those of `tree`.
+    `metadata["w"]`, `metadata.items()` and similar methods are those of `tree`.
 
     Attributes:
-        tree: The tree's structure with leaf metadata for leaves.
-        custom_metadata: What the user saved with the tree.
+        tree: The tree's structure with leaf metadata as leaves.
+        custom_metadata: The user's metadata.
     """
 
     tree: object
@@ -145,24 +145,24 @@ class TreeMetadata:
         return len(self._container)
 
     def get(self, key: str, default: object = None) -> Any:
-        """Return what a dict has under a key."""
+        """Return the value under a key of the outermost dict."""
         return self._container.get(key, default)
 
     def keys(self) -> KeysView[str]:
-        """Return the keys of a dict."""
+        """Return the keys of the outermost dict."""
         return self._container.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the values of a dict."""
+        """Return the values of the outermost dict."""
         return self._container.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Return keys and values of a dict."""
+        """Return the keys and values of the outermost dict."""
         return self._container.items()
 
     @property
     def _container(self) -> Any:
-        """The outermost container, which a single leaf does not have."""
+        """The outermost container; a single leaf has none."""
         return self.tree
 
 
@@ -190,11 +190,11 @@ class StepMetadata:
         item_handlers: Typestr of the handler, or of every item's handler by name.
         item_metadata: Metadata of the item, or of every item by name.
         metrics: Metrics saved with the step.
-        performance_metrics: Timings that the writer recorded, as items and as attributes; None
-            for one that it did not record.
-        init_timestamp_nsecs: When the save began, in ns since the epoch.
-        commit_timestamp_nsecs: When it was committed.
-        custom_metadata: What the user saved with the checkpoint.
+        performance_metrics: Timings that the writer recorded, as items and as attributes; None for
+            each one not recorded.
+        init_timestamp_nsecs: Start of the save, in ns since the epoch.
+        commit_timestamp_nsecs: Time of the commit, in ns since the epoch.
+        custom_metadata: The user's metadata.
     """
 
     item_handlers: str | Mapping[str, str] | None = None
