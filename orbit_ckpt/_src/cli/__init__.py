@@ -1,6 +1,6 @@
-"""The command line `orbit-ckpt`: look at checkpoints, check them, copy and delete them.
+"""The command line `orbit-ckpt`: inspect, verify, copy and delete checkpoints.
 
-It needs the extra `cli`. No command touches a device.
+It needs the extra `cli`. No command uses a device.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _ADVICE = "The command line needs more packages: pip install 'orbit-ckpt[cli]'."
 
 
 def main() -> None:
-    """Run a command; exits with 0, 1 if it found something, 2 if it cannot be done."""
+    """Run a command; exit with 0, 1 if it found a problem, 2 if it failed."""
     try:
         from orbit_ckpt._src.cli.app import run  # noqa: PLC0415 - an extra
 
         out = cast("io.TextIOWrapper[io.BufferedWriter]", sys.stdout)
-        out.reconfigure(errors="backslashreplace")  # paths need not be text
+        out.reconfigure(errors="backslashreplace")  # paths need not be valid text
         status = run()
         sys.stdout.flush()
     except BrokenPipeError:  # `orbit-ckpt tree ... | head`

@@ -1,4 +1,4 @@
-"""The application: registers the commands, and turns errors into exit codes."""
+"""The application: registers the commands and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def options(
 
 
 def run() -> int:
-    """Run the command that the arguments name; return its exit code."""
+    """Run the command named by the arguments; return its exit code."""
     try:
         app()
     except SystemExit as end:
@@ -57,7 +57,7 @@ def run() -> int:
             raise
         sys.stderr.write(visible("".join([f"error: {error}\n", *map(_line, _notes(error))])))
         return 2
-    except Exception as error:  # a mistake of ours is no finding, which 1 would mean
+    except Exception as error:  # a bug must not exit with 1, which means a problem found
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA:
             raise
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Leaves of a checkpoint as commands read them, block by block."""
+"""Read leaves of a checkpoint block by block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
 
 
 def open_leaves(path: str, reader: Format | None = None) -> dict[NamePath, object]:
-    """Return leaves by keys: arrays as `LazyArray`, which touch no device until `get` is called."""
+    """Return leaves by keys: arrays as `LazyArray`, which use no device until `get` is called."""
     flat = flatten(load(path, lazy=True, reader=reader))
     return dict(zip(flat.names, flat.values, strict=True))
 
@@ -32,9 +32,9 @@ def statistics_of(
     """Return the statistics of a leaf, None if it has no numbers.
 
     Args:
-        value: What `open_leaves` returned.
-        max_bytes: About how many bytes to hold at once.
-        advance: Called with the bytes of each block, once it is measured.
+        value: A result of `open_leaves`.
+        max_bytes: Approximate number of bytes to hold at once.
+        advance: Called with the size in bytes of each block once it is measured.
     """
     if isinstance(value, LazyArray):
         if value.leaf.key_impl is not None:
@@ -49,7 +49,7 @@ def statistics_of(
 
 
 def as_host(value: object) -> HostArray | None:
-    """Return a value that is a number, or several, as an array; None for all others."""
+    """Convert one or several numbers to an array; return None for anything else."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
         host = np.asarray(cast(object, value))
         return host if storable(host.dtype) else None
@@ -57,7 +57,7 @@ def as_host(value: object) -> HostArray | None:
 
 
 def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
-    """Yield all values of an array in blocks, each chunk read once."""
+    """Yield all values of an array in blocks, reading each chunk once."""
     layout = leaf.read.layout
     reader = load_batch_of(leaf.info).reader
     everything = whole(leaf.shape)
@@ -70,7 +70,7 @@ def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
         if region == box or is_small or not reader.can_stream(layout):
             yield from leaf.blocks(region, max_bytes)
             continue
-        # a chunk that reaches beyond the array: read through it once
+        # a chunk larger than the array: read it once
         elements = max(1, max_bytes // layout.dtype.itemsize)
         with leaf.directory.reading(leaf.info.label):
             stream = RegionStream(reader, leaf.read)

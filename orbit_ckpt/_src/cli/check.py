@@ -1,4 +1,4 @@
-"""Whether things are as they should be: damage, what a restore would do."""
+"""Commands that check: damage, the effect of a restore."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orbit_ckpt._src.verify.api import verify as verify_path
 
 
 def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
-    """Read every byte of a checkpoint or a run again; exits with 1 if something is damaged."""
+    """Read every byte of a checkpoint or a run; exit with 1 if something is damaged."""
     known = parse_reader(reader)
     with progress_bar("Checking") as told:
         report = verify_path(path, max_bytes=memory * 10**6, progress=told, reader=known)
@@ -83,7 +83,7 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     unexpected: str,
     as_json: bool,
 ) -> None:
-    """Say what a restore would do, leaf by leaf; exits with 1 if it would fail."""
+    """Show what a restore would do, leaf by leaf; exit with 1 if it would fail."""
     for name, value, allowed in (
         ("--missing", missing, ("error", "skip")),
         ("--unexpected", unexpected, ("error", "ignore")),
@@ -129,7 +129,7 @@ def _print_plan(path: str, found: RestorePlan) -> None:
 
 
 def _target(like: str) -> object:
-    """Return a target with the leaves of a checkpoint, without their devices."""
+    """Return a target like the checkpoint's leaves, without their devices."""
     flat = flatten(metadata(like).tree)
     return flat.unflatten([_abstract(value) for value in flat.values])
 

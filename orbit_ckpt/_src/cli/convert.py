@@ -1,4 +1,4 @@
-"""Checkpoints written anew: converted into another format, or copied."""
+"""Commands that write a checkpoint anew: conversions and copies."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     reader: str | None,
     as_json: bool,
 ) -> None:
-    """Write a checkpoint anew in another format, whatever format it is in."""
+    """Convert a checkpoint of any format to another one."""
     start, end = resolve_path(source), resolve_path(destination)
     if not overwrite and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
     casts, known = _casts(cast), parse_reader(reader)
-    # rules may compute with arrays of JAX, such as typed keys: on the host, in any width
+    # rules may compute with JAX arrays, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
         jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - untyped
     with progress_bar("Converting") as told:
@@ -67,7 +67,7 @@ def _casts(texts: list[str]) -> dict[str, object]:
     """Return dtypes by patterns.
 
     Raises:
-        ValueError: There is no such dtype.
+        ValueError: A dtype does not exist.
     """
     found: dict[str, object] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""How two checkpoints differ."""
+"""The command that compares two checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orbit_ckpt._src.pytree.compare.report import LeafChange
 
 
 def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
-    """Compare two checkpoints; exits with 1 if they differ."""
+    """Compare two checkpoints; exit with 1 if they differ."""
     found = compare(a, b, values=values, reader=parse_reader(reader))
     if as_json:
         print_json(

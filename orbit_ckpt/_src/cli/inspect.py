@@ -1,4 +1,4 @@
-"""What is in one checkpoint: items, leaves."""
+"""Commands that list the items and leaves of one checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 
 
 def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:
-    """List what a checkpoint of another program has."""
+    """List the contents of another program's checkpoint."""
     nbytes, leaves = stored_bytes(root), len(list_leaves(str(root)))
     custom = metadata(root).custom_metadata
     if as_json:
@@ -149,7 +149,7 @@ def _sorted(leaves: list[Leaf], order: Order) -> list[Leaf]:
 
 
 def _group(leaves: Sequence[Leaf], depth: int) -> list[Leaf]:
-    """Return one entry for all leaves below a name of some keys."""
+    """Return one entry for all leaves with the same first keys."""
     groups: dict[NamePath, list[Leaf]] = {}
     for leaf in leaves:
         groups.setdefault(leaf.keys[:depth], []).append(leaf)

@@ -1,4 +1,4 @@
-"""Leaves of a checkpoint as commands list them, described without being read."""
+"""Descriptions of a checkpoint's leaves, made without reading them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from orbit_ckpt._src.tree.keypath import NamePath, name_path
 
 
 class Leaf(Struct, frozen=True):
-    """What is known of a leaf.
+    """Metadata of a leaf.
 
     Attributes:
         keys: Its keys.
-        kind: `array`, `scalar`, `string`, `empty`, or a class of metadata of others.
+        kind: `array`, `scalar`, `string`, `empty`, or a third-party metadata class.
         dtype: Its dtype, None if it has none.
         shape: Its shape, None if it has none.
         nbytes: Size of its values in memory.
-        sharding: How it was laid out when it was saved, as text.
-        chunk_shape: Shape of the chunks it is stored in.
-        compression: How they are compressed.
+        sharding: Its sharding when saved, as text.
+        chunk_shape: Shape of its stored chunks.
+        compression: Compression of its chunks.
     """
 
     keys: NamePath
@@ -39,19 +39,19 @@ class Leaf(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its keys, joined by slashes; not its own if keys have slashes too."""
+        """Its keys, joined by slashes; ambiguous if keys contain slashes."""
         return join_name(self.keys)
 
     @property
     def fields(self) -> dict[str, object]:
-        """What JSON says of it."""
+        """Its JSON form."""
         found = structs.asdict(self)
         del found["keys"]
         return {"name": self.name, **found}
 
     @property
     def description(self) -> str:
-        """Dtype and shape, or what else it is."""
+        """Dtype and shape, or its kind if it is not an array."""
         if self.shape is None or self.dtype is None:
             return self.kind
         return self.dtype if self.kind == "scalar" else f"{self.dtype}{list(self.shape)}"
@@ -60,12 +60,12 @@ class Leaf(Struct, frozen=True):
 def list_leaves(
     path: str, patterns: Sequence[str] = (), reader: Format | None = None
 ) -> list[Leaf]:
-    """Return the leaves of a checkpoint in their order; no array is read.
+    """Return the leaves of a checkpoint in order without reading arrays.
 
     Args:
         path: The checkpoint.
-        patterns: Only leaves that match one of them, if there are any.
-        reader: The format to read it as, None to find out.
+        patterns: Patterns of which a leaf must match one, if any are given.
+        reader: The format to read, None to detect it.
 
     Raises:
         ValueError: No leaf matches.
@@ -77,10 +77,10 @@ def list_leaves(
 
 
 def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match one of some patterns; all if there are none.
+    """Return the names that match one of several patterns; all names without patterns.
 
     Raises:
-        ValueError: None matches.
+        ValueError: No name matches.
     """
     if not patterns:
         return list(names)

@@ -96,13 +96,13 @@ def _list_run(
 
 
 def print_unfinished(names: Sequence[str]) -> None:
-    """Print what saves that did not finish have left."""
+    """Print the remains of unfinished saves."""
     for name in names:
         echo(f"unfinished: {name}", style="yellow")
 
 
 def step_fields(entry: ListedStep) -> dict[str, object]:
-    """Return what is known of a step as fields of JSON."""
+    """Return the description of a step as JSON fields."""
     info = entry.info
     return {
         "step": info.step,
@@ -116,5 +116,5 @@ def step_fields(entry: ListedStep) -> dict[str, object]:
 
 
 def format_time(time: datetime) -> str:
-    """Return a time for people, in UTC."""
+    """Format a time in UTC."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

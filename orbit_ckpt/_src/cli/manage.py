@@ -1,4 +1,4 @@
-"""What changes the disk: copies and deletions; and what is installed."""
+"""Commands that delete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ADVICE = "Check the permissions there."
 
 
 def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
-    """Delete one checkpoint, or what a save or conversion that died has left."""
+    """Delete one checkpoint, or the remains of a save or conversion that died."""
     directory = resolve_path(path)
     if not isinstance(directory, StorePath) and partial_of(directory.name) is not None:
         _remove_partial(directory, yes=yes, as_json=as_json)
@@ -53,7 +53,7 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
             "a checkpoint; files are not deleted."
         )
     is_left = is_temporary_name(directory.name) or is_in_progress(directory)
-    if isinstance(directory, StorePath):  # beside a marker it says nothing
+    if isinstance(directory, StorePath):  # with a marker it is a committed checkpoint
         is_left = is_left and not is_committed(directory)
     if not is_left:
         _check_removable(directory)
@@ -64,7 +64,7 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
     deleter = StepDeleter(directory.parent, AnyStepName())
     with storage_errors(directory, "deleting", _ADVICE):
         aside = deleter.tombstone(directory)
-        if aside is None and is_left:  # in a store it has no marker to take away
+        if aside is None and is_left:  # in a store it has no marker to delete
             aside = directory
         if aside is not None:
             deleter.remove(aside, directory)
@@ -75,10 +75,10 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
 
 
 def _remove_partial(path: Path, *, yes: bool, as_json: bool) -> None:
-    """Delete what a conversion has left.
+    """Delete the remains of a conversion.
 
     Raises:
-        CheckpointNotFoundError: There is nothing.
+        CheckpointNotFoundError: There are none.
         ValueError: A process is still writing it.
     """
     if not path.exists():
@@ -102,8 +102,8 @@ def _check_removable(directory: Path) -> None:
     """Check that a directory is one checkpoint and nothing else.
 
     Raises:
-        CheckpointNotFoundError: It is none.
-        ValueError: It is a run, an item, or a directory that may have other things too.
+        CheckpointNotFoundError: It is not a checkpoint.
+        ValueError: It is a run, an item, or a directory that may hold other files too.
     """
     located = locate(directory)
     located.check()
@@ -171,7 +171,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum of sizes, None if one is not known."""
+    """Return the sum of sizes, None if one is unknown."""
     found = list(sizes)
     return None if None in found else sum(size or 0 for size in found)
 
@@ -181,10 +181,10 @@ def _size(nbytes: int | None, form: str = ", {}") -> str:
 
 
 def _check_one_run(root: Path, entries: Sequence[ListedStep]) -> None:
-    """Check that all steps in a directory are of one run.
+    """Check that all steps in a directory belong to one run.
 
     Raises:
-        ValueError: It may be that not all are of one run, so that the newest of one is not kept.
+        ValueError: They may belong to several, so that the newest step of one would be deleted.
     """
     steps = {entry.info.step for entry in entries}
     prefixes = {e.path.name.rpartition(str(e.info.step))[0].rstrip("0") for e in entries}
@@ -197,7 +197,7 @@ def _check_one_run(root: Path, entries: Sequence[ListedStep]) -> None:
 
 
 def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
-    """Delete steps; return those that were, because some may have been pinned meanwhile."""
+    """Delete steps; return the deleted ones, since some may have been pinned meanwhile."""
     deleted: list[int] = []
     for step, directory in steps.items():
         if (directory / PINNED).exists():

@@ -37,7 +37,7 @@ class Order(StrEnum):
 
 
 class Written(StrEnum):
-    """The formats that can be written."""
+    """Formats that can be written."""
 
     ORBIT = "orbit"
     T5X = "t5x"

@@ -1,4 +1,4 @@
-"""What commands print: lines, tables, JSON."""
+"""Output of commands: lines, tables, JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def echo(text: str = "", *, style: str | None = None) -> None:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
 ) -> None:
-    """Print columns of text.
+    """Print a table.
 
     Args:
-        header: Their names; columns that are empty in all rows are left out.
+        header: Names of the columns; columns that are empty in all rows are omitted.
         rows: The cells of every row.
-        right: Names of the columns that are aligned to the right.
+        right: Names of the right-aligned columns.
     """
     columns = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
     rows = [[visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
@@ -58,13 +58,13 @@ def print_table(
 
 
 def print_json(command: str, **fields: object) -> None:
-    """Print what a command has found, as one JSON object."""
+    """Print a command's result as one JSON object."""
     document = {"schema": SCHEMA, "command": command, **fields}
     sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False) + "\n")
 
 
 def plain(value: object) -> object:
-    """Return a value as JSON can hold it; numbers that are not finite become strings."""
+    """Convert a value for JSON; numbers that are not finite become strings."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -93,7 +93,7 @@ def _name_of(value: float) -> str:
 
 
 def human_bytes(count: int | None) -> str:
-    """Return a size for people."""
+    """Format a size."""
     if count is None:
         return ""
     size = float(count)
@@ -105,14 +105,14 @@ def human_bytes(count: int | None) -> str:
 
 
 def human_number(value: object) -> str:
-    """Return a number of a table."""
+    """Format a number for a table."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def entries_bytes(entries: Iterable[os.DirEntry[str]]) -> int:
-    """Return the size of all files among the entries of a directory, and below them."""
+    """Return the total size of all files among a directory's entries and below them."""
     total = 0
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
@@ -124,10 +124,7 @@ def entries_bytes(entries: Iterable[os.DirEntry[str]]) -> int:
 
 
 def stored_bytes(path: Path) -> int | None:
-    """Return the size of a file, or of all files below a directory; None in a store.
-
-    A store does not tell.
-    """
+    """Return the size of a file, or of all files below a directory; None in a store."""
     if isinstance(path, StorePath):
         return None
     if not path.is_dir():
@@ -137,11 +134,11 @@ def stored_bytes(path: Path) -> int | None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted.
+    """Ask for confirmation of a deletion.
 
     Raises:
         typer.Exit: The answer is no.
-        ValueError: Nobody can be asked.
+        ValueError: There is no terminal to ask on.
     """
     if yes:
         return

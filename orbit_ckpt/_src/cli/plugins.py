@@ -1,4 +1,4 @@
-"""What is installed: formats of other programs, and plug-ins."""
+"""The command that lists installed formats and plug-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS = {
 
 
 def plugins(as_json: bool) -> None:
-    """List the formats of other programs, and plug-ins; exits with 1 if one cannot be used."""
+    """List the formats of other programs, and plug-ins; exit with 1 if one is unusable."""
     built_in: list[dict[str, object]] = [
         {"name": name, "extra": None} for name in BUILT_IN.values()
     ]

@@ -1,4 +1,4 @@
-"""How far long work has come, for a person at a terminal."""
+"""Progress of long work on a terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rich.progress import (
 def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """Show bytes, rate and time left if standard error is a terminal.
 
-    What is yielded takes the bytes done and the bytes there are.
+    The context yields a function of the bytes done and the total bytes.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done, total: None  # noqa: ARG005 - nobody is looking
+        yield lambda done, total: None  # noqa: ARG005 - no terminal
         return
     columns = (
         TextColumn("{task.description}"),

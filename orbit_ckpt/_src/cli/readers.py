@@ -1,4 +1,4 @@
-"""What `--reader` and `--rules` name: a format with its options, and a file of rules."""
+"""Parse `--reader`, a format with its options, and `--rules`, a file of rules."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _readers() -> Mapping[str, _Reader]:
 
 
 def parse_reader(text: str | None) -> Format | None:
-    """Return the format that `--reader` names; None if it is not given.
+    """Return the format named by `--reader`; None if it is not given.
 
     Raises:
-        typer.BadParameter: It names no reader, or an option or a value that the reader lacks.
+        typer.BadParameter: The reader does not exist, or has no such option or value.
     """
     if text is None:
         return None
@@ -83,10 +83,10 @@ def parse_reader(text: str | None) -> Format | None:
 
 
 def read_rules(file: Path) -> list[Rule]:
-    """Return the rules in a file; its name says whether it is TOML or JSON.
+    """Return the rules in a TOML or JSON file, by its suffix.
 
     Raises:
-        TransformError: It is neither, or describes no rules.
+        TransformError: It has neither suffix, or holds no valid rules.
         OSError: It cannot be read.
     """
     try:

@@ -1,7 +1,7 @@
-"""One page about a checkpoint or a run, for a browser: a treemap, a table of leaves, charts.
+"""One HTML page about a checkpoint or a run: a treemap, a table of leaves, charts.
 
-The page is one file with all it needs: nothing is fetched. What it shows is JSON in the page, see
-`report_data`; the page itself is `report.html`.
+The page is a single file that fetches nothing. Its data is JSON in the page, see `report_data`; the
+template is `report.html`.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def write_report(
     """Write a page about a checkpoint or a run; return its size in bytes.
 
     Args:
-        path: The checkpoint, or the run.
-        output: The file to write; one that exists is replaced.
+        path: The checkpoint or run.
+        output: The file to write; an existing one is replaced.
         statistics: Whether to read the values.
-        memory_mb: About how many MB of values to hold at once.
-        told: Is told how many bytes of values have been read, and how many there are.
+        memory_mb: Approximate number of MB of values to hold at once.
+        told: Called with the bytes of values read so far and their total.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        CorruptionError: A leaf is damaged; names it.
+        CorruptionError: A leaf is damaged; the message names it.
         StorageError: The page cannot be written.
     """
     file = resolve_path(output)
-    if file.is_dir() or not file.parent.is_dir():  # else said after reading all
+    if file.is_dir() or not file.parent.is_dir():  # else reported only after reading everything
         raise StorageError(f"{file}: no file can be written there. Give one in a directory.")
     data = report_data(path, statistics=statistics, memory_mb=memory_mb, told=told)
     page = render(data)
@@ -79,9 +79,9 @@ def write_report(
 
 
 def render(data: dict[str, object]) -> bytes:
-    """Return the page that shows what `report_data` returned."""
+    """Return the page that shows the result of `report_data`."""
     text = json.dumps(plain(data), separators=(",", ":"))
-    for character in "<>&":  # so that no name ends the element that the JSON is in
+    for character in "<>&":  # so that no name closes the element that holds the JSON
         text = text.replace(character, f"\\u{ord(character):04x}")
     title = html.escape(str(data["title"]).encode("utf-8", "replace").decode())
     before, after = _TEMPLATE.read_text(encoding="utf-8").split("{{data}}")
@@ -95,11 +95,11 @@ def report_data(
     memory_mb: int = 256,
     told: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks
 ) -> dict[str, object]:
-    """Return what a page shows, see `write_report`.
+    """Return the data of a page; see `write_report` for the arguments.
 
     Returns:
         `columns` and `leaves`, a row for each; `history` of a run, an object for each step; and
-        what is said at the top.
+        the facts shown at the top.
     """
     root = resolve_local(path)
     history = _history(root)
@@ -126,7 +126,7 @@ def _history(root: Path) -> list[dict[str, object]]:
     try:
         entries = list_run(locate(root))
     except CheckpointNotFoundError:
-        return []  # which is said when it is opened
+        return []  # reported when it is opened
     steps = [step_fields(entry) for entry in entries or ()]
     return [step | {"metrics": step["metrics"] or {}} for step in steps]
 

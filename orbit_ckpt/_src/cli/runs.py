@@ -1,4 +1,4 @@
-"""Runs as commands see them: steps of any naming, and which rules keep them."""
+"""Runs as commands see them: steps with any naming, and the rules that keep them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from orbit_ckpt._src.storage.system import is_directory
 
 
 class AnyStepName:
-    """Every name that ends in digits is a step: `7`, `step_0007`, `checkpoint_7`, `run-7`."""
+    """Step names that end in digits: `7`, `step_0007`, `checkpoint_7`, `run-7`."""
 
     def build_name(self, step: int) -> str:
         """Return the plainest name."""
@@ -53,13 +53,13 @@ class AnyStepName:
 
 
 class Keeping(Struct, frozen=True):
-    """Which steps to keep, as options say it.
+    """The retention options of a command.
 
     Attributes:
-        last: How many of the newest.
-        every: Multiples of what.
-        best: How many of the best.
-        metric: By which metric.
+        last: Number of newest steps to keep.
+        every: Keep multiples of this number.
+        best: Number of best steps to keep.
+        metric: The metric to rank by.
         lowest: Whether the lowest is the best.
     """
 
@@ -79,7 +79,7 @@ class Keeping(Struct, frozen=True):
         return any(n is not None for n in (self.last, self.every, self.best))
 
     def rules(self, steps: Sequence[StepInfo]) -> dict[int, list[str]]:
-        """Return of every step the rules that keep it, as text; none if it goes.
+        """Return for each step the rules that keep it, as text; none if it is deleted.
 
         Raises:
             ValueError: No step has the metric.
@@ -133,12 +133,12 @@ def _describe(rule: PreservationPolicy) -> str:
 
 
 class ListedStep(Struct, frozen=True):
-    """A finished step of a run.
+    """A committed step of a run.
 
     Attributes:
-        info: What policies know of it.
-        path: Where it is.
-        entries: What its directory holds; nothing for a file, and in a store.
+        info: The step as policies see it.
+        path: Its path.
+        entries: Contents of its directory; empty for a file, and in a store.
     """
 
     info: StepInfo
@@ -146,16 +146,16 @@ class ListedStep(Struct, frozen=True):
     entries: Sequence[os.DirEntry[str]] = ()
 
     def stored_bytes(self) -> int | None:
-        """Return the size of its files; None in a store, which does not tell."""
+        """Return the size of its files; None in a store."""
         return entries_bytes(self.entries) if self.entries else stored_bytes(self.path)
 
 
 def list_run(located: Located) -> list[ListedStep] | None:
-    """Return the finished steps of a run, ascending; None if it is one checkpoint.
+    """Return the committed steps of a run, ascending; None for a single checkpoint.
 
     Raises:
         CheckpointNotFoundError: It is neither, or its checkpoints have no numbers.
-        IncompleteCheckpointError: It is a save that did not finish.
+        IncompleteCheckpointError: It is an unfinished save.
     """
     located.check()
     if located.is_checkpoint:
@@ -173,7 +173,7 @@ def list_run(located: Located) -> list[ListedStep] | None:
 
 
 def _own_step(found: RunStep) -> ListedStep | None:
-    """Return a local step of ours or Orbax's; None without a number, and if it was deleted."""
+    """Return a local step of this library or Orbax; None if it has no number or is gone."""
     if found.reader is not None or found.step is None:
         return None
     try:
@@ -190,13 +190,13 @@ UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
 def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:
     time = UNKNOWN_TIME if found.time is None else datetime.fromtimestamp(found.time, tz=UTC)
     number = -1 if one.step is None else one.step
-    step = cast(int, number)  # or a fraction, which is listed, compared and kept likewise
+    step = cast(int, number)  # or a fraction, which is listed, compared and kept alike
     info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
     return ListedStep(info, one.path, one.entries)
 
 
 def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:
-    """Return the names of what saves and conversions in progress or dead ones are writing.
+    """Return the names of unfinished saves and conversions, in progress or abandoned.
 
     Args:
         root: The run.

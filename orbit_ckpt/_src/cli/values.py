@@ -1,4 +1,4 @@
-"""What the leaves hold: statistics and values, read block by block."""
+"""Commands that print statistics and values, read block by block."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stats(
     reader: str | None,
     as_json: bool,
 ) -> None:
-    """Print least, greatest and mean value, L2 norm, and counts of NaN and Inf, of every leaf."""
+    """Print minimum, maximum, mean, L2 norm and counts of NaN and Inf of every leaf."""
     known = parse_reader(reader)
     leaves = list_leaves(path, patterns, known)
     with progress_bar("Reading") as told:
@@ -69,10 +69,10 @@ def measure_all(
 
     Args:
         path: The checkpoint.
-        leaves: Which.
-        max_bytes: About how many bytes of values to hold at once.
-        told: Called with the bytes measured so far, and how many there are.
-        reader: The format to read it as, None to find out.
+        leaves: The leaves to measure.
+        max_bytes: Approximate number of bytes of values to hold at once.
+        told: Called with the bytes measured so far and their total.
+        reader: The format to read, None to detect it.
     """
     values = open_leaves(path, reader)
     block = max(1, max_bytes // (_THREADS * _COPIES))
@@ -96,12 +96,12 @@ def measure_all(
         try:
             return {keys: future.result() for keys, future in futures.items()}
         finally:
-            stopped.set()  # after an error or an interrupt the others end soon
+            stopped.set()  # after an error or an interrupt the other threads end soon
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def statistics_fields(found: ArrayStatistics | None) -> dict[str, object]:
-    """Return statistics as fields of JSON; all null for what has no numbers."""
+    """Return statistics as JSON fields; all null for a leaf without numbers."""
     names = ("size", "min", "max", "mean", "l2", "nans", "infs")
     return {name: None if found is None else getattr(found, name) for name in names}
 
@@ -114,12 +114,12 @@ def _cells(found: ArrayStatistics | None) -> list[str]:
 
 
 def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -> None:
-    """Print one leaf: what it is, its statistics, and the values in its corners."""
+    """Print one leaf: its metadata, its statistics, and the values in its corners."""
     form = parse_reader(reader)
     leaves = list_leaves(path, reader=form)
     same = [found for found in leaves if found.name == leaf]
     if not same:
-        names = choose([found.name for found in leaves], [leaf])  # says what there is
+        names = choose([found.name for found in leaves], [leaf])  # the error lists what exists
         same = [found for found in leaves if [found.name] == names]
     if not same:
         raise ValueError(f"{leaf!r} is a pattern; give the name of one leaf.")
@@ -180,14 +180,14 @@ def _array_text(corners: HostArray, edge: int) -> str:
 
 
 def _edge(rank: int) -> int:
-    """Return how many values are shown at each end of a dimension."""
+    """Return the number of values shown at each end of a dimension."""
     return 3 if rank < 3 else 2 if rank == 3 else 1
 
 
 def _corners(value: object) -> tuple[list[list[int]], HostArray] | None:
     """Return the values in the corners of an array, and their indices along every dimension.
 
-    One more than is shown is taken along a dimension that is longer, so that a gap is seen.
+    A long dimension yields one value more than is shown, so that the gap is visible.
     """
     if isinstance(value, LazyArray):
         if value.leaf.key_impl is not None:
