@@ -25,8 +25,8 @@
         └── TreeMismatchError        target and checkpoint differ
 
 Bad arguments raise `ValueError` or `TypeError`. A message says where, what was found, what was
-expected and what to do. The built-in bases are those that Orbax raises for the same mistake, so
-that `except ValueError` in existing scripts keeps working.
+expected and what to do. The built-in base classes are those that Orbax raises for the same mistake,
+so that `except ValueError` in existing scripts keeps working.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from orbit_ckpt._src.text import visible
 class CheckpointError(Exception):
     """Root of all errors raised by orbit_ckpt.
 
-    The text of an error and its notes have escapes in place of characters that are not printable,
-    because names in a checkpoint could otherwise steer the terminal that shows them.
+    Errors and their notes escape characters that are not printable, because names in a checkpoint
+    could otherwise control the terminal that shows them.
     """
 
     @override
@@ -51,7 +51,7 @@ class CheckpointError(Exception):
 
     @override
     def add_note(self, note: str, /) -> None:
-        """Add a note, see `BaseException.add_note`."""
+        """Add a note with unprintable characters escaped."""
         super().add_note(visible(note))
 
 
@@ -66,15 +66,15 @@ class StepNotFoundError(CheckpointNotFoundError):
 class ItemNotFoundError(CheckpointNotFoundError, KeyError):
     """A checkpoint has no such item."""
 
-    __str__ = CheckpointNotFoundError.__str__  # that of `KeyError` puts the message in quotes
+    __str__ = CheckpointNotFoundError.__str__  # `KeyError`'s puts the message in quotes
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError, ValueError):
-    """The destination of a save exists and overwriting was not asked for."""
+    """The destination of a save exists, and overwriting was not requested."""
 
 
 class StepAlreadyExistsError(CheckpointExistsError):
-    """A manager has saved that step before."""
+    """A manager has already saved that step."""
 
 
 class IncompleteCheckpointError(CheckpointError, ValueError):
@@ -82,21 +82,21 @@ class IncompleteCheckpointError(CheckpointError, ValueError):
 
 
 class FormatError(CheckpointError, ValueError):
-    """A metadata document is not valid, or was written by a version not known here."""
+    """A metadata document is invalid, or has an unknown version."""
 
 
 class VersionError(FormatError):
-    """A checkpoint is of a later version or another variant of its format, which is not read.
+    """A checkpoint has a newer version or an unsupported variant of its format.
 
-    That says nothing about whether it is damaged.
+    It is not necessarily damaged.
     """
 
 
 def check_version(where: str, version: int, newest: int) -> None:
-    """Check that a document of ours was not written by a later release.
+    """Check that a document of this library is not from a newer release.
 
     Raises:
-        VersionError: It was.
+        VersionError: It is.
     """
     if version > newest:
         raise VersionError(
@@ -112,7 +112,7 @@ class CorruptionError(CheckpointError, ValueError):
         path: Name of the damaged leaf, None if the damage is not in one leaf.
         chunk: Storage key of the damaged chunk, None if unknown.
         file: The file that holds the damaged bytes, None if unknown.
-        what: What is wrong with them, None if only the message says it.
+        what: What is wrong with them, None if only the message says so.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class CorruptionError(CheckpointError, ValueError):
 
 
 class UnsafePathError(CorruptionError, FormatError):
-    """A name or a link in a checkpoint leads outside of it, and is not followed."""
+    """A name or link in a checkpoint leads outside it, and is not followed."""
 
 
 class StorageError(CheckpointError, OSError):
@@ -140,10 +140,10 @@ class StorageError(CheckpointError, OSError):
 
 
 class BackgroundSaveError(CheckpointError, RuntimeError):
-    """A save that went on in the background failed; its cause is the error it failed with.
+    """A background save failed; its cause is the original error.
 
     Attributes:
-        path: Where it was to be saved.
+        path: The destination of the save.
         step: Its step, None if it has none.
     """
 
@@ -154,7 +154,7 @@ class BackgroundSaveError(CheckpointError, RuntimeError):
 
 
 class ItemError(CheckpointError, RuntimeError):
-    """An object that was to be saved or restored raised an error, which is the cause of this one.
+    """An object being saved or restored raised an error, which is the cause of this one.
 
     Attributes:
         item: Name of the item.
@@ -169,8 +169,8 @@ class ProcessCountError(CheckpointError, ValueError):
     """An item has one part per process and was saved by another number of processes.
 
     Attributes:
-        saved: How many saved it.
-        current: How many there are now.
+        saved: Number of processes that saved it.
+        current: Number of processes now.
     """
 
     def __init__(self, message: str, *, saved: int, current: int) -> None:
@@ -180,7 +180,7 @@ class ProcessCountError(CheckpointError, ValueError):
 
 
 class ProcessFailedError(CheckpointError, RuntimeError):
-    """A process failed in what all do together, and so did it on all others.
+    """A process failed; the shared operation was aborted on all.
 
     Attributes:
         process: The process that failed first; the message has the text of its error.
@@ -192,11 +192,11 @@ class ProcessFailedError(CheckpointError, RuntimeError):
 
 
 class ProcessTimeoutError(CheckpointError, TimeoutError):
-    """Some processes did not come in time to where all were to meet.
+    """Some processes did not join a rendezvous in time.
 
     Attributes:
-        process: The process that has waited.
-        missing: What each process that did not come was last doing.
+        process: The process that waited.
+        missing: The last known activity of each missing process.
     """
 
     def __init__(self, message: str, *, process: int, missing: Mapping[int, str]) -> None:
@@ -206,7 +206,7 @@ class ProcessTimeoutError(CheckpointError, TimeoutError):
 
 
 class MissingPackageError(CheckpointError, ImportError):
-    """What was asked for needs a package that is not installed."""
+    """A feature needs a package that is not installed."""
 
 
 class TransformError(CheckpointError, ValueError):
@@ -217,7 +217,7 @@ class LeafError(CheckpointError, ValueError):
     """Some leaves are at fault.
 
     Attributes:
-        paths: Names of all of them, `params/layer_0/kernel`.
+        paths: Their names, such as `params/layer_0/kernel`.
     """
 
     def __init__(self, message: str, *, paths: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ class LeafError(CheckpointError, ValueError):
 
 
 class UnsupportedLeafError(LeafError):
-    """Leaves cannot be written, or cannot be restored as asked."""
+    """Leaves cannot be saved, or cannot be restored as requested."""
 
 
 class NameCollisionError(LeafError):

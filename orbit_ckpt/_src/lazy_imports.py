@@ -1,7 +1,7 @@
-"""Lazy imports: a public module imports what it exports when a name is first used.
+"""Lazy imports: a public module imports each name on first use.
 
-Opening a public module thus costs nothing, and a command that needs no JAX imports none. What JAX
-must know of a class is registered once a program imports it.
+Importing a public module thus costs almost nothing, and a command that needs no JAX imports none.
+Classes are registered with JAX once a program imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 
 def lazy_getattr(module: dict[str, Any], sources: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a module's `__getattr__`, which imports each name when it is first used.
+    """Return a module `__getattr__` that imports each name on first use.
 
     Args:
         module: The module's `globals()`.
@@ -43,8 +43,8 @@ def lazy_names(
 
     Args:
         module: The module's `globals()`, with `__all__`.
-        names: For each module of the implementation, what an import statement would name:
-            `"A, B as C"`. Under the key `""` are public modules.
+        names: By module of the implementation, the names as in an import statement: `"A, B as C"`.
+            The key `""` holds public modules.
     """
     sources: dict[str, str] = {}
     for source, imported in names.items():
@@ -56,11 +56,11 @@ def lazy_names(
 
 
 def when_imported(name: str, callback: Callable[[ModuleType], object]) -> None:
-    """Call a function with a package once it has been imported: now, or when a program does.
+    """Call a function with a package as soon as it is imported, or now if it has been.
 
     Args:
         name: A top-level package.
-        callback: Called once; the package's import ends when it has returned.
+        callback: Called once; the package's import waits for it to return.
     """
     observer = _ImportObserver(name, callback)
     sys.meta_path.insert(0, observer)
@@ -90,7 +90,7 @@ class _ImportObserver(MetaPathFinder):
         return spec
 
     def imported(self, module: ModuleType) -> None:
-        """Call the function, unless that has been done."""
+        """Call the function once."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
@@ -106,7 +106,7 @@ class _ObservedLoader(Loader):
         self._done = done
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)  # `get_data` and the like
+        return getattr(self._loader, name)  # `get_data` and others
 
     @override
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

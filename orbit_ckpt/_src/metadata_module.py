@@ -1,4 +1,4 @@
-"""The class of the module `orbit_ckpt.metadata`, which can be called."""
+"""The class of the callable module `orbit_ckpt.metadata`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class MetadataModule(ModuleType):
     """A module with the metadata classes, and the function that reads metadata."""
 
     def __call__(self, path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
-        """Return the metadata of a saved pytree without reading its arrays or touching a device.
+        """Return metadata of a saved pytree without reading arrays or using a device.
 
         Args:
             path: As for `load`.
             reader: As for `load`.
 
         Returns:
-            `.tree` with the structure of the saved tree and `ArrayMetadata` (shape, dtype,
-            sharding, storage), `ScalarMetadata` and `StringMetadata` for leaves, and
+            `.tree`, with the structure of the saved tree and `ArrayMetadata` (shape, dtype,
+            sharding, storage), `ScalarMetadata` and `StringMetadata` as leaves, and
             `.custom_metadata`.
 
         Raises:

@@ -1,29 +1,28 @@
-"""Find out what a subclass overrides.
+"""Detect which methods a subclass overrides.
 
-Some methods answer for others of their class: `stage` of an item handler saves what `save` would
-have saved, `plan_reads` of a type handler lists what `deserialize` would read. A subclass inherits
-such a method even if it overrides the other one, and the two no longer agree. Generic code asks
-here before it relies on one.
+Some methods stand in for others of their class: `stage` of an item handler for `save`, `plan_reads`
+of a type handler for `deserialize`. A subclass that overrides only the other one inherits a method
+that no longer agrees with it. Generic code checks this before it calls such a method.
 """
 
 from __future__ import annotations
 
 
 def is_overridden(owner: object, method: str, *, since: str) -> bool:
-    """Whether a method is overridden by a subclass of the class that defines another method.
+    """Return whether a subclass of the class that defines `since` overrides a method.
 
     Args:
         owner: An object or a class. An attribute of the object itself overrides its class.
         method: The method that may be overridden.
-        since: The method that answers for it.
+        since: The method that stands in for it.
     """
     return depth_of(owner, method) < depth_of(owner, since)
 
 
 def depth_of(owner: object, method: str) -> int:
-    """Return how many classes are searched before the definition of a method is found.
+    """Return the MRO index of the class that defines a method.
 
-    It is -1 for an attribute of the object itself, and the number of classes if there is none.
+    -1 for an attribute of the object itself, the length of the MRO if the method does not exist.
     """
     if not isinstance(owner, type) and method in getattr(owner, "__dict__", {}):
         return -1

@@ -1,4 +1,4 @@
-"""Plug-ins: found by entry point, imported only when something asks for them."""
+"""Plug-ins: found by entry point, imported only when needed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Plugin(NamedTuple, Generic[T]):
-    """A plug-in that is installed.
+    """An installed plug-in.
 
     Attributes:
         entry: Its entry point.
-        loaded: What it provides, None if it cannot be used.
-        error: Why it cannot be used, None if it can.
+        loaded: The object it provides, None if unusable.
+        error: Why it is unusable, None if it is usable.
     """
 
     entry: importlib.metadata.EntryPoint
@@ -27,13 +27,13 @@ class Plugin(NamedTuple, Generic[T]):
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         entry = self.entry
         package = f", package {entry.dist.name}" if entry.dist is not None else ""
         return f"Plug-in {entry.name!r} of group {entry.group}{package}"
 
     def warn(self, error: Exception) -> None:
-        """Log that it has failed, and is passed over."""
+        """Log that it has failed and is skipped."""
         _logger.warning("%s cannot be used: %s: %s", self.title, type(error).__name__, error)
 
 
@@ -45,14 +45,14 @@ class PluginRegistry(Generic[T]):
 
         Args:
             group: The group.
-            prepare: Turns the object of an entry point into what the group provides; raises if it
-                is not that.
+            prepare: Converts the object of an entry point to what the group provides; raises for
+                any other object.
         """
         self.group = group
         self._prepare = prepare
 
     def all(self, name: str | None = None) -> Iterator[Plugin[T]]:
-        """Yield the plug-ins, imported and checked; those that cannot be used say why.
+        """Yield the plug-ins, imported and checked; unusable ones carry their error.
 
         Args:
             name: Name of the entry points, None for all.
@@ -66,10 +66,10 @@ class PluginRegistry(Generic[T]):
             yield found
 
     def usable(self, name: str | None = None) -> Iterator[tuple[Plugin[T], T]]:
-        """Yield the plug-ins that can be used, with what they provide.
+        """Yield the usable plug-ins and what they provide.
 
-        The others are logged as warnings that name the plug-in and its package: a broken package
-        must not keep others from being used.
+        The others are logged as warnings that name the plug-in and its package: one broken package
+        must not disable the others.
         """
         for plugin in self.all(name):
             if plugin.error is None:

@@ -1,4 +1,4 @@
-"""Text that people read, made of names that come from checkpoints."""
+"""Text for people, with names that come from checkpoints."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def visible(text: str) -> str:
-    r"""Return text with escapes in place of what is not printable, lines apart.
+    r"""Escape unprintable characters other than line breaks.
 
-    Names of leaves and files may hold control characters that steer a terminal, or marks that
-    reverse what is shown. They are escaped as `repr` does it; letters of all scripts stay.
+    Names of leaves and files may hold control characters that drive a terminal, or marks that
+    reverse the text shown. They are escaped as in `repr`; letters of all scripts stay.
 
     Example:
         >>> visible("Größe \x1b[2J")
@@ -21,7 +21,7 @@ def visible(text: str) -> str:
 
 
 def shorten_list(names: Sequence[object], limit: int = 20, *, separator: str = ", ") -> str:
-    """Return names in one line: of a long list the first ones, and how many more there are.
+    """Join names in one line; shorten a long list and say how many more there are.
 
     Example:
         >>> shorten_list(["a", "b", "c", "d"], 2)
@@ -32,6 +32,6 @@ def shorten_list(names: Sequence[object], limit: int = 20, *, separator: str = "
 
 
 def shorten_lines(lines: Sequence[str], limit: int, *, what: str = "more") -> list[str]:
-    """Return the first lines, and one that says how many more there are."""
+    """Return the first lines, and one with the number of the remaining ones."""
     more = [f"... and {len(lines) - limit} {what}"] if len(lines) > limit else []
     return [*lines[:limit], *more]

@@ -1,4 +1,4 @@
-"""Options that Orbax has and that do nothing here: accepted, and never silently ignored."""
+"""Options of Orbax that have no effect here: accepted, but never silently ignored."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 
 def warn_unused(owner: str, name: str, value: object, why: str, *, stacklevel: int = 3) -> None:
-    """Warn that an option which was set does nothing.
+    """Warn that an option that was set has no effect.
 
     Args:
-        owner: What it was given to.
+        owner: The object or function that received it.
         name: Its name.
         value: Its value.
         why: Why it is not needed, or what to use.
-        stacklevel: As for `warnings.warn`; by default the caller of whoever calls this.
+        stacklevel: As for `warnings.warn`; by default the caller of this function's caller.
     """
     warnings.warn(f"{owner}: {name}={value!r} does nothing here: {why}.", stacklevel=stacklevel + 1)
 
@@ -25,8 +25,8 @@ def warn_set(
     """Warn of each option that is neither None nor its default.
 
     Args:
-        owner: What they were given to.
-        options: The value, the default and the reason of each, by name.
+        owner: The object or function that received them.
+        options: By name, the value, the default and the reason.
         stacklevel: As for `warn_unused`.
     """
     for name, (value, default, why) in options.items():

@@ -1,3 +1,3 @@
-"""The version of the package, also of what is built from it."""
+"""The version of the package, also used by the build."""
 
 __version__ = "0.1.0"
