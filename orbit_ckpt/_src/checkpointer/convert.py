@@ -38,7 +38,7 @@ WRITERS: Mapping[str, str] = {
     "safetensors": "orbit_ckpt._src.formats.safetensors_write",
     "t5x": "orbit_ckpt._src.formats.t5x_write",
 }
-"""Formats of others that can be written, and the modules whose `write` does it."""
+"""Other writable formats, and the modules whose `write` writes them."""
 
 Progress = Callable[[int, int], object]
 """Called with the bytes that have gone through so far, and how many there are."""

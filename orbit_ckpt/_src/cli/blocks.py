@@ -70,7 +70,7 @@ def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
         if region == box or is_small or not reader.can_stream(layout):
             yield from leaf.blocks(region, max_bytes)
             continue
-        # a chunk larger than the array: read it once
+        # a chunk that exceeds the array and the limit: stream through it once
         elements = max(1, max_bytes // layout.dtype.itemsize)
         with leaf.directory.reading(leaf.info.label):
             stream = RegionStream(reader, leaf.read)

@@ -412,7 +412,7 @@ class InTurn(Struct, frozen=True):
 
 
 def is_unlimited(policy: PreservationPolicy) -> bool:
-    """Return whether a policy keeps every step whatever the steps are; False if unsure."""
+    """Return whether a policy keeps every step unconditionally; False if unsure."""
     match policy:
         case PreserveAll() | LatestN(n=None):
             return True

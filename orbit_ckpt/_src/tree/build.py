@@ -118,7 +118,7 @@ class _Containers:
         """Holds the root, under an empty name."""
         self._children: dict[NamePath, dict[str, object]] = {}
         self._keys: dict[NamePath, dict[str, object]] = {}
-        """Keys that are no strings, by name."""
+        """Keys that are not strings, by name."""
         self._sequences: set[NamePath] = set()
 
     def place(self, path: KeyPath, names: NamePath, value: object) -> None:
