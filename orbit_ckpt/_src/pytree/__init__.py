@@ -1,1 +1,1 @@
-"""Plan and run the save or restore of one tree."""
+"""Plan and run the save or restore of a tree."""

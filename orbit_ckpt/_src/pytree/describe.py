@@ -1,4 +1,4 @@
-"""Describe a stored tree without reading its arrays; imports JAX for leaves of plug-ins only."""
+"""Describe a stored tree without reading its arrays; imports JAX only for leaves of plug-ins."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def describe_tree(
     """Return metadata of the leaves of a stored tree; reads no array, touches no device.
 
     Args:
-        path: Where the tree is.
-        registry: Where handlers of leaves of other than the built-in types are looked up.
+        path: Path of the tree.
+        registry: Type handlers of leaves that are not of built-in types.
         reader: The format to read as, None to detect it.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
         rich_types: Whether tuples and namedtuples are rebuilt where recorded.
@@ -54,7 +54,7 @@ def describe_tree(
 
 
 class DescribedLeaves:
-    """The leaves of a stored tree and where they are."""
+    """The leaves of a stored tree and their places."""
 
     def __init__(self, source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry) -> None:
         self.source = source
@@ -72,7 +72,7 @@ class DescribedLeaves:
         )
 
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
-        """Return where leaves are."""
+        """Return the places of leaves."""
         replace, template = structs.replace, self._template
         return [
             replace(
@@ -86,7 +86,7 @@ class DescribedLeaves:
         ]
 
     async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
-        """Return metadata of leaves, empty containers as they are; no array is opened.
+        """Return metadata of leaves, and empty containers unchanged; opens no array.
 
         Raises:
             UnsupportedLeafError: No handler is registered for some of the leaves.
@@ -108,7 +108,7 @@ class DescribedLeaves:
 
     def _describer(self, typestr: str, record: LeafRecord) -> LeafDescriber:
         registry = self.registry
-        if isinstance(registry, TypeHandlerRegistry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may give another with `get` and `has`
+        if isinstance(registry, TypeHandlerRegistry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may pass another with `get` and `has`
             found = registry.describer(typestr)
             if found is None:
                 raise no_handler(record, typestr)
@@ -129,7 +129,7 @@ def no_handler(record: LeafRecord, key: type | str) -> UnsupportedLeafError:
 
 
 def empty_value(source: StoredTree, record: LeafRecord) -> object:
-    """Return the empty container that a record stands for.
+    """Return the empty container of a record.
 
     Raises:
         FormatError: It is of an unknown kind.

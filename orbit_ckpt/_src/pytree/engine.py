@@ -1,6 +1,6 @@
 """Save, restore and describe pytrees.
 
-`TreeIO` is the one way to a tree in storage: item handlers, the functions of the API and the
+All access to stored trees goes through `TreeIO`: item handlers, the functions of the API and the
 command line call it.
 """
 
@@ -41,22 +41,22 @@ T = TypeVar("T")
 _GB = 10**9
 
 TREE_TYPESTR = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
-"""What checkpoints record for an item that is a tree, so that Orbax restores it."""
+"""Recorded type of an item that is a tree, with which Orbax restores it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
     """Budgets in bytes, each for one process; None is the default.
 
-    An array larger than a budget is written in parts, chunk by chunk; what cannot be divided is
-    admitted alone.
+    An array above a budget is written in parts, chunk by chunk; what cannot be divided is admitted
+    alone.
 
     Attributes:
-        write_concurrent_bytes: Most bytes in host memory for writing at once; 2 GiB by default.
-        read_concurrent_bytes: Most bytes being read at once. By default 64 MiB per core (128 MiB at
-            least, 2 GiB at most) for what is decoded, cast or moved to devices, and no limit on
-            what is read straight into the result.
-        transfer_concurrent_bytes: Most bytes being copied from devices at once; no limit by
+        write_concurrent_bytes: Maximum bytes in host memory for writing at once; 2 GiB by default.
+        read_concurrent_bytes: Maximum bytes being read at once. By default 64 MiB per core (128 MiB
+            at least, 2 GiB at most) for data that is decoded, cast or moved to devices, and no
+            limit for data read straight into the result.
+        transfer_concurrent_bytes: Maximum bytes being copied from devices at once; no limit by
             default. `"auto"` is half of the host memory that is free when the save begins.
     """
 
@@ -73,7 +73,7 @@ class MemoryOptions:
 
     @property
     def max_transfer_bytes(self) -> int | None:
-        """`transfer_concurrent_bytes` as a number at this moment."""
+        """`transfer_concurrent_bytes` as a number, resolved now."""
         limit = self.transfer_concurrent_bytes
         if isinstance(limit, int) or limit is None:
             return limit
@@ -87,11 +87,11 @@ class MemoryOptions:
         restore: float | None = None,
         save_device_host: float | Literal["auto"] | None = None,
     ) -> MemoryOptions:
-        """Return the budgets that Orbax's arguments `..._concurrent_gb` set, in units of 10**9.
+        """Convert Orbax's `..._concurrent_gb` arguments, in units of 10**9 bytes.
 
         Raises:
             ValueError: One is not positive.
-            TypeError: One is no number.
+            TypeError: One is not a number.
         """
         transfer = "auto"
         if save_device_host != "auto":
@@ -112,15 +112,15 @@ class TreeIO:
     """Saves, restores and describes pytrees.
 
     Attributes:
-        registry: Where type handlers are looked up.
-        memory: How much host memory a save or a restore may use beyond the tree.
-        rich_types: Whether tuples and namedtuples are recorded as such, and come back without a
+        registry: The type handlers.
+        memory: Limits of the host memory that a save or a restore uses beyond the tree.
+        rich_types: Whether tuples and namedtuples are recorded as such, and restored without a
             target.
         use_ocdbt: Whether arrays go into one database, else into a directory each.
         use_zarr3: Whether arrays are zarr3, with a checksum in every chunk, else zarr2.
         use_compression: Whether arrays are compressed with zstd; small ones never are.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
-        process: Which process saves, and among how many; None for JAX's.
+        process: The saving process and their count; None for JAX's.
     """
 
     registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY
@@ -194,12 +194,12 @@ class TreeIO:
     def restore(
         self, path: Path, options: RestoreOptions, *, resolver: ShardingResolver | None = None
     ) -> object:
-        """Return a stored tree as the options ask for it; see `restore_tree`."""
+        """Restore a stored tree; see `restore_tree`."""
         as_whole = options.is_plain and (resolver is None or resolver.fallback is None)
         return self._run(path, options, self._restored, resolver=resolver, as_whole=as_whole)
 
     def explain(self, path: Path, options: RestoreOptions, *, on_host: bool = False) -> RestorePlan:
-        """Return what `restore` would do; reads metadata only. For `on_host` see `explain`."""
+        """Return the plan of a restore; reads metadata only. For `on_host` see `explain`."""
         from orbit_ckpt._src.pytree.restore.explain import explain  # noqa: PLC0415 - few ask for it
 
         return self._run(path, options, partial(explain, on_host=on_host))

@@ -1,4 +1,4 @@
-"""Open a stored tree and read from it, while others may replace it."""
+"""Open a stored tree and read from it, while other processes may replace it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def read_tree(
     has_target: bool = False,
     as_whole: bool = False,
 ) -> T:
-    """Return what a function reads from a stored tree; warn of what is lost without a target.
+    """Open a stored tree and call a function on it; warn of information lost without a target.
 
     Args:
-        path: Where the tree is.
+        path: Path of the tree.
         read: Called again if the tree was replaced meanwhile.
         reader: The format to read as, None to detect it.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
-        has_target: Whether a target gives the structure, which then may be unrecorded.
-        as_whole: Whether the result is the tree as it is stored.
+        has_target: Whether a target provides the structure, which then may be unrecorded.
+        as_whole: Whether the result is the stored tree unchanged.
 
     Raises:
         CheckpointNotFoundError: There is no tree.

@@ -1,4 +1,4 @@
-"""How two stored trees differ, as values that can be printed."""
+"""The differences between two stored trees, as printable values."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Aspect = Literal[
 _SHOWN = 20
 
 _CONTEXT = 20
-"""Characters of a string that are shown in front of what differs."""
+"""Characters of a string to show before the first difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafChange:
-    """One respect in which a leaf, or a container, differs.
+    """One difference of a leaf, or of a container.
 
     Attributes:
         path: Name of the leaf, `params/dense/kernel`.
-        what: What differs.
-        a: What it is in the first checkpoint: a shape, a dtype, a sharding, a value (of an array
-            the element at `values.index`), else a text.
-        b: What it is in the second checkpoint.
-        values: How values differ, if they do.
+        what: The aspect that differs.
+        a: Its state in the first checkpoint: a shape, a dtype, a sharding, a value (of an array the
+            element at `values.index`), else a text.
+        b: Its state in the second checkpoint.
+        values: The difference of the values, if they differ.
     """
 
     path: str
@@ -67,9 +67,9 @@ class UnmatchedLeaf:
 
     Attributes:
         path: Name of the leaf, `params/dense/kernel`.
-        leaf: What it is, `float32[4, 8]`.
-        renamed: Path of the leaf of the other checkpoint that it likely is: one that only the
-            other has, of the same kind, shape and dtype, and of a similar name.
+        leaf: Its type, `float32[4, 8]`.
+        renamed: Path of the likely counterpart: a leaf that only the other checkpoint has, of the
+            same kind, shape and dtype, and of a similar name.
     """
 
     path: str
@@ -79,16 +79,16 @@ class UnmatchedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDiff:
-    """How two checkpoints differ; true if they do. As text it is a listing.
+    """The differences of two checkpoints; true if there are any. Prints as a listing.
 
     Attributes:
         a: The first checkpoint.
         b: The second.
         only_in_a: Leaves that the second lacks.
         only_in_b: Leaves that the first lacks.
-        changed: What differs of leaves and containers that both have, in the order of the first.
-        notes: What differs although the trees are equal: shardings, for example.
-        common: How many leaves both have.
+        changed: Differences of leaves and containers that both have, in the order of the first.
+        notes: Differences although the trees are equal: shardings, for example.
+        common: Number of leaves that both have.
         has_values: Whether values were compared.
     """
 
@@ -116,7 +116,7 @@ class CheckpointDiff:
         """Return a listing.
 
         Args:
-            most: How many lines to show of every sort, None for all.
+            most: Maximum number of lines of every sort, None for all.
         """
         changed = {change.path for change in self.changed if change.what != "container"}
         counts = f"{self.common} leaves in both, {self.common - len(changed)} of them the same"
@@ -145,7 +145,7 @@ def _describe_change(a: object, b: object) -> str:
 
 
 _Row = tuple[str, str, str]
-"""Path, what is to be said of it, and the rest of the line."""
+"""Path, description, and the rest of the line."""
 
 
 def _unmatched_row(leaf: UnmatchedLeaf, other: str) -> _Row:
@@ -168,7 +168,7 @@ def _section(title: str, rows: Sequence[_Row], most: int) -> list[str]:
 
 @contextlib.contextmanager
 def naming_checkpoint(path: Path) -> Generator[None]:
-    """Say in errors of the block which checkpoint they are about."""
+    """Add the checkpoint to errors raised in the block."""
     try:
         yield
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Compare two stored trees: their structure from the metadata, and values if they are wanted."""
+"""Compare two stored trees: their structure from the metadata, and optionally their values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 
 _ARRAY, _SCALAR, _BYTES, _UNKNOWN = "array", "scalar", "bytes", "unknown"
 _SEPARATORS = (".", "/")
-"""What programs join the keys of nested trees with: ours in safetensors, Flax, T5X and PyTorch."""
+"""Separators with which programs join nested keys: ours in safetensors, Flax, T5X, PyTorch."""
 
 _NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
 
@@ -48,19 +48,19 @@ async def compare_checkpoints(
     max_bytes: int,
     readers: tuple[Format | None, Format | None] = (None, None),
 ) -> CheckpointDiff:
-    """Return how the trees of two checkpoints differ.
+    """Compare the trees of two checkpoints.
 
     Args:
         a: The first checkpoint, as for `open_checkpoint`.
         b: The second.
         registry: Type handlers of their leaves.
         values: Whether to read and compare values too.
-        max_bytes: About how many bytes of values to hold at once.
-        readers: The formats to read them as, None to find out.
+        max_bytes: Approximate limit of bytes of values held at once.
+        readers: The formats to read them as, None to detect them.
 
     Raises:
-        CheckpointNotFoundError: There is no tree.
-        CorruptionError: Stored data is missing or damaged; a note says of which checkpoint.
+        CheckpointNotFoundError: One contains no tree.
+        CorruptionError: Stored data is missing or damaged; a note names the checkpoint.
     """
     first, second = await run_all([_open(a, registry, readers[0]), _open(b, registry, readers[1])])
     notes: list[LeafChange] = []
@@ -88,15 +88,15 @@ async def compare_checkpoints(
 
 
 class _Leaf(Struct, frozen=True):
-    """What a checkpoint says of one leaf.
+    """The metadata of one leaf.
 
     Attributes:
         record: Its record.
-        kind: What sort of value it is.
+        kind: The kind of value.
         type: Its type; leaves of one kind may have several.
         shape: Shape of an array or scalar.
         dtype: Its dtype.
-        sharding: How it was laid out.
+        sharding: Its recorded sharding.
     """
 
     record: LeafRecord
@@ -113,14 +113,14 @@ class _Leaf(Struct, frozen=True):
         return f"{prefix}{self.dtype}{list(self.shape) if self.kind != _SCALAR else ''}"
 
     def is_kind_of(self, other: _Leaf) -> bool:
-        """Whether both are of one kind, or may be: old checkpoints do not tell an array's."""
+        """Return whether both are or may be of one kind, which old checkpoints lack for arrays."""
         if self.kind == other.kind:
             return True
         kinds = {self.kind, other.kind}
         return _UNKNOWN in kinds and kinds <= _NUMERIC
 
     def has_values_like(self, other: _Leaf) -> bool:
-        """Whether its values can be compared with another's, one by one."""
+        """Return whether both values can be compared element by element."""
         if self.dtype is None or other.dtype is None:
             return self.kind == other.kind and not self.record.is_empty
         if self.shape != other.shape:
@@ -135,7 +135,7 @@ class _Side(Struct, frozen=True):
 
     Attributes:
         stored: Its leaves.
-        leaves: What is known of them, by names.
+        leaves: Their metadata, by names.
         containers: Kinds of its containers.
     """
 
@@ -157,16 +157,16 @@ async def _open(path: Path, registry: TypeHandlerRegistry, reader: Format | None
 
 
 def _is_flat(side: _Side) -> bool:
-    """Whether the tree is one dict with keys that may have been made of several."""
+    """Return whether the tree is one dict whose keys may be joined nested ones."""
     return all(len(names) == 1 for names in side.leaves) and any(
         separator in name for (name,) in side.leaves for separator in _SEPARATORS
     )
 
 
 def _separator_between(a: _Side, b: _Side) -> str | None:
-    """Return what joins the keys of one tree to the names of the other, which is flat.
+    """Return the separator that joins one tree's keys to the names of the other, flat one.
 
-    None if both are nested, or neither is, or if joining them makes none of the other's names.
+    None if both are nested, or neither is, or if no joined key is a name of the other.
     """
     if (is_flat := _is_flat(a)) == _is_flat(b):
         return None
@@ -178,7 +178,7 @@ def _separator_between(a: _Side, b: _Side) -> str | None:
 
 
 def _under_names_of(a: _Side, b: _Side, separator: str) -> _Side:
-    """Return a tree with its leaves under another's names, where joining tells which is which."""
+    """Return a tree with its leaves under another's names, where joined keys match them."""
 
     def by_joined_name(side: _Side) -> dict[str, NamePath | None]:
         joined: dict[str, NamePath | None] = {}
@@ -222,7 +222,7 @@ def _describe(source: StoredTree, record: LeafRecord, metadata: object) -> _Leaf
 
 
 def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
-    """Describe a leaf whose value an old writer put into the structure."""
+    """Describe a leaf whose value an old writer stored in the structure."""
     if isinstance(value, bytes):
         return _Leaf(record, _BYTES, _BYTES, (len(value),), np.dtype(np.uint8))
     if isinstance(value, np.ndarray | np.generic | int | float | complex):
@@ -235,7 +235,7 @@ def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
 async def _compare_values(
     a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int
 ) -> dict[NamePath, ValueChange]:
-    # both import JAX, which a comparison of metadata does not need
+    # both import JAX, which comparing metadata does not need
     from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves  # noqa: PLC0415
     from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415
 
@@ -251,7 +251,7 @@ async def _compare_values(
 
 
 def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Iterator[LeafChange]:
-    """Yield in what respects a leaf of both trees differs; notes too."""
+    """Yield the differences of a leaf of both trees, including notes."""
     if not a.is_kind_of(b):
         yield LeafChange(path, "kind", str(a), str(b))
     elif a.shape != b.shape:
@@ -272,7 +272,7 @@ def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Itera
 
 
 def _is_note(change: LeafChange) -> bool:
-    """Whether trees that differ in nothing else are equal."""
+    """Return whether a difference leaves the trees equal."""
     if change.what == "values":
         return change.values is not None and not change.values.differing
     return change.what in ("type", "sharding", "bits")
@@ -307,7 +307,7 @@ def _signature(leaf: _Leaf) -> tuple[object, ...]:
 
 
 def _changed_containers(a: _Side, b: _Side) -> list[LeafChange]:
-    """Return the containers of both trees that are not of one kind, as far as that is recorded."""
+    """Return the containers of both trees whose kinds differ, as far as recorded."""
     is_recorded = all(side.stored.source.document.rich_types is not None for side in (a, b))
     return [
         LeafChange(format_path(names), "container", kind, b.containers[names])
@@ -319,12 +319,12 @@ def _changed_containers(a: _Side, b: _Side) -> list[LeafChange]:
 
 
 def _is_sequence(kind: str) -> bool:
-    """Whether a kind is recorded as positions by Orbax without rich types."""
+    """Return whether Orbax without rich types records a kind as positions."""
     return kind in ("list", "tuple")
 
 
 def _containers(source: StoredTree) -> dict[NamePath, str]:
-    """Return the kinds of all containers with leaves, by the names of their paths."""
+    """Return the kinds of all containers with leaves, by their paths' names."""
     leaf = object()
     kinds: dict[NamePath, str] = {}
 

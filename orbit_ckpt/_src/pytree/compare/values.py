@@ -1,8 +1,8 @@
 """Compare the values of the leaves of two stored trees, a bounded number of bytes at a time.
 
-Whether arrays are equal is told by their elements alone. Equal checksums of chunks are no proof: a
-crc32c has 32 bits, so chunks that differ have the same one once in four billion times, and whoever
-compares wants to know about just that chunk. It only shows that a chunk is what was written.
+Only elements decide equality. Equal chunk checksums prove nothing: a crc32c has 32 bits, so one in
+four billion pairs of different chunks shares it, and a comparison must find just that pair. The
+checksum only shows that a chunk is what was written.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from orbit_ckpt._src.type_handlers.described import key_type_of
 from orbit_ckpt._src.type_handlers.prng import key_data
 
 _PART_BYTES = 1 << 25
-"""Most bytes of an array that one thread reads or compares at once."""
+"""Maximum bytes of an array that one thread reads or compares at once."""
 
 _SHARE_BYTES = 1 << 22
-"""Comparisons below this size are not worth a thread of their own."""
+"""Smaller comparisons are not worth a thread of their own."""
 
 _MAX_DECODER_BYTES = 1 << 30
-"""What all of them may hold. With so many, chunks are small, and rather read several times."""
+"""Limit for all decoders. With more, chunks are small, and better read several times."""
 
 _OBJECTS = 256
-"""Leaves of other kinds that are held at once."""
+"""Leaves of other kinds held at once."""
 
 
 class RecordPair(Struct, frozen=True, gc=False):
@@ -62,20 +62,20 @@ class RecordPair(Struct, frozen=True, gc=False):
 async def compare_leaves(
     a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair], *, max_bytes: int
 ) -> dict[NamePath, ValueChange]:
-    """Return how the values of leaves differ, by names.
+    """Return the differences of leaf values, by names.
 
     Args:
         a: The leaves of the first tree.
         b: Those of the second.
-        pairs: Which to compare; arrays must be of equal shapes, and both or none of keys.
-        max_bytes: About how many bytes to hold at once. More is held for chunks that only
-            TensorStore can decode, which are held whole, and for compressed ones that do not fit:
-            up to a megabyte for each that is open.
+        pairs: The leaves to compare; arrays must have equal shapes, and both or none be keys.
+        max_bytes: Approximate limit of bytes held at once. Exceptions are chunks that only
+            TensorStore can decode, which are held whole, and compressed ones that do not fit: up to
+            a megabyte for each open one.
 
     Raises:
         CorruptionError: A chunk is missing or damaged.
     """
-    window_bytes = max(1, max_bytes // 2)  # what reading takes beside its results is the rest
+    window_bytes = max(1, max_bytes // 2)  # the rest is for reading, besides its results
     arrays: list[_ArrayPair] = []
     objects: list[RecordPair] = []
     firsts = _stored_arrays(a, [pair.a for pair in pairs])
@@ -105,7 +105,7 @@ class _StoredArray(Struct, frozen=True):
         reader: Reads it.
         read: Reads all of it.
         dtype: Its logical dtype.
-        key_dimensions: How many trailing dimensions the data of one key has, 0 for other arrays.
+        key_dimensions: Number of trailing dimensions of one key's data, 0 for other arrays.
     """
 
     reader: BatchReader
@@ -124,9 +124,9 @@ class _StoredArray(Struct, frozen=True):
 def _stored_arrays(
     stored: StoredLeaves, records: Sequence[LeafRecord]
 ) -> dict[NamePath, _StoredArray]:
-    """Return the leaves that are arrays whose parts can be read, by names.
+    """Return the leaves that are arrays with readable parts, by names.
 
-    What others hold is known to their handlers alone.
+    Only the handlers of other leaves know their contents.
     """
     batch = stored.batch
     found: dict[NamePath, _StoredArray] = {}
@@ -152,12 +152,12 @@ class _ArrayPair(Struct, frozen=True):
     """An array in both trees.
 
     Attributes:
-        names: Where it is.
-        a: It in the first tree.
-        b: It in the second.
-        arithmetic: In what its elements are compared.
-        block: What is cut only in whole multiples, so that no chunk is read twice; None if the
-            array is to be read from its first element to its last.
+        names: Its name.
+        a: The array in the first tree.
+        b: The array in the second.
+        arithmetic: The domain in which elements are compared.
+        block: Shape of whose multiples parts are made, so that no chunk is read twice; None if the
+            array is streamed.
     """
 
     names: NamePath
@@ -189,7 +189,7 @@ class _ArrayPair(Struct, frozen=True):
 
 
 def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | None:
-    """Return in multiples of what two arrays are cut, None if they are to be streamed."""
+    """Return the shape of whose multiples two arrays are cut, None to stream them."""
     layouts = [(side.reader, side.layout) for side in (a, b)]
     shape = a.layout.shape
     fixed = len(shape) - a.key_dimensions  # a key is not cut
@@ -211,7 +211,7 @@ def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | N
 
 
 def _decoder_bytes(layout: ZarrArray) -> int:
-    """Return what the chunks take that are open at once while an array is streamed."""
+    """Return the bytes of the chunks open at once while an array is streamed."""
     if layout.compression is None:
         return 0
     grid = zip(layout.shape[1:], layout.chunk_shape[1:], strict=True)
@@ -226,7 +226,7 @@ class _Part(Struct, frozen=True, gc=False):
 
 
 def _parts(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[_Part]:
-    """Yield arrays in parts that one thread reads or compares at once."""
+    """Yield parts of arrays that one thread reads or compares at once."""
     for pair in pairs:
         size = max(1, min(max_bytes, _PART_BYTES) // pair.itemsize)
         for region in split_by_rows(whole(pair.a.layout.shape), cast(Shape, pair.block), size):
@@ -297,7 +297,7 @@ async def _compare_streamed(
 async def _compare_objects(
     a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair]
 ) -> dict[NamePath, ValueChange]:
-    """Compare leaves that are no stored arrays: strings, values of other handlers."""
+    """Compare leaves that are not stored arrays: strings, values of other handlers."""
     found: dict[NamePath, ValueChange] = {}
     for first in range(0, len(pairs), _OBJECTS):
         group = pairs[first : first + _OBJECTS]
@@ -331,13 +331,13 @@ def _compare_pair(x: object, y: object) -> ValueChange:
             return compare_values(first, second, arithmetic)
     try:
         is_same = bool(x == y)
-    except Exception:  # noqa: BLE001 - values of others; what cannot be compared is not equal
+    except Exception:  # noqa: BLE001 - arbitrary values; incomparable ones are not equal
         is_same = False
     return ValueChange(1) if is_same else ValueChange(1, 1, a=x, b=y, has_same_bits=False)
 
 
 def _as_array(value: object) -> HostArray | None:
-    """Return numbers as an array; None for anything else."""
+    """Convert numbers to an array; None for anything else."""
     if isinstance(value, jax.Array):
         value = key_data(value) if is_prng_dtype(value.dtype) else value
     elif isinstance(value, bytes):

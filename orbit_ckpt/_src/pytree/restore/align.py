@@ -1,4 +1,4 @@
-"""Align what a checkpoint has with what a target asks for."""
+"""Align the leaves of a checkpoint with those of a target."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from orbit_ckpt._src.tree.keypath import KeyPath, NamePath
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 
 Origin = Literal["target", "fallback", "skip"]
-"""Where a leaf comes from that is not read: the target's own, the fallback's, or nowhere."""
+"""Origin of a leaf that is not read: the target, the fallback, or none."""
 
 
 class Alignment(Struct, frozen=True):
-    """Which leaves of a result come from where.
+    """The origin of each leaf of a result.
 
     Attributes:
-        wanted: The target's leaves, None if there is no target.
+        wanted: The target's leaves, None without a target.
         filled: Leaves of the result that do not come from the checkpoint.
-        origins: Where those come from.
-        paths: Where those sit that are in no target.
-        difference: Leaves that are missing or unexpected, which the options do not allow.
+        origins: Their origins.
+        paths: Paths of those that are in no target.
+        difference: Missing or unexpected leaves that the options do not allow.
     """
 
     wanted: Mapping[NamePath, object] | None
@@ -51,7 +51,7 @@ class Alignment(Struct, frozen=True):
     difference: TreeDifference | None = None
 
     def is_read(self, names: NamePath) -> bool:
-        """Whether a leaf that the checkpoint has is part of the result."""
+        """Return whether a stored leaf is part of the result."""
         return names not in self.filled and (
             self.wanted is None or self.wanted.get(names, PLACEHOLDER) is not PLACEHOLDER
         )
@@ -60,7 +60,7 @@ class Alignment(Struct, frozen=True):
 def align(
     transformed: TransformedTree, target: FlatTree | None, options: RestoreOptions
 ) -> Alignment:
-    """Return which leaves come from where, and what must not be missing or unexpected."""
+    """Determine the origin of each leaf, and which must not be missing or unexpected."""
     fallback = None if options.fallback is None else flatten(options.fallback)
     spare = _leaves(fallback)
     if () in spare and () not in transformed.names and (target is None or () not in target.names):
@@ -118,7 +118,7 @@ def _difference(
     full = wanted.keys() - target.empty_names
     known = {*transformed.records, *transformed.computed} - has_empty
     known |= (transformed.kept | transformed.left_out) & full
-    # an empty container holds nothing that could be missing: {} and no key at all are the same
+    # an empty container holds nothing that could be missing: {} equals an absent key
     difference = compare_names(
         [names for names in wanted if names in full and names not in has_empty],
         [names for names in transformed.names if names in known],
@@ -150,7 +150,7 @@ _Source = tuple[Origin, object]
 def _source_of_missing(
     leaf: object, names: NamePath, spare: Mapping[NamePath, object], options: RestoreOptions
 ) -> _Source | None:
-    """Return where a leaf that the checkpoint lacks comes from, None if it must not be missing."""
+    """Return the origin of a leaf that the checkpoint lacks, None if it must not be missing."""
     if names in spare:
         return "fallback", spare[names]
     if options.missing in ("target", "keep") and not is_abstract(leaf):
@@ -161,7 +161,7 @@ def _source_of_missing(
 def _source_of_kept(
     leaf: object, names: NamePath, spare: Mapping[NamePath, object]
 ) -> _Source | None:
-    """Return where a leaf that a rule keeps comes from, None if it has no value."""
+    """Return the origin of a leaf that a rule keeps, None if it has no value."""
     if not is_abstract(leaf):
         return "target", leaf
     return ("fallback", spare[names]) if names in spare else None
@@ -212,11 +212,11 @@ def check_leaves(
     """Check leaves, their shapes and dtypes against the target.
 
     Args:
-        alignment: Which leaves are wanted.
-        transformed: What there is.
-        found: Metadata of the leaves that are read as they are.
-        unchecked: Leaves that are cast to what the caller asked for besides the target.
-        options: What is allowed.
+        alignment: The wanted leaves.
+        transformed: The available leaves.
+        found: Metadata of the leaves that are read unchanged.
+        unchecked: Leaves that arguments besides the target cast.
+        options: The allowed differences.
 
     Raises:
         TreeMismatchError: Some differ; lists all of them.
@@ -261,13 +261,13 @@ def describe_change(
     strict: bool = True,
     cast_policy: Casting = "same_kind",
 ) -> str | None:
-    """Return how a target's leaf differs from what is stored, None if it can be restored.
+    """Describe how a target's leaf differs from the stored one, None if it can be restored.
 
     Args:
         wanted: Leaf of the target.
-        stored: What is stored; None if nothing is known of it.
+        stored: Metadata of the stored leaf; None if unknown.
         strict: Whether shapes of JAX arrays must agree.
-        cast_policy: Which casts are allowed.
+        cast_policy: The allowed casts.
     """
     if wanted is PLACEHOLDER or isinstance(wanted, type | RestoreArgs | Metadata):
         return None

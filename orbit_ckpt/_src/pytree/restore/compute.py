@@ -1,4 +1,4 @@
-"""Compute leaves from stored ones, some at a time."""
+"""Compute leaves from stored ones, in batches."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from orbit_ckpt._src.type_handlers.array_target import check_width
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 
 _BATCH_LEAVES = 256
-"""Most sources that are held at once, unless one result needs more."""
+"""Maximum sources held at once, unless one result needs more."""
 
 _BATCH_BYTES = 1 << 26
-"""Most bytes of sources that are held at once, unless one result needs more."""
+"""Maximum bytes of sources held at once, unless one result needs more."""
 
 ReadLeaves = Callable[
     [Sequence[LeafRecord], Mapping[NamePath, RestoreArgs]],
@@ -62,14 +62,14 @@ async def compute_leaves(
     *,
     max_bytes: int | None = None,
 ) -> dict[NamePath, object]:
-    """Return computed leaves; what they are computed from is dropped as soon as it is not needed.
+    """Compute leaves; each source is dropped as soon as it is no longer needed.
 
     Args:
-        transformed: What there is.
-        wanted: Which of its computed leaves.
+        transformed: The available leaves.
+        wanted: The computed leaves to return.
         read: Reads stored leaves.
-        place: Makes a computed value what the caller asked for; is told whether it comes from
-            arrays of JAX.
+        place: Converts a computed value to what the caller requested; its flag says whether the
+            value comes from JAX arrays.
         max_bytes: See `groups_of`.
 
     Raises:
@@ -99,10 +99,10 @@ def groups_of(
     """Yield computed leaves in groups that are computed one after the other.
 
     Args:
-        transformed: What there is.
-        wanted: Which of its computed leaves.
-        max_bytes: Most bytes of sources that are held at once, unless one result needs more;
-            None for a default, which is never exceeded.
+        transformed: The available leaves.
+        wanted: The computed leaves to return.
+        max_bytes: Maximum bytes of sources held at once, unless one result needs more; None for a
+            default, which is never exceeded.
     """
     nodes = {names: node for names, node in transformed.computed.items() if names in wanted}
     groups = [list(group.items()) for group in nodes_by_source(nodes)]
@@ -112,11 +112,11 @@ def groups_of(
 _Fetch = Callable[[Sequence[Read]], Awaitable[dict[object, object]]]
 
 _Named = Sequence[tuple[NamePath, Node]]
-"""Nodes with the names of the results that they are for."""
+"""Nodes with the names of their results."""
 
 
 class _Origins:
-    """Tells whether what a node is made of includes arrays of JAX."""
+    """Determines whether the sources of a node include JAX arrays."""
 
     def __init__(self, stored: Mapping[NamePath, LeafRecord]) -> None:
         self._stored = stored
@@ -131,14 +131,14 @@ class _Origins:
 
 
 def _is_numeric(value: object) -> bool:
-    """Whether JAX could have a value as an array; it has none of text, dates and objects."""
+    """Return whether JAX could hold a value as an array, unlike text, dates and objects."""
     return not isinstance(value, np.ndarray) or cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
 async def _read(
     transformed: TransformedTree, read: ReadLeaves, sources: Sequence[Read]
 ) -> dict[object, object]:
-    """Return stored values by the identities of their nodes."""
+    """Read stored values, by the identities of their nodes."""
     values: dict[object, object] = {}
     for reads in _in_turn(sources):
         records = [transformed.stored[names] for names in reads]
@@ -147,12 +147,12 @@ async def _read(
         }
         found = await read(records, args)
         values |= {node_key(source): found[names] for names, source in reads.items()}
-    await asyncio.sleep(0)  # the loop keeps what it was told last until it is told something else
+    await asyncio.sleep(0)  # the loop variable keeps the last value alive
     return values
 
 
 async def _fill(names: NamePath, node: Apply, fetch: _Fetch) -> HostArray:
-    """Return a stack of arrays, of which only a few are held at a time besides it."""
+    """Return a stack of arrays, only a few of which are held at a time besides it."""
     info = node.info
     result = aligned_empty(cast(tuple[int, ...], info.shape), as_dtype(info.dtype))
     rows = np.moveaxis(result, cast(int, node.stack_axis), 0)
@@ -171,7 +171,7 @@ def _put(rows: HostArray, index: int, value: object) -> None:
 
 
 def _large_stacks(batch: _Named) -> Iterator[tuple[NamePath, Apply]]:
-    """Yield the stacks that are filled one input after the other, and what they are for."""
+    """Yield the stacks that are filled one input after the other, with their results' names."""
     seen: set[object] = set()
     pending = list(batch)
     while pending:
@@ -192,7 +192,7 @@ def _is_large_stack(node: Apply) -> bool:
 
 
 def _is_known_row(node: Node) -> bool:
-    """Whether a node is computed from leaves of its own by rules that call no function."""
+    """Return whether rules that call no function compute a node from leaves of its own."""
     match node:
         case Read():
             return True
@@ -220,13 +220,13 @@ def _batches(groups: Sequence[_Named], max_bytes: int) -> Iterator[_Named]:
 
 
 def _nbytes(node: Read | Apply) -> int:
-    """Return the size of a result, 0 if it is not known."""
+    """Return the size of a result, 0 if unknown."""
     shape, dtype = node.info.shape, node.info.dtype
     return 0 if shape is None else math.prod(shape) * cast(DType, dtype).itemsize
 
 
 def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
-    """Return what is read, by names; a leaf that is read in several ways is in several of them."""
+    """Group reads by names so that no group reads a leaf in two ways."""
     turns: list[dict[NamePath, Read]] = []
     for read in {node_key(source): source for source in sources}.values():
         turn = next((turn for turn in turns if read.names not in turn), None)
@@ -238,7 +238,7 @@ def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
 
 
 def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
-    """Return how a leaf is read; arrays as such of numpy unless the rule says otherwise.
+    """Return the arguments to read a leaf; arrays become numpy's unless the rule says otherwise.
 
     Typed keys, which numpy does not have, stay keys.
     """
@@ -251,22 +251,22 @@ def source_args(read: Read, record: LeafRecord) -> RestoreArgs:
 class Evaluation:
     """Evaluates nodes, each once.
 
-    Functions may change what they are given: of several that are given one value, only the last
-    has the value itself, which is then forgotten.
+    Functions may modify their inputs: of several that share a value, only the last receives the
+    value itself, which is then dropped.
     """
 
     def __init__(self, values: dict[object, object], nodes: Iterable[Node]) -> None:
         """Prepare an evaluation.
 
         Args:
-            values: The values of all nodes that are not to be evaluated, by their identities; they
-                go as they are used.
-            nodes: What will be asked for.
+            values: The values of all nodes that are not to be evaluated, by their identities; each
+                is removed when used.
+            nodes: The nodes that will be requested.
         """
         self._values = values
         self._uses: Counter[object] = Counter()
         self._parts: Counter[int] = Counter()
-        """How many parts of a result are used."""
+        """Number of parts of a result in use."""
         for node in nodes:
             self._count(node)
 
@@ -301,11 +301,11 @@ class Evaluation:
                 return self._part(node, cast(Sequence[object], self(names, node.of)))
             case Apply():
                 return self._apply(names, node)
-            case Read() | FromTarget():  # the engine lets nothing be computed with these
+            case Read() | FromTarget():  # the engine rejects computations with these
                 raise AssertionError(node)
 
     def _part(self, node: Part, parts: Sequence[object]) -> object:
-        """Return one of several results; a copy where a view would keep much else in memory."""
+        """Return one of several results; a copy where a view would keep much other memory alive."""
         part = parts[node.index]
         if not node.of.is_cut or not isinstance(part, np.ndarray):
             return part
@@ -349,7 +349,7 @@ def _to_jax(names: NamePath, value: object) -> object:
 
 
 def _to_numpy(value: object, node: Node) -> object:
-    """Return what a function on JAX's arrays has made as an array of numpy; leaves are read so."""
+    """Convert the result of a function on JAX arrays to numpy, as leaves are read."""
     if isinstance(node, Read) or not isinstance(value, jax.Array) or is_prng_dtype(value.dtype):
         return value
     return np.array(value)

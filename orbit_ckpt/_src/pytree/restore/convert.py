@@ -1,4 +1,4 @@
-"""Convert values that are in memory to what a caller asks for, as stored leaves are."""
+"""Convert values in memory as the caller requests, like stored leaves."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)
 
 
 def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
-    """Return a value as the caller asks for it; strings and values of other types as they are.
+    """Convert a value as requested; strings and values of other types stay unchanged.
 
     Raises:
-        TreeMismatchError: Another shape is asked for, or numbers do not fit the dtype.
+        TreeMismatchError: Another shape is requested, or numbers do not fit the dtype.
         UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
         ValueError: The sharding does not divide the shape.
     """
@@ -55,12 +55,12 @@ def _is_numeric(value: object) -> bool:
 
 
 def is_keys(value: object) -> bool:
-    """Whether a value is an array of typed PRNG keys."""
+    """Return whether a value is an array of typed PRNG keys."""
     return isinstance(value, jax.Array) and is_prng_dtype(value.dtype)
 
 
 def as_array_args(arg: RestoreArgs) -> ArrayRestoreArgs:
-    """Return arguments as those of a JAX array."""
+    """Convert arguments to those of a JAX array."""
     return arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
 
 
@@ -103,7 +103,7 @@ def _put(path: KeyPath, value: HostArray | jax.Array, sharding: jax.sharding.Sha
 
 
 def _fitted(path: KeyPath, host: HostArray, arg: ArrayRestoreArgs) -> HostArray:
-    """Return an array of the shape asked for, padded with zeros or cut if that is allowed."""
+    """Return an array of the requested shape, padded with zeros or cut if allowed."""
     shape = host.shape if arg.global_shape is None else tuple(arg.global_shape)
     if shape == host.shape:
         return host

@@ -1,4 +1,4 @@
-"""Say how a tree is restored, leaf by leaf."""
+"""Explain how a tree is restored, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ class LeafPlan(Struct, frozen=True):
 
     Attributes:
         name: Its keys joined by slashes, as in the patterns of rules.
-        actions: What is done: `read`; `rename`, `cast`, `reshard`, `pad` or what a rule does,
-            such as `stack` or `combine`; or `target`, `fallback` or `skip` if nothing is read.
+        actions: The steps: `read`; `rename`, `cast`, `reshard`, `pad` or the action of a rule, such
+            as `stack` or `combine`; or `target`, `fallback` or `skip` if nothing is read.
         sources: Names of the stored leaves that are read for it.
-        shape: Its shape, None if that is known only afterwards or it has none.
+        shape: Its shape, None if not known in advance or without one.
         dtype: Its dtype, likewise.
         bytes_read: Bytes read from storage; a source of several leaves counts for the first.
-        over_read: Bytes of the chunks that are read over those that are needed; 1.0 if nothing is
-            read in vain.
+        over_read: Bytes of the chunks read divided by bytes needed; 1.0 if every byte is needed.
     """
 
     name: str
@@ -65,13 +64,13 @@ class LeafPlan(Struct, frozen=True):
 
 
 class RestorePlan(Struct, frozen=True):
-    """How a tree is restored. Printed, it is a table.
+    """How a tree is restored. Prints as a table.
 
     Attributes:
         leaves: The leaves of the result.
         ignored: Names of stored leaves that are not read.
-        peak_bytes: Most bytes of host memory held at once, about: those of the result that are in
-            host memory and those that are being decoded, cast, copied to devices or computed with.
+        peak_bytes: Approximate maximum of host memory held at once: the parts of the result in host
+            memory, and data being decoded, cast, copied to devices or computed with.
     """
 
     leaves: tuple[LeafPlan, ...]
@@ -89,7 +88,7 @@ class RestorePlan(Struct, frozen=True):
         return tuple(leaf.name for leaf in self.leaves if leaf.sources)
 
     def with_action(self, action: str) -> tuple[str, ...]:
-        """Return the names of the leaves of which an action is said."""
+        """Return the names of the leaves with an action."""
         return tuple(leaf.name for leaf in self.leaves if action in leaf.actions)
 
     def __str__(self) -> str:
@@ -130,18 +129,18 @@ def _bytes(count: int) -> str:
 
 
 async def explain(resolved: ResolvedRestore, *, on_host: bool = False) -> RestorePlan:
-    """Return how a tree is restored; reads metadata only.
+    """Explain how a tree is restored; reads metadata only.
 
     Args:
         resolved: The restore.
-        on_host: Whether to reckon as if all of it stayed in host memory, which asks JAX for no
+        on_host: Whether to assume that all of it stays in host memory, which asks JAX for no
             devices.
     """
     return await _Explanation(resolved, on_host=on_host).make()
 
 
 class _Explanation:
-    """Collects what is known of every leaf."""
+    """Collects the plan of every leaf."""
 
     def __init__(self, resolved: ResolvedRestore, *, on_host: bool) -> None:
         self._resolved = resolved
@@ -149,12 +148,12 @@ class _Explanation:
         self._found: Mapping[NamePath, object] = {}
         self._costs: dict[NamePath, ReadCost] = {}
         self._reads: list[list[tuple[LeafRecord, ArrayRead]]] = []
-        """What is read as it is, by handlers."""
+        """Leaves that handlers read unchanged."""
         self._source_costs: dict[NamePath, ReadCost] = {}
         self._original = {r.name: names for names, r in resolved.transformed.stored.items()}
         self._used: set[NamePath] = set()
         self._told: dict[object, tuple[list[str], tuple[str, ...]]] = {}
-        """What is done for computed values and what they are made of; parts of one share it."""
+        """Actions and sources of computed values; parts of one share them."""
 
     async def make(self) -> RestorePlan:
         resolved, transformed = self._resolved, self._resolved.transformed
@@ -236,7 +235,7 @@ class _Explanation:
         sharding: ShardingMetadata | None,
         costs: Sequence[ReadCost],
     ) -> LeafPlan:
-        """Return the plan of a leaf, with what its arguments do to it at the end."""
+        """Return the plan of a leaf, ending in the actions of its arguments."""
         shape, dtype = info.shape, info.dtype
         done = list(actions)
         arg = self._resolved.args.get(names)
@@ -271,7 +270,7 @@ class _Explanation:
         return self._row(names, actions, sources, node.info, None, list(costs.values()))
 
     def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
-        """Return what it costs to read sources that no leaf before has counted."""
+        """Return the cost of reading sources that no earlier leaf has counted."""
         stored = self._resolved.transformed.stored
         new = {source: read for source, read in reads.items() if source not in self._used}
         self._used.update(new)
@@ -281,7 +280,7 @@ class _Explanation:
         return costs
 
     def _peak_bytes(self) -> int:
-        """Return about how much host memory is needed at once."""
+        """Estimate the host memory needed at once."""
         resolved = self._resolved
         reader = resolved.stored.batch.reader
         kept = peak = 0
@@ -312,7 +311,7 @@ class _Explanation:
         return max(peak, kept)
 
     def _kept_bytes(self, record: LeafRecord, read: ArrayRead) -> int:
-        """Return how much host memory a leaf has once it is restored."""
+        """Return the host memory of a restored leaf."""
         if self._is_moved(record):
             return 0
         arg, metadata = self._resolved.args.get(record.names), self._found.get(record.names)
@@ -325,7 +324,7 @@ class _Explanation:
         return size // metadata.dtype.itemsize * dtype.itemsize
 
     def _is_moved(self, record: LeafRecord) -> bool:
-        """Whether a leaf leaves host memory for a device."""
+        """Return whether a leaf moves from host memory to a device."""
         if self._on_host:
             return False
         arg = self._resolved.args.get(record.names)
@@ -346,7 +345,7 @@ def _nbytes(info: ArrayInfo) -> int:
 
 
 def _actions(node: Node) -> list[str]:
-    """Return what is done for a value, in the order in which it is done."""
+    """Return the actions that produce a value, in order."""
     done: dict[str, None] = {}
     seen: set[object] = set()
 

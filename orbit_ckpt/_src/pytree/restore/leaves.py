@@ -1,4 +1,4 @@
-"""Read stored leaves through their handlers, or open them to be read later."""
+"""Read stored leaves through their handlers, or open them for later reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 _ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
 
 AS_SAVED = RestoreArgs()
-"""Arguments of a leaf of which nothing is said."""
+"""Arguments of a leaf without any."""
 
 
 class StoredLeaves(DescribedLeaves):
@@ -52,7 +52,7 @@ class StoredLeaves(DescribedLeaves):
         self._handlers: dict[tuple[object, str], TypeHandler] = {}
 
     def handler(self, record: LeafRecord, arg: RestoreArgs) -> TypeHandler:
-        """Return what reads a leaf as the type that is asked for."""
+        """Return the handler that reads a leaf as the requested type."""
         wanted = arg.restore_type
         is_placed = self.batch.resolver.fallback is not None
         if wanted is None and isinstance(arg, ArrayRestoreArgs):
@@ -70,10 +70,10 @@ class StoredLeaves(DescribedLeaves):
     def split(
         self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
     ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
-        """Return the leaves that no handler reads, and the others by their handlers."""
+        """Return the leaves that no handler reads, and the others by handler."""
         inline = self.source.inline
         others: list[LeafRecord] = []
-        as_saved: dict[str, list[LeafRecord]] = {}  # what most leaves are, looked up once a type
+        as_saved: dict[str, list[LeafRecord]] = {}  # the common case, looked up once per type
         groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
 
         def add(found: Sequence[LeafRecord], arg: RestoreArgs) -> None:
@@ -95,7 +95,7 @@ class StoredLeaves(DescribedLeaves):
 async def read_leaves(
     stored: StoredLeaves, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
 ) -> dict[NamePath, object]:
-    """Return the values of leaves, read in one call per handler."""
+    """Read leaves, with one call per handler."""
     source = stored.source
     values: dict[NamePath, object] = {}
     others, groups = stored.split(records, args)
@@ -126,19 +126,19 @@ async def read_leaves(
 def lazy_leaves(
     stored: StoredLeaves, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
 ) -> dict[NamePath, LazyArray]:
-    """Return those leaves as lazy arrays that would be restored as arrays of JAX or numpy.
+    """Return as lazy arrays the leaves that would be restored as JAX or numpy arrays.
 
-    Others are left to `read_leaves`: scalars, strings, bytes, empty containers, values that an old
-    writer put into its structure file, and leaves of type handlers that are no `LazyReader`.
+    `read_leaves` reads all others: scalars, strings, bytes, empty containers, values that an old
+    writer put into its structure file, and leaves of type handlers that are not a `LazyReader`.
 
     Args:
         stored: The stored tree.
-        records: The leaves that are wanted.
-        args: How leaves are to be restored.
+        records: The wanted leaves.
+        args: How leaves are restored.
 
     Raises:
         CorruptionError: A metadata document is missing.
-        TreeMismatchError: Another shape is asked for than that of a stored array.
+        TreeMismatchError: A shape differs from that of the stored array.
         UnsupportedLeafError: A leaf holds PRNG keys that this JAX does not have.
     """
     directory = OpenedDirectory.now(stored.source.path, stored.source.fingerprint_file)
@@ -161,12 +161,12 @@ def lazy_leaves(
 
 
 def _holds_other_values(typestr: str, registry: TypeHandlerRegistry) -> bool:
-    """Whether what is stored under a built-in name is for its registered handler alone to read."""
+    """Return whether only its registered handler can read a value stored under a built-in name."""
     return typestr in _ARRAYS and plain_arrays(registry.get(typestr)) is None
 
 
 def _as_wanted(value: object, arg: RestoreArgs) -> object:
-    """Return what a handler of JAX arrays has read as an array of numpy if that is asked for."""
+    """Convert the result of a JAX array handler to numpy if requested."""
     is_host = arg.restore_type is np.ndarray and isinstance(value, jax.Array)
     return np.asarray(value) if is_host and not is_keys(value) else value
 

@@ -1,4 +1,4 @@
-"""What a caller asks of the restore of a tree."""
+"""The options of a tree's restore."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
 
 Casting = Literal["exact", "same_kind", "unsafe"]
-"""Which casts are allowed: none; those within a kind of number or to a more general one; all."""
+"""The allowed casts: none; within a kind of number or to a more general one; all."""
 Missing = Literal["error", "target", "keep", "skip"]
-"""`keep` is `target`, logged; arguments for leaves that do not exist are ignored with it."""
+"""`keep` is `target` with a log entry, and ignores arguments for leaves that do not exist."""
 Unexpected = Literal["error", "ignore"]
 
 
 class RestoreOptions(Struct, frozen=True):
-    """What a caller asks of the restore of a tree.
+    """The options of a tree's restore.
 
     Attributes:
         target: Tree whose structure the result has; PLACEHOLDER leaves are not read. None for the
             recorded structure.
         restore_args: Tree of `RestoreArgs`, or of leaves that imply them, like the result.
-        match_leaf_types: Whether the target's leaves say type, shape, dtype and sharding; else only
-            its structure counts.
-        missing: What becomes of leaves of the target that the checkpoint lacks.
-        unexpected: What becomes of leaves of the checkpoint that the target lacks.
+        match_leaf_types: Whether the target's leaves determine type, shape, dtype and sharding;
+            else only its structure counts.
+        missing: How to fill leaves of the target that the checkpoint lacks.
+        unexpected: How to treat leaves of the checkpoint that the target lacks.
         fallback: Tree with leaves for those that the checkpoint lacks.
         cast_policy: Which casts to the dtypes of such a target are allowed.
         cast_rules: Dtypes by patterns; leaves of another kind of number are not cast.
-        sharding_rules: Shardings of JAX arrays by patterns; the first that matches counts, and one
-            must match.
-        map_leaf: Takes every restored leaf and its name; what it returns is the leaf.
+        sharding_rules: Shardings of JAX arrays by patterns; the first match counts, and one must
+            match.
+        map_leaf: Called with every restored leaf and its name; its result replaces the leaf.
         strict: Whether a typed target's shapes must be the stored ones.
-        transforms: Rules for what is done with leaves on their way.
+        transforms: Rules that transform leaves during the restore.
         legacy: The same in Orbax's forms, which need a target; not with `transforms`.
-        only: Patterns for the leaves that are wanted, None for all.
-        skip: Patterns for leaves that are not.
-        lazy: Whether leaves that are arrays are left where they are, as `LazyArray`.
-        reader: The format to read as, None to find out.
+        only: Patterns of the leaves to restore, None for all.
+        skip: Patterns of leaves to leave out.
+        lazy: Whether array leaves stay in storage, as `LazyArray`.
+        reader: The format to read as, None to detect it.
     """
 
     target: object = None
@@ -67,7 +67,7 @@ class RestoreOptions(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the result is the stored tree as it was saved."""
+        """Whether the result is the stored tree unchanged."""
         return (
             self.is_whole
             and not (self.lazy or self.cast_rules)
@@ -80,6 +80,6 @@ class RestoreOptions(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the result has the stored tree's leaves, all of them under their names."""
+        """Whether the result has all leaves of the stored tree, under their names."""
         unset = (self.only, self.skip, self.fallback)
         return not self.transforms and all(option is None for option in unset)

@@ -1,4 +1,4 @@
-"""Casts and shardings of leaves that patterns ask for."""
+"""Casts and shardings of leaves by pattern."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def casts_of(
 ) -> dict[NamePath, object]:
     """Return the dtypes to which patterns cast leaves.
 
-    Only numbers of the dtype's own kind are cast: a counter among parameters stays an integer if
-    floating point is asked for. Leaves whose dtype is not known yet are included.
+    Only numbers of the dtype's own kind are cast: an integer counter among parameters stays an
+    integer when floating point is requested. Leaves of unknown dtype are included.
 
     Args:
         casts: Dtypes by patterns; the first that matches a leaf counts.
-        transformed: What there is.
+        transformed: The available leaves.
         alignment: Which leaves come from the fallback.
-        found: Metadata of the leaves that are read as they are.
+        found: Metadata of the leaves that are read unchanged.
 
     Raises:
         TransformError: A pattern matches nothing.
@@ -87,7 +87,7 @@ def _casts_of(
 
 
 def casts_by_patterns(given: object) -> PatternMap[object]:
-    """Return the dtypes that `cast=` gives, a single one as that of all leaves.
+    """Normalize `cast=` to dtypes by patterns; a single one applies to all leaves.
 
     Raises:
         TypeError: It is something else.
@@ -137,7 +137,7 @@ def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
 
 
 def same_kind(dtype: object, other: object) -> bool:
-    """Whether two dtypes are of one kind of number."""
+    """Return whether two dtypes hold the same kind of number."""
     if dtype is None or is_prng_dtype(dtype):
         return False
     one, two = as_dtype(dtype), as_dtype(other)
@@ -154,13 +154,13 @@ def shardings_of(
 ) -> dict[NamePath, jax.sharding.Sharding]:
     """Return the shardings that patterns give to JAX arrays.
 
-    These are the arrays that were saved as such or whose owner is not recorded, unless the target
-    wants NumPy's, and those that the target wants as JAX's.
+    These are the arrays that were saved as such or without a recorded framework, unless the target
+    wants numpy's, and those that the target wants as JAX's.
 
     Args:
         shardings: Shardings by patterns.
-        transformed: What there is.
-        alignment: Which leaves are wanted.
+        transformed: The available leaves.
+        alignment: The wanted leaves.
         args: How they are restored.
         inline: Values that are not read through the store, by storage name.
 
@@ -209,7 +209,7 @@ def shardings_of(
 def _match(
     rules: PatternMap[object], known: Iterable[NamePath]
 ) -> tuple[dict[NamePath, object], list[Pattern]]:
-    """Return the value of the first pattern that matches each leaf, and patterns without one."""
+    """Return the value of each leaf's first matching pattern, and patterns without a match."""
     by_name: dict[str, list[NamePath]] = {}
     for names in known:
         by_name.setdefault(join_name(names), []).append(names)
@@ -230,7 +230,7 @@ def adjust(
     casts: Mapping[NamePath, object],
     shardings: Mapping[NamePath, jax.sharding.Sharding],
 ) -> Args:
-    """Return arguments with the dtypes and shardings that patterns give."""
+    """Apply the dtypes and shardings of patterns to arguments."""
     changed = dict(args)
     for names in {**casts, **shardings}:
         arg = changed.get(names, RestoreArgs())

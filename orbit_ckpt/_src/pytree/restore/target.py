@@ -1,4 +1,4 @@
-"""How leaves are restored: what the leaves of a target and the caller's arguments ask for."""
+"""Restore arguments from the leaves of a target and the caller's arguments."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def restore_args_of(
     if isinstance(leaf, Metadata):
         return _as_saved(leaf, sharding)
     if isinstance(leaf, np.character):
-        return RestoreArgs()  # text of numpy, whose dtype is its length
+        return RestoreArgs()  # numpy text, whose dtype depends on its length
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
 
 
 def to_shape_dtype_struct(
     leaf: object, dtype: DType | None = None, scalar_dtype: Callable[[Any], object] | None = None
 ) -> object:
-    """Return the shape, dtype and sharding of a leaf, to be given as a target; what else as it is.
+    """Return a leaf's shape, dtype and sharding for use in a target; others stay unchanged.
 
     Args:
         leaf: An array, `jax.ShapeDtypeStruct`, or leaf metadata of a checkpoint.
@@ -172,12 +172,12 @@ def _as_saved(leaf: Metadata, sharding: object) -> RestoreArgs:
 def _metadata_args(
     leaf: Metadata, *, sharding: object, set_global_shape: bool, strict: bool
 ) -> RestoreArgs:
-    """Return arguments that name what metadata record: type, dtype, shape and sharding."""
+    """Return arguments with the recorded type, dtype, shape and sharding."""
     if isinstance(leaf, StringMetadata):
         return RestoreArgs(restore_type=str)
     if isinstance(leaf, ScalarMetadata):
         if leaf.dtype.kind in "mM":
-            return RestoreArgs()  # a date of numpy's, for which Python has no type
+            return RestoreArgs()  # a numpy date, for which Python has no type
         scalar_type = type(python_scalar(np.zeros((), leaf.dtype)))
         return RestoreArgs(restore_type=scalar_type, dtype=leaf.dtype)
     if not isinstance(leaf, ArrayMetadata):
@@ -196,7 +196,7 @@ def _is_of_jax(leaf: ArrayMetadata) -> bool:
 
 
 def _host_type(leaf: object) -> type | None:
-    """Return the type to restore a leaf as that is no JAX array, None for the saved type."""
+    """Return the type to restore a leaf as if not a JAX array, None for the saved type."""
     if isinstance(leaf, np.ndarray | LazyHostArray):
         return np.ndarray
     if isinstance(leaf, np.generic):
@@ -215,7 +215,7 @@ def _array_args(
     array = cast(ArrayLike, leaf)
     if is_prng_dtype(array.dtype):
         return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
-    # without a sharding nothing says that it is JAX's: `jax.eval_shape` of a numpy array is such
+    # without a sharding it need not be JAX's: `jax.eval_shape` accepts numpy arrays
     is_abstract = sharding is None and strict
     return ArrayRestoreArgs(
         restore_type=None if is_abstract else jax.Array,
@@ -235,7 +235,7 @@ def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadat
 
 
 def is_abstract(leaf: object) -> bool:
-    """Whether a leaf of a target only says what is wanted and is no value itself."""
+    """Return whether a target leaf only describes the wanted value."""
     return isinstance(leaf, jax.ShapeDtypeStruct | type | RestoreArgs | Metadata)
 
 
@@ -245,7 +245,7 @@ def requested_args(
     """Return the restore arguments of the leaves that have any, by names.
 
     Raises:
-        ValueError: There are arguments for a leaf that does not exist.
+        ValueError: Some arguments are for a leaf that does not exist.
     """
     args: Args = {names: RestoreArgs(dtype=dtype) for names, dtype in transformed.casts.items()}
     if options.match_leaf_types and target is not None:
@@ -274,7 +274,7 @@ def requested_args(
 
 
 def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
-    """Return the restore arguments that leaves of a target stand for; arrays alike share theirs."""
+    """Return the restore arguments that leaves of a target imply; equal arrays share theirs."""
     args: Args = {}
     shared: dict[object, RestoreArgs] = {}
     for name, leaf in zip(names, leaves, strict=True):
@@ -296,9 +296,9 @@ def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: boo
 
 
 def _completed(args: Args, options: RestoreOptions, target: FlatTree) -> Args:
-    """Return arguments with the shape and dtype of the target's leaf where they name none.
+    """Complete arguments with the shape and dtype of the target's leaf.
 
-    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions says
+    Only strict arguments of JAX arrays are completed. A target's leaf without dimensions implies
     nothing: it often only marks a place. Transforms give their results other shapes.
     """
     if options.legacy is not None:

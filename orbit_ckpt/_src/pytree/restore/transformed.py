@@ -1,4 +1,4 @@
-"""A stored tree as rules make it look: leaves under other names, and leaves to be computed."""
+"""A stored tree transformed by rules: renamed leaves, and leaves to compute."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _SHOWN = 20
 
 
 class TransformedTree(Struct, frozen=True):
-    """What a restore can have.
+    """The leaves available to a restore.
 
     Attributes:
         stored: The stored leaves by names.
-        records: Leaves that are read as they are, by the names under which they are wanted.
+        records: Leaves that are read unchanged, by their new names.
         casts: Dtypes of those that are cast as they are read.
         computed: Leaves that are computed.
-        paths: Where all of these sit.
+        paths: Paths of all of these.
         kept: Leaves of the target that rules keep.
         left_out: Leaves that are not wanted; those of the target stay as they are.
-        is_final: Whether computed leaves are used as they are; else they are made what the caller
-            asked for.
+        is_final: Whether computed leaves are used as they are; else they are converted as the
+            caller requested.
     """
 
     stored: Mapping[NamePath, LeafRecord]
@@ -68,7 +68,7 @@ class TransformedTree(Struct, frozen=True):
 
     @property
     def names(self) -> list[NamePath]:
-        """All leaves that a target may ask for."""
+        """All leaves that a target may request."""
         return [*self.records, *self.computed, *self.kept, *self.left_out]
 
 
@@ -78,13 +78,13 @@ def apply_transforms(
     found: Mapping[NamePath, object],
     target: FlatTree | None,
 ) -> TransformedTree:
-    """Return a stored tree as rules make it look.
+    """Apply rules to a stored tree.
 
     Args:
-        rules: In the order in which to apply them.
+        rules: The rules, in order.
         stored: Its leaves by names.
-        found: Leaf metadata by names, of as many leaves as are known.
-        target: The target, None if there is none.
+        found: Leaf metadata by names, of the leaves that have any.
+        target: The target, None without one.
 
     Raises:
         TransformError: The rules do not fit the leaves.
@@ -122,13 +122,13 @@ def apply_transforms(
 def select(
     transformed: TransformedTree, target: FlatTree | None, only: Patterns, skip: Patterns
 ) -> TransformedTree:
-    """Return a transformed of the leaves that are wanted.
+    """Select the wanted leaves of a transformed tree.
 
     Args:
-        transformed: What there is.
-        target: The target, None if there is none.
-        only: Which leaves are wanted, None for all.
-        skip: Which are not, None for none.
+        transformed: The available leaves.
+        target: The target, None without one.
+        only: Patterns of wanted leaves, None for all.
+        skip: Patterns of unwanted leaves, None for none.
 
     Raises:
         TransformError: A pattern matches nothing, or no leaf is left.
@@ -179,13 +179,13 @@ def apply_legacy_transforms(
     target: FlatTree,
     args: Mapping[NamePath, RestoreArgs],
 ) -> TransformedTree:
-    """Return a stored tree as Orbax's transforms make it look.
+    """Apply Orbax's transforms to a stored tree.
 
     Args:
         rules: The transforms.
         stored: Its leaves by names.
         target: The target.
-        args: How leaves of the target are restored; what is read for a leaf is read like that.
+        args: Restore arguments of target leaves, which also apply to their sources.
 
     Raises:
         TransformError: The transforms do not fit the leaves.
@@ -218,11 +218,11 @@ the structure of the result."""
 
 
 class StoredLeaf(Struct, frozen=True):
-    """What a `LegacyFunction` is told of a leaf.
+    """Description of a leaf for a `LegacyFunction`.
 
     Attributes:
-        value_type: Which type handler wrote it, or the kind of an empty container.
-        skip_deserialize: Whether it is an empty container, of which nothing is stored.
+        value_type: Type handler that wrote it, or the kind of an empty container.
+        skip_deserialize: Whether it is an empty container, for which nothing is stored.
         write_shape: Shape of the part that one device wrote, for JAX arrays.
     """
 
@@ -237,16 +237,16 @@ def apply_legacy_function(
     stored: Mapping[NamePath, LeafRecord],
     infos: Mapping[NamePath, ParamInfo],
 ) -> tuple[TransformedTree, FlatTree]:
-    """Return a stored tree as Orbax's `legacy_transform_fn` makes it look, and the result's tree.
+    """Apply Orbax's `legacy_transform_fn` to a stored tree; return also the result's tree.
 
     Args:
         fn: The function.
         item: The target, for the function only.
         stored: The tree's leaves by names.
-        infos: Where they are.
+        infos: Their places.
 
     Raises:
-        TransformError: The two trees of the function differ, or a leaf is not of this checkpoint.
+        TransformError: The function's two trees differ, or a leaf is not of this checkpoint.
     """
     leaves = [StoredLeaf(r.typestr, r.is_empty, r.write_shape) for r in stored.values()]
     paths = [record.path for record in stored.values()]
@@ -289,8 +289,8 @@ def _info(metadata: object) -> ArrayInfo:
 def _place_of(name: str, source: LeafRecord | None) -> tuple[NamePath, KeyPath]:
     """Return the keys of a new name.
 
-    Keys that it has in common with its first source, from the end on, are of the same kind: a list
-    that was renamed stays a list.
+    Trailing keys that it shares with its first source are of the same kind: a renamed list stays a
+    list.
     """
     names = split_name(name)
     if source is None:
@@ -310,7 +310,7 @@ _dict_key = functools.lru_cache(maxsize=4096)(DictKey)
 def nodes_by_source(nodes: Mapping[NamePath, Node]) -> list[dict[NamePath, Node]]:
     """Group nodes so that no two groups read the same leaf."""
     above: dict[object, object] = {}
-    """A forest of leaves and what is made of them; what has to be in one group is in one tree."""
+    """A forest of leaves and their results; all nodes of a tree belong in one group."""
 
     def root(place: object) -> object:
         while (next_one := above[place]) != place:

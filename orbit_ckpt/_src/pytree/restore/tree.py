@@ -54,15 +54,15 @@ _LOGGED = 20
 
 
 class ResolvedRestore(Struct, frozen=True):
-    """How a tree is restored; made from metadata alone.
+    """How a tree is restored, from metadata alone.
 
     Attributes:
-        options: What the caller wants.
+        options: The caller's options.
         stored: The stored leaves.
-        transformed: How rules make them look.
-        target: The target taken apart, None if there is none.
-        alignment: Which leaves of the result come from where.
-        args: How leaves are restored, of those of which anything is said.
+        transformed: The leaves after rules.
+        target: The flattened target, None without one.
+        alignment: The origin of each leaf of the result.
+        args: Restore arguments of the leaves that have any.
         casts: Leaves that patterns cast.
     """
 
@@ -76,7 +76,7 @@ class ResolvedRestore(Struct, frozen=True):
 
     @property
     def records(self) -> list[LeafRecord]:
-        """The leaves that are read as they are."""
+        """The leaves that are read unchanged."""
         is_read = self.alignment.is_read
         return [record for names, record in self.transformed.records.items() if is_read(names)]
 
@@ -84,7 +84,7 @@ class ResolvedRestore(Struct, frozen=True):
 async def resolve_restore(
     source: StoredTree, batch: LoadBatch, registry: TypeHandlerRegistry, options: RestoreOptions
 ) -> ResolvedRestore:
-    """Return how a tree is restored; reads metadata only.
+    """Plan how a tree is restored; reads metadata only.
 
     Raises:
         TreeMismatchError: The target differs from the checkpoint; lists every difference.
@@ -96,7 +96,7 @@ async def resolve_restore(
     records = _records(source, target)
     if options.legacy is not None and target is not None:
         transformed, target, args = _through_legacy(stored, records, options, target)
-        # only the transforms say what is read
+        # only the transforms determine what is read
         alignment = Alignment(None, {}, {}, {})
         return ResolvedRestore(options, stored, transformed, target, alignment, args)
     transformed = TransformedTree(records, records)
@@ -110,7 +110,7 @@ async def resolve_restore(
     if options.missing == "keep":
         _log_kept(source, alignment)
     if alignment.difference is not None and not options.match_leaf_types:
-        raise mismatch(alignment.difference)  # else told with what differs in shape or dtype
+        raise mismatch(alignment.difference)  # else reported with differing shapes, dtypes
     args = requested_args(options, target, transformed)
     resolved = ResolvedRestore(options, stored, transformed, target, alignment, args)
     if target is None and not options.is_whole:  # fails now, if at all
@@ -194,7 +194,7 @@ async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object
 
 
 def _log_other_shapes(target: FlatTree, values: Mapping[NamePath, object]) -> None:
-    """Log arrays of another shape than the leaf of a target that counts for its structure only."""
+    """Log arrays whose shape differs from a target that counts for its structure only."""
     others: list[str] = []
     for names, leaf in zip(target.names, target.values, strict=True):
         wanted: object = getattr(leaf, "shape", None)
@@ -212,7 +212,7 @@ def _log_other_shapes(target: FlatTree, values: Mapping[NamePath, object]) -> No
 
 
 def _paths(resolved: ResolvedRestore) -> dict[NamePath, KeyPath]:
-    """Return where leaves sit that rules, patterns or a fallback have chosen without a target."""
+    """Return the paths of leaves that rules, patterns or a fallback select without a target."""
     transformed = resolved.transformed
     paths = {names: record.path for names, record in transformed.records.items()}
     paths |= {names: transformed.paths[names] for names in transformed.computed}
@@ -240,7 +240,7 @@ def _mapped(fn: Callable[[object, str], object], names: NamePath, value: object)
 
 
 def _filled(resolved: ResolvedRestore, names: NamePath, value: object) -> object:
-    """Return a leaf that is not read, as the caller wants it."""
+    """Return a leaf that is not read, converted as requested."""
     arg = resolved.args.get(names)
     if resolved.alignment.origins[names] != "fallback" or arg is None:
         return value
@@ -253,7 +253,7 @@ def _through_legacy(
     options: RestoreOptions,
     target: FlatTree,
 ) -> tuple[TransformedTree, FlatTree, Args]:
-    """Return what Orbax's transforms make of the stored tree, the result's tree, and its args."""
+    """Return the tree after Orbax's transforms, the result's tree, and its arguments."""
     if isinstance(options.legacy, LegacyRules):
         args = requested_args(options, target, TransformedTree(records, {}))
         return apply_legacy_transforms(options.legacy, records, target, args), target, args
@@ -295,7 +295,7 @@ async def _computed(resolved: ResolvedRestore) -> dict[NamePath, object]:
 def _check_computed(
     names: NamePath, value: object, wanted: object, options: RestoreOptions, *, is_cast: bool
 ) -> None:
-    """Check what a function has made, which is known only now, against the target's leaf."""
+    """Check a function's result against the target's leaf."""
     if isinstance(value, np.ndarray | jax.Array):
         array = cast(jax.Array, value)
         dtype: object = getattr(wanted, "dtype", array.dtype) if is_cast else array.dtype
@@ -307,7 +307,7 @@ def _check_computed(
 
 
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:
-    """Return the stored leaves by names; if nothing records them, those of the target."""
+    """Return the stored leaves by names; if nothing records them, the target's."""
     leaves = source.document.leaves
     if not leaves and target is not None and source.document.rich_types is None:
         leaves = [

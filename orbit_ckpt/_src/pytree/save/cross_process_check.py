@@ -1,4 +1,4 @@
-"""Check that several processes have saved the same arrays."""
+"""Check that all processes have saved the same arrays."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from orbit_ckpt._src.text import shorten_lines
 _TOLD = 10
 _THREADS = max(2, min(16, os.cpu_count() or 2))
 _AT_ONCE = 64
-"""Documents in memory; each has a line for every array."""
+"""Documents held in memory; each has a line for every array."""
 
 
 def check_agreement(directory: Path, count: int) -> None:
-    """Compare what processes have recorded of their arrays.
+    """Compare the array records of all processes.
 
     Args:
-        directory: Where their documents are.
-        count: How many processes there are.
+        directory: The directory of their documents.
+        count: Number of processes.
 
     Raises:
-        StorageError: An array has another shape, dtype, division into pieces or chunks on some
-            processes than on others, or only some have it.
+        StorageError: Shape, dtype, division into pieces or chunks of an array differ between
+            processes, or only some have it.
         FormatError: A document is not understood.
     """
     first = _read(directory, 0)
-    others: dict[bytes, list[int]] = {first: [0]}  # nearly always all are the same bytes
+    others: dict[bytes, list[int]] = {first: [0]}  # nearly always the bytes are identical
     for process, data in _documents(directory, count):
         others.setdefault(data, []).append(process)
     if len(others) == 1:
@@ -75,7 +75,7 @@ def _decode(data: bytes, directory: Path, process: int) -> dict[str, ArrayRecord
 def _differences(
     records: Mapping[int, Mapping[str, ArrayRecord]], groups: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
-    """Yield a line for every array that some processes have otherwise than others."""
+    """Yield a line for every array that differs between processes."""
     for name in sorted({name for found in records.values() for name in found}):
         said: dict[str, list[int]] = {}
         for process, found in records.items():
@@ -96,7 +96,7 @@ def _describe(record: ArrayRecord | None) -> str:
 
 
 def _list(processes: Sequence[int]) -> str:
-    """Return numbers as text, `process 3`, `processes 0, 2-5`."""
+    """Format numbers as text, `process 3`, `processes 0, 2-5`."""
     runs: list[str] = []
     for _, pairs in groupby(enumerate(processes), lambda pair: pair[1] - pair[0]):
         run = [process for _, process in pairs]

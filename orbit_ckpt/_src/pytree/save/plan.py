@@ -1,4 +1,4 @@
-"""What a save will write, computed before anything is written."""
+"""Plan the content of a save before anything is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAX_FILE_NAME = 255
 _DOCUMENTS = "|".join(map(re.escape, (ZARR2_DOCUMENT, ZARR3_DOCUMENT)))
 _ZARR3_FILES = re.compile(rf"c|{_DOCUMENTS}")
 _ZARR2_FILES = re.compile(rf"[0-9]+(\.[0-9]+)*|{_DOCUMENTS}")
-"""What the files in the directory of an array are called: its chunks and its document."""
+"""File names in the directory of an array: its chunks and its document."""
 
 _MAX_DEPTH = 200
 """Rebuilding containers recurses; JSON decoders do too."""
@@ -56,12 +56,12 @@ class PlannedLeaf(Struct, frozen=True, gc=False):
     """One leaf to write; a tuple, because there may be many.
 
     Attributes:
-        path: Where it sits.
+        path: Its path in the tree.
         names: The names of the path's keys.
         name: Storage name.
         value: The leaf.
         handler: Its type handler, None for empty containers.
-        typestr: What the checkpoint will say it is.
+        typestr: Its type as the checkpoint records it.
         args: Its options.
     """
 
@@ -75,15 +75,14 @@ class PlannedLeaf(Struct, frozen=True, gc=False):
 
 
 class SavePlan(Struct, frozen=True, dict=True):
-    """All leaves of a tree, ready to be handed to their handlers.
+    """All leaves of a tree, ready for their handlers.
 
-    What can go wrong has been checked when there is a plan; the rest is worked out when it is asked
-    for.
+    A plan has passed all checks; the rest is computed on demand.
 
     Attributes:
-        flat: The tree, taken apart.
+        flat: The flattened tree.
         handlers: The type handler of every leaf, None for empty containers.
-        args: Options of leaves by path, of those that have any.
+        args: Options of the leaves that have any, by path.
         outline: The containers, if they are recorded by type.
     """
 
@@ -126,7 +125,7 @@ class SavePlan(Struct, frozen=True, dict=True):
         }
 
     def groups(self) -> list[tuple[TypeHandler, list[int]]]:
-        """Return the positions of leaves that have something to store, by handler."""
+        """Return the positions of leaves with something to store, by handler."""
         groups: dict[int, tuple[TypeHandler, list[int]]] = {}
         for position, handler in enumerate(self.handlers):
             if handler is not None:
@@ -134,12 +133,12 @@ class SavePlan(Struct, frozen=True, dict=True):
         return list(groups.values())
 
     def batches(self) -> list[tuple[TypeHandler, list[PlannedLeaf]]]:
-        """Return the leaves that have something to store, by handler."""
+        """Return the leaves with something to store, by handler."""
         leaves = self.leaves
         return [(handler, [leaves[i] for i in group]) for handler, group in self.groups()]
 
     def with_values(self, values: list[object]) -> SavePlan:
-        """Return the same plan with something else in place of every leaf."""
+        """Return the same plan with other values for all leaves."""
         return SavePlan(self.flat.with_values(values), self.handlers, self.args, self.outline)
 
 
@@ -221,7 +220,7 @@ def _find_handlers(flat: FlatTree, registry: TypeHandlerRegistry) -> list[TypeHa
 
 
 def _explain_types(registry: TypeHandlerRegistry) -> str:
-    """Return the sentences about leaves of types that no handler is registered for."""
+    """Return the sentences about leaf types without a handler."""
     types = registry.supported_types()
     shown = ", ".join(t.__name__ for t in types if not issubclass(t, LazyArray))
     return (
@@ -251,8 +250,7 @@ def _check_names(
     Args:
         flat: The leaves.
         handlers: Their handlers.
-        array_files: What files in the directory of an array are called; None if arrays go into a
-            database.
+        array_files: File names in the directory of an array; None if arrays go into a database.
 
     Raises:
         NameCollisionError: One cannot.
@@ -284,7 +282,7 @@ def _check_names(
 
 
 def _in_brackets(path: KeyPath) -> str:
-    """Return a path as Python takes it apart, which tells `a.b` from `b` in `a`."""
+    """Format a path as subscripts, which distinguish `a.b` from `b` in `a`."""
     return "".join(f"[{key_value(key)!r}]" for key in path)
 
 
@@ -315,7 +313,7 @@ def _bad_name(name: str, *, is_directory: bool) -> str | None:
 
 
 def _taken_by(name: str, folders: Collection[str], array_files: re.Pattern[str]) -> str | None:
-    """Return which other leaf has a file where a leaf's directory would be, None if none has.
+    """Return a leaf with a file where another leaf's directory would be, None without one.
 
     A leaf called "" has its files in the directory of all leaves.
     """
@@ -363,7 +361,7 @@ def _align_save_args(save_args: object, names: Sequence[NamePath]) -> dict[NameP
 
 
 def _convert_args(value: object) -> SaveArgs:
-    """Return our form of another library's `SaveArgs` with the same fields."""
+    """Convert another library's `SaveArgs` with the same fields to ours."""
     dtype = getattr(value, "dtype", None)
     axes = tuple(getattr(value, "shard_axes", ()))
     return SaveArgs(False, dtype, getattr(value, "chunk_byte_size", None), axes)

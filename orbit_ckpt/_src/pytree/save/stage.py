@@ -38,9 +38,9 @@ class TreeSaveOptions(Struct, frozen=True):
         use_ocdbt: Whether arrays go into one database, else into a directory each.
         use_zarr3: Whether arrays are zarr3 with checksums, else zarr2.
         use_compression: Whether arrays are compressed with zstd; small ones never are.
-        data_file_bytes: Size at which a new data file is begun; None is 2 GiB, 0 no limit.
-        max_bytes: Most bytes held in memory for writing at once, None for the default.
-        max_transfer_bytes: Most bytes being copied from devices at once, None for no limit.
+        data_file_bytes: Size at which a new data file begins; None is 2 GiB, 0 no limit.
+        max_bytes: Maximum bytes held in memory for writing at once, None for the default.
+        max_transfer_bytes: Maximum bytes being copied from devices at once, None for no limit.
         custom_metadata: Any JSON value to keep with the tree.
         process: The process that saves. If it is not alone, each writes a database of its own, and
             the primary one merges them.
@@ -102,17 +102,17 @@ async def stage_tree(
 
 
 async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan | None:
-    """Return the plan with copies in place of the leaves.
+    """Return the plan with copies of the leaves.
 
-    Arrays that all processes have are copied by the primary one only, which writes them.
+    Only the primary process copies arrays that all processes have, because it writes them.
 
     Returns:
-        None if a handler does not hand its values out; all must then serialize at once.
+        None if a handler cannot snapshot its values; all must then serialize at once.
     """
     groups = plan.groups()
     found = [capability(handler, SnapshotHandler) for handler, _ in groups]
     handlers = [handler for handler in found if handler is not None]
-    # errors in the choice of chunks are found by handlers, and are the caller's to see
+    # handlers detect errors in the choice of chunks, which the caller must see
     has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
     if len(handlers) < len(groups) or has_chunks:
         return None
@@ -125,7 +125,7 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
             if isinstance(value, ArraySnapshot):
                 arrays.append(value)
                 if value.sharding is None and not options.process.is_primary:
-                    value.shards.clear()  # keeps nothing of the caller's alive either
+                    value.shards.clear()  # also keeps none of the caller's data alive
     shards = [shard for array in arrays for shard in array.shards]
     copies = iter(await copy_to_host_within(options.max_transfer_bytes, shards))
     for array in arrays:
@@ -134,7 +134,7 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
 
 
 class _TreeSave:
-    """One tree on its way to the disk."""
+    """The save of one tree."""
 
     def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
         self._database = directory
@@ -158,7 +158,7 @@ class _TreeSave:
         self._documents: tuple[TreeDocument, TreeDetails] | None = None
 
     async def serialize(self, plan: SavePlan) -> None:
-        """Hand all leaves to their handlers."""
+        """Pass all leaves to their handlers."""
         infos = _make_infos(plan, self._directory, self._options, self._batch)
         results = await run_all(
             handler.serialize(
@@ -173,7 +173,7 @@ class _TreeSave:
         self._documents = _documents(plan, infos, self._batch, self._options)
 
     async def write(self) -> None:
-        """Write what handlers have left, and the documents about it."""
+        """Write the data collected by handlers, and the documents about it."""
         if not self._options.process.is_alone:
             self._arrays = self.writer.arrays
         if self._options.has_parts:
@@ -184,10 +184,10 @@ class _TreeSave:
         await asyncio.to_thread(self._write_documents)
 
     def join(self) -> Manifest | None:
-        """Check that what all processes have written is one tree, and make one database of it.
+        """Check that all processes wrote parts of one tree, and merge them into one database.
 
         Returns:
-            What the manifest must say of the database; None if there is none.
+            The manifest's record of the database; None without one.
 
         Raises:
             StorageError: They have not written the same arrays, or not every part once.
