@@ -1,1 +1,1 @@
-"""Type handlers: how leaves of each type are written and read."""
+"""Type handlers: they write and read leaves of each type."""

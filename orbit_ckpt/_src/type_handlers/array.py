@@ -48,7 +48,7 @@ _MAX_DIMENSIONS = 64
 class ArrayHandler:
     """Handles `jax.Array`."""
 
-    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
 
     lazy_type: type = jax.Array
 
@@ -63,13 +63,12 @@ class ArrayHandler:
         """Make a handler.
 
         Args:
-            use_replica_parallel: Whether processes that have the same part of an array each write
-                a piece of it, else they take turns, each with whole parts. None does so unless it
-                is on GPUs.
-            min_slice_bytes_for_replica_parallel: Least bytes of such a piece; None for 4096, and
-                no more than 256 pieces of an array.
-            max_replicas_for_replica_parallel: Most processes that write pieces of the same part,
-                None for all that have it.
+            use_replica_parallel: Whether processes that hold the same part of an array each write a
+                piece of it, else they take turns with whole parts. None enables it except on GPUs.
+            min_slice_bytes_for_replica_parallel: Minimum bytes of such a piece; None for 4096, with
+                at most 256 pieces per array.
+            max_replicas_for_replica_parallel: Maximum number of processes that write pieces of the
+                same part, None for no limit.
             metadata_key: Not needed: metadata documents of another name are found. A save uses the
                 standard name, with a warning.
 
@@ -178,7 +177,7 @@ class ArrayHandler:
             array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
         )
         if impl is not None or not batch.process.is_alone:
-            # of other arrays of one process it says nothing that is not elsewhere
+            # for other arrays of one process it repeats what is recorded elsewhere
             record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
             if not batch.process.is_alone:
                 record = structs.replace(record, shape=layout.shape, dtype=layout.dtype.name)
@@ -187,12 +186,12 @@ class ArrayHandler:
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[jax.Array]:
-        """Return the arrays, each on the sharding of its args or the recorded one.
+        """Read the arrays, each on the sharding of its args or the recorded one.
 
         Every process reads only the parts its devices hold, each part once.
 
         Raises:
-            TreeMismatchError: A shape differs from the one asked for, and `strict` is set.
+            TreeMismatchError: A shape differs from the requested one, and `strict` is set.
             UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
             ValueError: A sharding does not divide a shape.
         """
@@ -206,7 +205,7 @@ class ArrayHandler:
         async with aclosing(reader.read_in_windows(reads, is_dropped)) as windows:
             async for window in windows:
                 part = targets[len(arrays) : len(arrays) + len(window)]
-                window.reverse()  # what was read of one is free before the next is made
+                window.reverse()  # free the data of each array before the next is made
                 arrays += [target.place(window.pop()) for target in part]
         return arrays
 
@@ -221,7 +220,7 @@ class ArrayHandler:
         return whole_reads(infos)
 
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
-        """Return one array as `deserialize` does, read by the calling thread."""
+        """Read one array as `deserialize` does, on the calling thread."""
         (target,) = plan_targets([info], [arg])
         reader = load_batch_of(info).reader
         return target.place([reader.read_part(target.read, r) for r in target.read.regions])
@@ -236,7 +235,7 @@ class ArrayHandler:
 
 
 def _rotation() -> WriterRotation | None:
-    """Return the rotation of a save; None with a single process."""
+    """Return the writer rotation of a save; None with a single process."""
     return None if this_process().is_alone else WriterRotation()
 
 
@@ -244,9 +243,9 @@ def _check_global(arrays: Sequence[ArraySnapshot], infos: Sequence[ParamInfo]) -
     """Check that all processes have the arrays.
 
     Raises:
-        UnsupportedLeafError: Some are on devices of this process only. Others may have arrays of
-            the same name with other values, which would be lost. Or some are lazy, of which every
-            process would write all.
+        UnsupportedLeafError: Some are on devices of this process only: other processes may have
+            arrays of the same name with other values, which would be lost. Or some are lazy, which
+            every process would write whole.
     """
     if not infos or save_batch_of(infos[0]).process.is_alone:
         return

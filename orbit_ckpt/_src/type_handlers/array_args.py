@@ -1,4 +1,4 @@
-"""How leaves are restored as JAX arrays; Orbax's class."""
+"""Orbax's restore arguments for JAX arrays."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ArrayRestoreArgs(RestoreArgs):
     """How one leaf is restored as a JAX array.
 
     The sharding is that of `mesh` and `mesh_axes`, else `sharding`, else the recorded one if its
-    devices are here, else the default device.
+    devices exist here, else the default device.
 
     Attributes:
-        restore_type: `jax.Array`; None leaves a numpy array that was saved one, unless a fallback
+        restore_type: `jax.Array`; None leaves a leaf saved as a numpy array one, unless a fallback
             sharding is given.
         mesh: Devices to restore on.
         mesh_axes: Partitioning over `mesh`.
-        sharding: Sharding wanted, JAX's or as recorded in a checkpoint.
-        global_shape: Shape wanted; None for the saved one.
+        sharding: Requested sharding, JAX's or as recorded in a checkpoint.
+        global_shape: Requested shape; None for the saved one.
         shape: Another name for `global_shape`.
         strict: Whether a different shape is an error; else the array is padded with zeros or cut.
     """

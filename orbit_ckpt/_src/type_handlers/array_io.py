@@ -1,4 +1,4 @@
-"""What all handlers that store arrays share: planning a write, reading host values, casting."""
+"""Shared code of array handlers: planning a write, reading host values, casting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_array(
     leaf_type: str | None = None,
     write_shape: Shape | None = None,
 ) -> ZarrArray:
-    """Add one array to the batch of its save; return how it will be stored.
+    """Add one array to the batch of its save; return its layout.
 
     Args:
         shape: Shape of the whole array.
@@ -64,7 +64,7 @@ def add_array(
     batch = save_batch_of(info)
     if write_shape is None:
         write_shape = shards[0].region.shape if shards else shape
-    # most leaves are like others; options by identity, they may not be hashable
+    # many leaves are alike; options by identity, because they may not be hashable
     key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
     plan = cast(_ArrayPlan | None, batch.plans.get(key))
     if plan is None:
@@ -85,8 +85,8 @@ class _ArrayPlan(Struct, frozen=True, gc=False):
         layout: The chunks and codecs.
         document: Their zarr metadata.
         native: The dtype that values are cast to.
-        detail: What Orbax's documents lose of them.
-        arg: The options that led to it, which must live as long as the plan.
+        detail: Details that Orbax's documents lose.
+        arg: The options of the plan, which must live as long as the plan.
     """
 
     layout: ZarrArray
@@ -135,7 +135,7 @@ def _plan_array(
 
 
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
-    """Return what reads whole arrays."""
+    """Return reads of whole arrays."""
     return [
         ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
         for info, layout in zip(infos, layouts_of(infos), strict=True)
@@ -147,15 +147,15 @@ async def read_each(
     args: Sequence[RestoreArgs] | None,
     convert: Callable[[HostArray, ParamInfo, RestoreArgs], T],
 ) -> list[T]:
-    """Read whole arrays; return what `convert` makes of each.
+    """Read whole arrays; convert each.
 
-    It is called as soon as an array has been read, so that what it does not keep is freed before
-    the next arrays are read.
+    `convert` runs as soon as an array has been read, so that whatever it does not keep is freed
+    before the next arrays are read.
 
     Args:
         infos: The leaves.
         args: How each is restored, None for as saved.
-        convert: Takes an array of its logical dtype, which nobody else has, and its leaf.
+        convert: Takes an array of its logical dtype, owned by it alone, and its leaf.
     """
     if not infos:
         return []
@@ -170,7 +170,7 @@ async def read_each(
     async with aclosing(batch.reader.read_in_windows(reads, is_dropped)) as windows:
         async for window in windows:
             window.reverse()
-            while window:  # what was read of one is free before the next is made
+            while window:  # free the data of each array before the next is made
                 info, arg = infos[len(results)], wanted[len(results)]
                 (host,) = window.pop()
                 logical = logical_dtype(info, host.dtype) if batch.details else host.dtype
@@ -181,7 +181,7 @@ async def read_each(
 
 
 def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
-    """Return values of another dtype; the same array if it has that dtype.
+    """Cast an array; return it unchanged if it already has the dtype.
 
     Raises:
         TreeMismatchError: Numbers do not fit an integer dtype; they would become other numbers.

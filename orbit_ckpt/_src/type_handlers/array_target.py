@@ -1,4 +1,4 @@
-"""What stored JAX arrays become: shape, dtype and sharding, and the parts to be read for them."""
+"""Plan the restore of JAX arrays: shape, dtype and sharding, and the parts to read."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from orbit_ckpt._src.type_handlers.prng import wrap_keys
 
 
 class Placement(Struct, frozen=True):
-    """Which parts of an array this process reads: those that its devices hold, or some of them.
+    """The parts of an array that this process reads: those of all or some of its devices.
 
     Attributes:
-        regions: The distinct parts; of a padded array they may reach beyond what is stored.
-        stored: What of them is stored, in the same order; empty regions are None.
-        reads: The stored parts that are not empty.
+        regions: The distinct parts; in a padded array they may reach beyond the stored one.
+        stored: Their stored subregions, in the same order; None if empty.
+        reads: The stored subregions that are not empty.
         on_host: Whether the parts stay in host memory as they were read.
     """
 
@@ -52,16 +52,16 @@ class Placement(Struct, frozen=True):
 
 
 class ArrayTarget(Struct, frozen=True, gc=False):
-    """What one stored array is to become; a struct, because there are as many as leaves.
+    """How one stored array is restored; a struct, because there is one per leaf.
 
     Attributes:
         path: Where the leaf sits.
         shape: Its shape.
-        logical: The dtype that its stored bytes stand for.
+        logical: The dtype that its stored bytes represent.
         dtype: The dtype to cast to, None for the logical one.
-        sharding: Where its parts are to be.
-        placement: Which parts those are.
-        read: What must be read for them.
+        sharding: Its sharding.
+        placement: The parts that this process reads.
+        read: The read that provides them.
         key_impl: PRNG implementation if it holds the data of typed keys.
     """
 
@@ -75,7 +75,7 @@ class ArrayTarget(Struct, frozen=True, gc=False):
     key_impl: str | None
 
     def place(self, values: Sequence[HostArray]) -> jax.Array:
-        """Return the array on its devices, from the values of the regions that were read.
+        """Put the array on its devices, from the values of the regions that were read.
 
         Nobody else has these values, so the CPU backend keeps them instead of copying.
         """
@@ -89,7 +89,7 @@ class ArrayTarget(Struct, frozen=True, gc=False):
                 self.sharding,
                 lambda index: parts[from_index(index or (), self.shape)],
             )
-        else:  # all are with other processes, and no part tells the dtype
+        else:  # all parts are on other processes, so none determines the dtype
             array = jax.make_array_from_single_device_arrays(
                 self.shape, self.sharding, [], dtype=self.final_dtype
             )
@@ -97,12 +97,12 @@ class ArrayTarget(Struct, frozen=True, gc=False):
 
     @property
     def final_dtype(self) -> DType:
-        """The dtype of the array, of its data if it is one of keys."""
+        """The dtype of the array, for keys that of their data."""
         return self.logical if self.dtype is None else as_dtype(self.dtype)
 
     @property
     def is_dropped(self) -> bool:
-        """Whether what is read for it becomes something else: cast, padded or on a device."""
+        """Whether the data read is converted: cast, padded or copied to a device."""
         return not self.placement.on_host or (
             self.dtype is not None and self.final_dtype != self.logical
         )
@@ -129,16 +129,16 @@ def plan_targets(
     args: Sequence[RestoreArgs] | None,
     readers: Callable[[jax.sharding.Sharding, DType], Collection[jax.Device] | None] | None = None,
 ) -> list[ArrayTarget]:
-    """Return what arrays are to become.
+    """Plan how arrays are restored.
 
     Args:
         infos: The leaves.
         args: How each is restored, None for as saved.
-        readers: Returns for the sharding and dtype of an array the devices whose parts are read,
-            None for all; by default it is all.
+        readers: Returns, for the sharding and dtype of an array, the devices whose parts are read,
+            None for all; by default all.
 
     Raises:
-        TreeMismatchError: One has another shape than the one asked for.
+        TreeMismatchError: One has another shape than the requested one.
         UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
         ValueError: A sharding does not divide a shape.
     """
@@ -159,10 +159,10 @@ class _Planner:
         self._placements: dict[object, Placement] = {}
 
     def target(self, info: ParamInfo, arg: RestoreArgs, layout: ZarrArray) -> ArrayTarget:
-        """Return what one array is to become.
+        """Plan how one array is restored.
 
         Raises:
-            TreeMismatchError: It has another shape than the one asked for.
+            TreeMismatchError: It has another shape than the requested one.
             UnsupportedLeafError: Its dtype needs JAX's 64-bit mode, which is off.
             ValueError: The sharding does not divide its shape.
         """
@@ -189,7 +189,7 @@ class _Planner:
         return ArrayTarget(info.location, shape, logical, dtype, sharding, placement, read, impl)
 
     def _array_args(self, dtype: object) -> ArrayRestoreArgs:
-        """Return the arguments that only ask for a dtype."""
+        """Return arguments that only request a dtype."""
         if dtype is None:
             return _AS_SAVED
         return ArrayRestoreArgs(dtype=dtype)
@@ -225,7 +225,7 @@ def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> S
     """Return the shape that an array is restored with.
 
     Raises:
-        TreeMismatchError: It is not the stored one, and the arguments are strict about that.
+        TreeMismatchError: It is not the stored one, and the arguments are strict.
     """
     shape = layout.shape if arg.global_shape is None else tuple(arg.global_shape)
     if shape != layout.shape and (arg.strict or len(shape) != len(layout.shape)):
@@ -241,10 +241,10 @@ def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> S
 def requested_sharding(
     arg: ArrayRestoreArgs, path: KeyPath
 ) -> jax.sharding.Sharding | ShardingMetadata | None:
-    """Return the sharding that restore arguments ask for, None if they leave it open.
+    """Return the sharding that restore arguments request, None if they leave it open.
 
     Raises:
-        TypeError: They ask for something that is no sharding.
+        TypeError: The value is not a sharding.
     """
     if arg.mesh is not None and arg.mesh_axes is not None:
         try:
@@ -268,11 +268,11 @@ _SHARDINGS = (
     NamedShardingMetadata,
     SingleDeviceShardingMetadata,
 )
-"""What needs no second look."""
+"""Types that need no conversion."""
 
 
 def check_width(path: KeyPath, dtype: object) -> None:
-    """Check that JAX can hold a dtype as it is.
+    """Check that JAX can hold a dtype unchanged.
 
     Raises:
         UnsupportedLeafError: It has 64 bits and JAX's 64-bit mode is off.
@@ -289,4 +289,4 @@ def check_width(path: KeyPath, dtype: object) -> None:
 
 
 _WIDE_BYTES = 8
-"""Dtypes that are narrower need no 64-bit mode."""
+"""Narrower dtypes need no 64-bit mode."""

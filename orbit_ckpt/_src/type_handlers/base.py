@@ -1,11 +1,10 @@
-"""The interface of type handlers and the values that pass through it; Orbax's.
+"""The interface of type handlers and its values; compatible with Orbax's.
 
 A handler written for Orbax registers unchanged: it sees the same methods, arguments and
 `ParamInfo`. The handlers of this package also use `ParamInfo.save_batch` and
 `ParamInfo.load_batch`, through which all leaves of one tree share transactions and indexes.
-
-What else a handler can do is said by optional protocols: `ValueChecker`, `SnapshotHandler`,
-`ReadPlanner`, `ArrayStorage`, `TextStorage`, `LazyReader`, all in `handlers.capabilities`.
+Optional protocols declare further capabilities of a handler: `ValueChecker`, `SnapshotHandler`,
+`ReadPlanner`, `ArrayStorage`, `TextStorage`, `LazyReader`, all in `type_handlers.capabilities`.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class SaveArgs:
     """How one leaf is written.
 
     Attributes:
-        aggregate: Does nothing here; every array has chunks of its own.
-        dtype: Dtype to cast to before writing, anything that names one.
-        chunk_byte_size: Most bytes of one chunk.
+        aggregate: Ignored; every array has chunks of its own.
+        dtype: Dtype to cast to before writing, as any value that names one.
+        chunk_byte_size: Maximum bytes of one chunk.
         shard_axes: Axes to cut into chunks of length one.
     """
 
@@ -72,9 +71,9 @@ class RestoreArgs:
     """How one leaf is restored.
 
     Attributes:
-        restore_type: Type wanted: `jax.Array`, `np.ndarray`, `int`, `float`, ...; None for the
-            type that was saved.
-        dtype: Dtype to cast to, None for the one that was saved.
+        restore_type: Requested type: `jax.Array`, `np.ndarray`, `int`, `float`, ...; None for the
+            saved one.
+        dtype: Dtype to cast to, None for the saved one.
     """
 
     restore_type: object = None
@@ -85,7 +84,7 @@ class RestoreArgs:
 
 
 class SaveBatch(Struct):
-    """What the handlers of one save share.
+    """State that the handlers of one save share.
 
     Attributes:
         writer: Collects arrays; written when all handlers have returned.
@@ -93,9 +92,9 @@ class SaveBatch(Struct):
         process: The process that saves; others save other parts of the same arrays.
         arrays: Records of JAX arrays, of those that hold typed PRNG keys.
         shardings: Their shardings by storage name.
-        details: What Orbax's documents lose of a leaf, by storage name.
+        details: Leaf details that Orbax's documents lose, by storage name.
         strings: String leaves by storage name.
-        plans: What handlers keep to plan equal leaves once.
+        plans: Cache of handlers, to plan equal leaves once.
     """
 
     writer: BatchWriter
@@ -109,16 +108,15 @@ class SaveBatch(Struct):
 
 
 class LoadBatch(Struct, frozen=True, dict=True):
-    """What the handlers of one restore share.
+    """State that the handlers of one restore share.
 
     Attributes:
         reader: Reads arrays.
-        arrays: Records of JAX arrays by storage name, where they say more than the rest.
+        arrays: Records of JAX arrays by storage name, where they add to the rest.
         decode_shardings: Returns their recorded shardings.
-        details: What Orbax's documents lose of a leaf.
+        details: Leaf details that Orbax's documents lose.
         strings: Contents of the strings file.
-        given_resolver: Turns recorded shardings into JAX's; None for the default device where they
-            cannot be used.
+        given_resolver: Converts recorded shardings to JAX's; None falls back to the default device.
     """
 
     reader: BatchReader
@@ -130,14 +128,14 @@ class LoadBatch(Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def resolver(self) -> ShardingResolver:
-        """What turns recorded shardings into JAX's; made when a value is restored."""
+        """The converter of recorded shardings to JAX's, created on first use."""
         from orbit_ckpt._src.arrays.sharding import ShardingResolver  # noqa: PLC0415 - imports JAX
 
         return self.given_resolver or ShardingResolver()
 
     @functools.cached_property
     def shardings(self) -> Mapping[str, ShardingMetadata]:
-        """The recorded shardings of JAX arrays; decoded when one is asked for."""
+        """The recorded shardings of JAX arrays, decoded on first use."""
         return self.decode_shardings()
 
 
@@ -194,7 +192,7 @@ class ParamInfo(Struct, kw_only=True, gc=False):
         return msgspec.structs.replace(self, **changes)
 
     async def await_path_creation(self) -> None:
-        """Return when `parent_dir` exists; here it always does."""
+        """Return once `parent_dir` exists; here it always does."""
 
     @property
     def location(self) -> KeyPath:
@@ -215,7 +213,7 @@ class ParamInfo(Struct, kw_only=True, gc=False):
 
 
 class _JoinedPath:
-    """The attribute `ParamInfo.path`; joined when asked for, it takes longer than all the rest."""
+    """The attribute `ParamInfo.path`; joined on demand, because it is the slowest to compute."""
 
     def __init__(self, given: MemberDescriptorType) -> None:
         self._given = given
@@ -249,10 +247,10 @@ setattr(ParamInfo, "keypath", _KeysOfJax(_keypath))  # noqa: B010 - as above
 
 @runtime_checkable
 class Future(Protocol):
-    """Something that will be done later."""
+    """The result of work that completes later."""
 
     def result(self, timeout: float | None = None) -> object:
-        """Wait for it; raise what it raised."""
+        """Wait for it; raise its error, if any."""
         ...
 
 
@@ -265,7 +263,7 @@ class TypeHandler(Protocol):
         ...
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
-        """Return what is known of stored leaves without reading their values."""
+        """Return metadata of stored leaves without reading their values."""
         ...
 
     async def serialize(
@@ -274,7 +272,7 @@ class TypeHandler(Protocol):
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """Take leaves from the caller; what remains to be done is in the futures."""
+        """Copy leaves from the caller; the futures complete the rest."""
         ...
 
     async def deserialize(
@@ -284,7 +282,7 @@ class TypeHandler(Protocol):
         ...
 
     def finalize(self, directory: Path) -> None:
-        """Do what must be done once all leaves are written, before the commit."""
+        """Finish after all leaves are written, before the commit."""
         ...
 
 
@@ -300,7 +298,7 @@ def save_batch_of(info: ParamInfo) -> SaveBatch:
 
 
 def leaves_to_primary(infos: Sequence[ParamInfo]) -> bool:
-    """Whether another process writes leaves that all processes have."""
+    """Return whether another process writes the leaves that all processes have."""
     return bool(infos) and not save_batch_of(infos[0]).process.is_primary
 
 
@@ -316,10 +314,10 @@ def load_batch_of(info: ParamInfo) -> LoadBatch:
 
 
 def logical_dtype(info: ParamInfo, stored: DType) -> DType:
-    """Return the dtype the user saved, which the stored one may stand in for.
+    """Return the dtype that the user saved, which the stored one may represent.
 
     Raises:
-        FormatError: The two do not go together.
+        FormatError: The two do not match.
     """
     detail = load_batch_of(info).details.get(info.name)
     if detail is None or detail.dtype is None:

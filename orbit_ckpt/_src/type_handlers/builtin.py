@@ -1,4 +1,4 @@
-"""The built-in type handlers and what they handle."""
+"""The built-in type handlers and their types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orbit_ckpt._src.type_handlers.string import StringHandler
 
 
 def built_in_handlers() -> Sequence[tuple[type, TypeHandler]]:
-    """Return new handlers of the built-in types; of a typestr, the last one restores."""
+    """Return new handlers of the built-in types; the last one of a typestr restores it."""
     scalars, arrays = ScalarHandler(), NumpyHandler()
     return [
         (LazyArray, LazyHandler(ArrayHandler())),
@@ -31,11 +31,11 @@ def built_in_handlers() -> Sequence[tuple[type, TypeHandler]]:
 
 
 def lazy_handler(ty: type, find: Callable[[type], TypeHandler | None]) -> TypeHandler | None:
-    """Return what writes lazy arrays of a class with the handler of their values.
+    """Return a handler that writes lazy arrays of a class like their values.
 
     Args:
-        ty: Any class; None is returned for others than those of lazy arrays.
-        find: Returns the handler of a class of values, None if it has none.
+        ty: Any class; the result is None unless it is one of lazy arrays.
+        find: Returns the handler of a class of values, None without one.
     """
     if not issubclass(ty, LazyArray):
         return None

@@ -1,7 +1,7 @@
-"""What a type handler can do besides writing and reading leaves, as optional protocols.
+"""Optional capabilities of type handlers, as protocols.
 
-Generic code asks `capability` for them, never what class a handler is, and does without where there
-is none. A capability holds for the methods that a class has where it defines it: a subclass that
+Generic code queries `capability` for them, never the class of a handler, and does without where one
+is missing. A capability belongs to the methods of the class that defines it: a subclass that
 overrides `serialize` or `deserialize` loses the capabilities that depend on them, unless it defines
 these again.
 """
@@ -22,7 +22,7 @@ CapabilityT = TypeVar("CapabilityT")
 
 @runtime_checkable
 class ValueChecker(Protocol):
-    """A handler that can tell before a save that a value cannot be written."""
+    """A handler that can detect before a save that a value cannot be written."""
 
     def check(self, value: object) -> str | None:
         """Return why a value cannot be written, None if it can."""
@@ -38,7 +38,7 @@ class SnapshotHandler(Protocol):
     """
 
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        """Return what `serialize` accepts in place of the values.
+        """Return objects that `serialize` accepts in place of the values.
 
         The shards of an `ArraySnapshot` still refer to the caller's memory; the save copies them
         before the caller may change the arrays. Nothing else may refer to it.
@@ -66,7 +66,7 @@ class ArrayStorage(Protocol):
     """
 
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
-        """Return what reads the whole array of each leaf.
+        """Return reads of the whole array of each leaf.
 
         Raises:
             CorruptionError: The metadata document of one is missing.
@@ -79,26 +79,26 @@ class TextStorage(Protocol):
     """A handler that stores every leaf in the strings file."""
 
     def stored_text(self, info: ParamInfo) -> str | None:
-        """Return the text that is stored for a leaf, None if there is none."""
+        """Return the stored text of a leaf, None without one."""
         ...
 
 
 @runtime_checkable
 class LazyReader(Protocol):
-    """A handler whose leaves can stay in the checkpoint until their values are asked for.
+    """A handler whose leaves can stay in the checkpoint until their values are needed.
 
     Parts of them are read from the stored array, without the handler.
     """
 
     lazy_type: type
-    """What whole leaves are restored as: `jax.Array` or `np.ndarray`."""
+    """Type of restored whole leaves: `jax.Array` or `np.ndarray`."""
 
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> object:
-        """Return one leaf as `deserialize` does, read by the calling thread alone."""
+        """Read one leaf as `deserialize` does, on the calling thread alone."""
         ...
 
     async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> object:
-        """Do the same with the threads of `deserialize`; no other process takes part."""
+        """Read it with the threads of `deserialize`; no other process takes part."""
         ...
 
 
@@ -114,7 +114,7 @@ _BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
 
 
 def capability(handler: object, kind: type[CapabilityT]) -> CapabilityT | None:
-    """Return a handler as what it can do besides, None if it cannot.
+    """Return a handler as one with a capability, None if it lacks that.
 
     Args:
         handler: A type handler.
@@ -137,7 +137,7 @@ def plain_arrays(handler: object) -> ArrayStorage | None:
 def check_converted(
     handler: ValueChecker, values: Sequence[object], infos: Sequence[ParamInfo]
 ) -> None:
-    """Check values that a subclass has made of leaves; those of other classes have been checked.
+    """Check values that a subclass has converted; others have been checked.
 
     Raises:
         UnsupportedLeafError: Some cannot be written.

@@ -24,22 +24,22 @@ MetadataT = TypeVar("MetadataT", bound=ArrayMetadata)
 
 
 class LeafDescriber(Protocol):
-    """What describes stored leaves; every type handler does."""
+    """Describes stored leaves; every type handler does."""
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
-        """Return what is known of stored leaves without reading their values."""
+        """Return metadata of stored leaves without reading their values."""
         ...
 
 
 def layouts_of(infos: Sequence[ParamInfo]) -> list[ZarrArray]:
-    """Return how arrays of one restore are stored."""
+    """Return the layouts of the arrays of one restore."""
     if not infos:
         return []
     return load_batch_of(infos[0]).reader.layouts((info.location, info.name) for info in infos)
 
 
 def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[MetadataT]:
-    """Return what is known of stored arrays, as values of a class."""
+    """Return metadata of stored arrays as `make` instances."""
     if not infos:
         return []
     batch = load_batch_of(infos[0])
@@ -66,15 +66,15 @@ def array_metadata(infos: Sequence[ParamInfo], make: type[MetadataT]) -> list[Me
 
 
 def string_metadata(infos: Sequence[ParamInfo]) -> list[StringMetadata]:
-    """Return what is known of stored strings."""
+    """Return metadata of stored strings."""
     return [StringMetadata(info.name, info.parent_dir) for info in infos]
 
 
 def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
-    """Return the dtype of stored keys and how many trailing dimensions their data has.
+    """Return the dtype of stored keys and the number of trailing dimensions of their data.
 
     Raises:
-        FormatError: Their data is of another dtype than keys have.
+        FormatError: Their data has another dtype than keys have.
         UnsupportedLeafError: This JAX does not have their implementation.
     """
     from orbit_ckpt._src.type_handlers.prng import key_type  # noqa: PLC0415 - their dtype is JAX's
@@ -115,4 +115,4 @@ BUILT_IN: Mapping[str, LeafDescriber] = {
     SCALAR: _Scalars(),
     STRING: _Strings(),
 }
-"""What describes leaves of the built-in typestrs."""
+"""Describers of leaves, by built-in typestr."""

@@ -19,18 +19,17 @@ from orbit_ckpt._src.type_handlers.prng import wrap_keys
 
 
 class LazyArray:
-    """An array in a checkpoint that is read when its values are asked for.
+    """An array in a checkpoint, read on demand.
 
-    `get()` returns what a load that is not lazy would have returned. An index reads the chunks
-    that it touches, and gives a numpy array. Nothing is kept: what is asked for twice is read
-    twice. The checkpoint must still be there then; if it was deleted or replaced this is an error,
-    never other data.
+    `get()` returns the same as a load that is not lazy. Indexing reads the chunks that it touches,
+    and gives a numpy array. Nothing is cached: every request reads again. The checkpoint must still
+    exist; if it was deleted or replaced this is an error, never other data.
 
-    A lazy array can be saved, also over the checkpoint that it is in; it is read in parts
-    meanwhile. It is a leaf of JAX's trees.
+    A lazy array can be saved, even over its own checkpoint; it is read in parts meanwhile. It is a
+    leaf of JAX's trees.
 
     Attributes:
-        leaf: Where it is stored and what it is to become, for type handlers.
+        leaf: Its storage and how it is restored, for type handlers.
 
     Example:
         >>> orbit_ckpt.save("run/step_3", {"w": np.arange(12).reshape(3, 4)})
@@ -73,7 +72,7 @@ class LazyArray:
 
     @property
     def sharding(self) -> jax.sharding.Sharding | ShardingMetadata | None:
-        """The sharding that was asked for, else the recorded one, which may have other devices.
+        """The requested sharding, else the recorded one, which may have other devices.
 
         None for numpy arrays, and where none is recorded.
         """
@@ -92,18 +91,18 @@ class LazyArray:
             return leaf.handler.read_now(leaf.info, leaf.arg)
 
     async def get_async(self) -> Any:  # jax.Array or np.ndarray
-        """As `get`, on any event loop of asyncio, while threads do the reading."""
+        """Read the array as `get` does, on any asyncio event loop, while threads do the reading."""
         leaf = self.leaf
         with leaf.directory.reading(leaf.info.label):
             return await leaf.handler.read_alone(leaf.info, leaf.arg)
 
     def astype(self, dtype: object) -> LazyArray:
-        """Return the same array with another dtype, to which values are cast when they are read.
+        """Return the same array with another dtype, to which reads cast.
 
-        They are cast once, from what is stored: of several calls the last one counts.
+        They cast once, from the stored values: of several calls the last one counts.
 
         Raises:
-            TypeError: It holds PRNG keys, or there is no such dtype.
+            TypeError: It holds PRNG keys, or the dtype does not exist.
         """
         leaf = self.leaf
         if leaf.key_impl is not None or is_prng_dtype(dtype):
@@ -112,12 +111,12 @@ class LazyArray:
         return type(self)(structs.replace(leaf, arg=arg))
 
     def __getitem__(self, index: Any) -> Any:  # np.ndarray, or jax.Array of keys
-        """Read a part as a numpy array; of typed PRNG keys as an array of keys.
+        """Read a part as a numpy array; for typed PRNG keys as an array of keys.
 
         The index is one of numpy's: integers, slices, `...`, None, arrays and lists of integers or
-        booleans. A single element is an array without dimensions. Chunks in which nothing is
-        chosen are not read. Several arrays of integers choose, for this purpose, all elements at
-        the crossings of their rows and columns.
+        booleans. A single element is an array without dimensions. Chunks without selected elements
+        are not read; for this purpose, several arrays of integers select all crossings of their
+        rows and columns.
 
         Raises:
             IndexError: The index does not fit the array.
@@ -159,6 +158,6 @@ class LazyArray:
 
 
 class LazyHostArray(LazyArray):
-    """One whose values are a numpy array; a class of its own, because handlers go by the class."""
+    """A lazy array with numpy values; a separate class, because handlers are chosen by class."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""A stored array that has been opened and not been read."""
+"""A stored array that is open and not yet read."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from orbit_ckpt._src.type_handlers.described import key_type_of
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):
-    """A stored array and what it is to become; a struct, because there are as many as leaves.
+    """A stored array and how it is restored; a struct, because there is one per leaf.
 
-    Of typed PRNG keys it is their data, with trailing dimensions of its own.
+    For typed PRNG keys it is their data, with trailing dimensions of its own.
 
     Attributes:
-        info: Where it is.
-        handler: What reads it as a whole.
-        arg: What it is to become.
-        directory: The directory that it is in.
-        read: What is read for it; no parts yet.
+        info: Where it is stored.
+        handler: Reads it as a whole.
+        arg: How it is restored.
+        directory: Its directory.
+        read: Its read, without parts yet.
         shape: Its shape.
-        logical: The dtype that its stored bytes stand for.
+        logical: The dtype that its stored bytes represent.
         key_impl: PRNG implementation if it holds the data of typed keys.
         key_dtype: Their dtype.
-        key_rank: How many trailing dimensions their data has.
+        key_rank: Number of trailing dimensions of their data.
         told: Called with the size of every block that has been read in order.
     """
 
@@ -64,13 +64,13 @@ class LazyLeaf(Struct, frozen=True, gc=False):
 
     @property
     def widest_dtype(self) -> DType:
-        """The dtype by which to reckon what is held of it while it is read."""
+        """The widest dtype during a read, which determines the memory it needs."""
         is_narrowed = self.dtype.itemsize < self.logical.itemsize
         return self.logical if is_narrowed else self.dtype
 
     @property
     def sharding(self) -> jax.sharding.Sharding | ShardingMetadata | None:
-        """The sharding that is asked for, else the recorded one; None for numpy arrays."""
+        """The requested sharding, else the recorded one; None for numpy arrays."""
         if self.handler.lazy_type is not jax.Array:
             return None
         wanted = None
@@ -79,11 +79,11 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         return wanted or load_batch_of(self.info).shardings.get(self.info.name)
 
     def values(self, selection: Selection) -> HostArray:
-        """Read what an index expression asks for; only the chunks that it touches.
+        """Read the elements of an index expression, and only the chunks that it touches.
 
         Raises:
             CorruptionError: Stored data is missing or damaged.
-            TreeMismatchError: Integers do not fit the dtype that is asked for.
+            TreeMismatchError: Integers do not fit the requested dtype.
         """
         layout, shape = self.read.layout, selection.shape
         reader = load_batch_of(self.info).reader
@@ -97,17 +97,17 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             if result is None:
                 result = np.zeros(shape, self.dtype)
             result[part.target] = self._cast(chosen)
-        if result is None:  # nothing is asked for, or only what lies beyond the stored array
+        if result is None:  # the selection is empty, or beyond the stored array
             result = np.zeros(shape, self.dtype)
         return cast(HostArray, result[selection.inner])
 
     def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
-        """Yield a box in blocks that follow one another in C order, see `DeferredData`.
+        """Yield a box as consecutive blocks in C order, see `DeferredData`.
 
         Raises:
             CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
             CorruptionError: Stored data is missing or damaged.
-            TreeMismatchError: Integers do not fit the dtype that is asked for.
+            TreeMismatchError: Integers do not fit the requested dtype.
         """
         elements = max(1, max_bytes // self.widest_dtype.itemsize)
         layout = self.read.layout
@@ -123,17 +123,17 @@ class LazyLeaf(Struct, frozen=True, gc=False):
                 yield self._next(self.values(Selection(chosen, (...,))))
 
     def in_order(self, block_bytes: int, max_bytes: int) -> Iterator[HostArray]:
-        """Yield all of it in blocks that follow one another in C order.
+        """Yield all of it as consecutive blocks in C order.
 
         Args:
-            block_bytes: Size of a block, about.
-            max_bytes: About how much may be held of chunks that are read bit by bit, so that each
-                is read once; if there are more in a row they are read again for every block.
+            block_bytes: Approximate size of a block.
+            max_bytes: Approximate limit of bytes held for open chunks, so that each is read once;
+                if a row has more, they are read again for every block.
 
         Raises:
             CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
             CorruptionError: Stored data is missing or damaged.
-            TreeMismatchError: Integers do not fit the dtype that is asked for.
+            TreeMismatchError: Integers do not fit the requested dtype.
         """
         layout = self.read.layout
         reader = load_batch_of(self.info).reader
@@ -150,11 +150,11 @@ class LazyLeaf(Struct, frozen=True, gc=False):
 
     @property
     def has_sum(self) -> bool:
-        """Whether there is a sum of the array, with which it is compared where it is read whole."""
+        """Whether a checksum of the array exists, which is compared when it is read whole."""
         return load_batch_of(self.info).reader.sums.knows(self.read)
 
     def compare(self, max_bytes: int) -> None:
-        """Read all of it once and compare it with its sum.
+        """Read all of it once and compare it with its checksum.
 
         Raises:
             CheckpointNotFoundError: The checkpoint was deleted, moved or replaced.
@@ -180,11 +180,11 @@ def open_leaf(
     directory: OpenedDirectory,
     read: ArrayRead,
 ) -> LazyLeaf:
-    """Return a stored array without reading it.
+    """Open a stored array without reading it.
 
     Raises:
-        FormatError: What is recorded of it does not go together.
-        TreeMismatchError: Another shape is asked for than that of the stored array.
+        FormatError: Its records contradict each other.
+        TreeMismatchError: The requested shape is not that of the stored array.
         UnsupportedLeafError: It holds PRNG keys that this JAX does not have.
     """
     batch, layout = load_batch_of(info), read.layout

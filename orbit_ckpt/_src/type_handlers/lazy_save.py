@@ -1,4 +1,4 @@
-"""Write arrays that are in another checkpoint: they are read part by part as they are written."""
+"""Copy arrays from another checkpoint, part by part, into a save."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
 
 _COMPARED_BYTES = 1 << 26
-"""What is held at most of an array that is read to compare it."""
+"""Maximum bytes held of an array that is read to compare it."""
 
 
 class LazyHandler:
-    """Writes `LazyArray` as the handler of its values would have written these.
+    """Writes `LazyArray` like the handler of its values.
 
-    Chunks are as before, unless other ones are asked for, so that each is read once.
+    Chunks stay the same unless others are requested, so that each is read once.
     """
 
     def __init__(self, values: TypeHandler) -> None:
@@ -63,7 +63,7 @@ class LazyHandler:
     ) -> Sequence[Future]:
         """See `TypeHandler`; nothing is read before the batch is written."""
         leaves = list(map(_leaf_of, values))
-        if capability(self._values, ArrayStorage) is None:  # it writes something else than arrays
+        if capability(self._values, ArrayStorage) is None:  # it does not write plain arrays
             whole_values = [cast(LazyArray, value).get() for value in values]
             return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
@@ -72,7 +72,7 @@ class LazyHandler:
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[object]:
-        """Return the values, which are not lazy."""
+        """Return the values, not lazy."""
         return await self._values.deserialize(infos, args)
 
     def finalize(self, directory: Path) -> None:
@@ -93,7 +93,7 @@ def _snapshot(leaf: LazyLeaf) -> ArraySnapshot:
 
 
 class _Compared:
-    """An array with a sum, which is compared before the first of its parts is written."""
+    """An array with a checksum, which is compared before its first part is written."""
 
     def __init__(self, leaf: LazyLeaf) -> None:
         self._leaf = leaf
@@ -101,7 +101,7 @@ class _Compared:
         self._lock = threading.Lock()
 
     def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
-        """See `LazyLeaf`; all of it is compared as it is read."""
+        """Yield a box in blocks; the first part compares the array, a whole read compares itself."""
         if region != whole(self._leaf.read.layout.shape):
             with self._lock:
                 if not self._is_done:
@@ -125,7 +125,7 @@ def _has_whole_chunks(leaf: LazyLeaf) -> bool:
 
 
 def _regions(leaf: LazyLeaf) -> list[Region]:
-    """Return the parts that are written by themselves: what was a chunk stays one."""
+    """Return the parts that are written separately: each old chunk stays one."""
     if not _has_whole_chunks(leaf):
         return [whole(leaf.shape)]
     chunk_shape = leaf.read.layout.chunk_shape
@@ -133,7 +133,7 @@ def _regions(leaf: LazyLeaf) -> list[Region]:
 
 
 def _keep_chunk_size(leaf: LazyLeaf, arg: SaveArgs) -> SaveArgs:
-    """Return options by which chunks are no larger than before, where they cannot be the same."""
+    """Return options that keep chunks from growing, where they cannot stay the same."""
     if _has_whole_chunks(leaf) or arg.chunk_byte_size is not None or arg.shard_axes:
         return arg
     itemsize = leaf.dtype.itemsize if arg.dtype is None else as_dtype(arg.dtype).itemsize

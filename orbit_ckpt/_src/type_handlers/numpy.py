@@ -38,7 +38,7 @@ from orbit_ckpt._src.type_handlers.described import array_metadata
 class NumpyHandler:
     """Handles `np.ndarray` and `bytes`."""
 
-    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
 
     def __init__(self, *, metadata_key: str | None = None) -> None:
         """Make a handler; for the argument see `ArrayHandler`."""
@@ -110,7 +110,7 @@ class NumpyHandler:
         return whole_reads(infos)
 
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
-        """Return one array as `deserialize` does, read by the calling thread."""
+        """Read one array as `deserialize` does, on the calling thread."""
         (read,) = whole_reads([info])
         host = load_batch_of(info).reader.read_part(read, read.regions[0])
         return _restored(host.view(logical_dtype(info, host.dtype)), info, arg)
@@ -130,7 +130,7 @@ def _snapshot(value: object) -> ArraySnapshot:
 
 
 def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:
-    """Return the type of bytes that a leaf is restored as, None if as an array."""
+    """Return the bytes type of a leaf's restore, None to restore an array."""
     detail = load_batch_of(info).details.get(info.name)
     kind = detail.type if detail is not None else None
     as_saved = not isinstance(arg, ArrayRestoreArgs) and arg.restore_type is None

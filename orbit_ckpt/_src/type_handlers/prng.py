@@ -12,7 +12,7 @@ from orbit_ckpt._src.arrays.dtypes import DType
 
 
 def key_data(keys: jax.Array) -> jax.Array:
-    """Return the data of typed keys, one or more trailing dimensions longer."""
+    """Return the data of typed keys, which has one or more trailing dimensions."""
     return jax.random.key_data(keys)
 
 
@@ -22,18 +22,18 @@ def key_impl(keys: jax.Array) -> str:
 
 
 def wrap_keys(data: jax.Array, impl: str | None) -> jax.Array:
-    """Return typed keys of their data; without an implementation the data itself."""
+    """Convert data to typed keys; without an implementation return the data itself."""
     return data if impl is None else jax.random.wrap_key_data(data, impl=impl)
 
 
 @functools.cache
 def key_type(impl: str) -> tuple[DType, int]:
-    """Return the dtype of typed keys and how many trailing dimensions their data has.
+    """Return the dtype of typed keys and the number of trailing dimensions of their data.
 
     Touches no device.
 
     Raises:
-        ValueError: JAX knows no implementation of that name.
+        ValueError: JAX has no implementation of that name.
     """
     eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], jax.eval_shape)
     key = eval_shape(lambda: jax.random.key(0, impl=impl))
@@ -41,9 +41,9 @@ def key_type(impl: str) -> tuple[DType, int]:
 
 
 def unsupported_key(keys: jax.Array) -> str | None:
-    """Return why keys cannot be stored, None if they can.
+    """Explain why keys cannot be stored, None if they can.
 
-    An implementation that has no registered name cannot be found again on restore.
+    An implementation without a registered name cannot be found again on restore.
     """
     impl = cast(object, jax.random.key_impl(keys))
     if isinstance(impl, str):

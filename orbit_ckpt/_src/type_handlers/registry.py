@@ -1,11 +1,11 @@
-"""Which type handler is responsible for a leaf.
+"""Choose the type handler of a leaf.
 
 On save a handler is looked up by the leaf's type: among those registered explicitly, then the
-built-in ones, then plug-ins; in each by the nearest class of the type's method resolution order.
-On restore it is looked up by the typestr that the checkpoint records, in the same order of
-registrations. Installing a package therefore never changes how a built-in type is written.
+built-in ones, then plug-ins; in each by the nearest class of the type's method resolution order. On
+restore it is looked up by the recorded typestr, in the same order of registrations. Installing a
+package therefore never changes how a built-in type is written.
 
-The built-in handlers need JAX, which is imported when one is looked up. Metadata do not need them.
+The built-in handlers need JAX, which the first lookup imports. Metadata needs neither.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class TypeHandlerRegistry:
         Args:
             ty: The type.
             handler: Its handler.
-            func: Tells for a type whether the handler is responsible, instead of subclassing `ty`.
+            func: Returns whether the handler accepts a type, instead of subclassing `ty`.
             override: Whether to replace a handler registered for the same type, or under the same
                 typestr.
-            ignore_warnings: There are no warnings to ignore; Orbax has some.
+            ignore_warnings: Ignored; Orbax has it.
 
         Raises:
-            TypeError: `ty` is no class, or `handler` no type handler.
+            TypeError: `ty` is not a class, or `handler` not a type handler.
             ValueError: The type or the typestr has a handler and `override` is not set.
         """
         _check_handler(ty, handler, func)
@@ -63,7 +63,7 @@ class TypeHandlerRegistry:
         self._found.clear()
 
     def _check_typestr(self, ty: type, handler: TypeHandler) -> None:
-        """Check that a handler of another type does not take over what a built-in one reads."""
+        """Check that another type's handler does not shadow a built-in reader."""
         typestr = handler.typestr()
         built_in = self._builtin_layer().by_typestr(typestr)
         own = self._builtin_layer().by_type(ty)
@@ -78,7 +78,7 @@ class TypeHandlerRegistry:
         """Return the handler of a type, or of a typestr.
 
         Raises:
-            ValueError: There is none.
+            ValueError: None is registered.
         """
         handler = self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)
         if handler is None:
@@ -91,11 +91,11 @@ class TypeHandlerRegistry:
         return handler
 
     def has(self, ty: type | str) -> bool:
-        """Whether there is a handler of a type, or of a typestr."""
+        """Return whether a type, or a typestr, has a handler."""
         return (self._by_typestr(ty) if isinstance(ty, str) else self._by_type(ty)) is not None
 
     def describer(self, typestr: str) -> LeafDescriber | None:
-        """Return what describes stored leaves of a typestr, None if nothing does.
+        """Return the describer of stored leaves of a typestr, None without one.
 
         That is their handler, except that leaves of the built-in types are described without JAX.
         """
@@ -120,7 +120,7 @@ class TypeHandlerRegistry:
         return self._found[ty]
 
     def _of_lazy(self, ty: type) -> TypeHandler | None:
-        """Return what writes lazy arrays as a handler registered for their values does."""
+        """Return a handler that writes lazy arrays like the handler of their values."""
         from orbit_ckpt._src.type_handlers.builtin import lazy_handler  # noqa: PLC0415 - imports JAX
 
         return lazy_handler(ty, self._explicit.by_type)
@@ -130,7 +130,7 @@ class TypeHandlerRegistry:
         return found or self._plugin_layer().by_typestr(typestr)
 
     def _builtin_layer(self) -> _Layer:
-        """Return the built-in handlers, which need JAX: it is imported once one is asked for."""
+        """Return the built-in handlers, importing JAX on first use."""
         if self._builtin is None:
             from orbit_ckpt._src.type_handlers.builtin import built_in_handlers  # noqa: PLC0415 - as above
 
@@ -149,10 +149,10 @@ class TypeHandlerRegistry:
 
 
 def _check_handler(ty: object, handler: object, func: object) -> None:
-    """Check what is registered for a type.
+    """Check a registration.
 
     Raises:
-        TypeError: It is no type handler, such as a class of them; or there is no type.
+        TypeError: The handler is not one, such as a class of them; or the type is missing.
     """
     if not isinstance(ty, type):
         raise TypeError(
@@ -174,10 +174,10 @@ def _check_handler(ty: object, handler: object, func: object) -> None:
 
 
 def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
-    """Return the types that a plug-in handles, as its attribute `types` says, and the handler.
+    """Return the types of a plug-in, from its attribute `types`, and the handler.
 
     Raises:
-        TypeError: It is no type handler, or does not say which types it handles.
+        TypeError: It is not a type handler, or does not name its types.
     """
     handler: object = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(handler, TypeHandler):
@@ -230,7 +230,7 @@ class _Layer:
         for base in ty.__mro__:
             if base in nominal:
                 return nominal[base]
-        # abstract classes such as jax.Array are not in the order of their implementations
+        # abstract classes such as jax.Array are not in the MRO of their implementations
         return next((h for base, h in nominal.items() if issubclass(ty, base)), None)
 
     def by_typestr(self, typestr: str) -> TypeHandler | None:
@@ -244,7 +244,7 @@ GLOBAL_TYPE_HANDLER_REGISTRY = TypeHandlerRegistry()
 def create_type_handler_registry(
     *handlers: tuple[type, TypeHandler],
 ) -> TypeHandlerRegistry:
-    """Return a registry with handlers of its own besides the built-in ones."""
+    """Return a registry with its own handlers besides the built-in ones."""
     registry = TypeHandlerRegistry()
     for ty, handler in handlers:
         registry.add(ty, handler, override=True)
@@ -267,7 +267,7 @@ def get_type_handler(ty: type | str) -> TypeHandler:
 
 
 def has_type_handler(ty: type | str) -> bool:
-    """Whether the default registry has a handler of a type or typestr."""
+    """Return whether the default registry has a handler of a type or typestr."""
     return GLOBAL_TYPE_HANDLER_REGISTRY.has(ty)
 
 

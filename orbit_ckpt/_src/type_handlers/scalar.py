@@ -40,7 +40,7 @@ PYTHON_SCALARS = (int, float, complex)
 class ScalarHandler:
     """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
 
-    _metadata_key: str | None = None  # of subclasses that do not call `__init__`
+    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
 
     def __init__(self, *, metadata_key: str | None = None) -> None:
         """Make a handler; for the argument see `ArrayHandler`."""
@@ -85,10 +85,10 @@ class ScalarHandler:
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[object]:
-        """Return scalars of the type saved, or of the type asked for.
+        """Return scalars of the saved or requested type.
 
         Raises:
-            TreeMismatchError: A scalar was asked for where an array with dimensions is stored.
+            TreeMismatchError: A scalar was requested where an array with dimensions is stored.
         """
         return await read_each(infos, args, _restored)
 

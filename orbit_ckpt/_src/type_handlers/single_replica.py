@@ -36,10 +36,10 @@ from orbit_ckpt._src.type_handlers.prng import wrap_keys
 from orbit_ckpt._src.unused import warn_set
 
 _COPIES = 3
-"""What is sent is in memory as what is sent, as the result, and while it is added up."""
+"""Data being sent is in memory three times: as the source, as the result, and for the sum."""
 
 _DEFAULT_BYTES = 1 << 30
-"""Most bytes being sent to one device where its memory is not known."""
+"""Maximum bytes being sent to one device if its memory is unknown."""
 
 
 @dataclass
@@ -165,19 +165,19 @@ class SingleReplicaArrayHandler(ArrayHandler):
     async def _planned(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None
     ) -> list[ArrayTarget]:
-        """Return what arrays are to become once all processes that are to send know theirs."""
+        """Plan arrays once all processes of the broadcast have their plans."""
         failure: Exception | None = None
         targets: list[ArrayTarget] = []
         try:
             targets = plan_targets(infos, args, self._readers)
-        except Exception as error:  # noqa: BLE001 - raised when the others know
+        except Exception as error:  # noqa: BLE001 - raised after the others are informed
             failure = error
         what = f"restore of {infos[0].parent_dir}"
         for processes in self._groups(infos, args):
             try:
                 await asyncio.to_thread(barrier_or_fail, what, processes, failure)
             except (ProcessFailedError, ProcessTimeoutError) as error:
-                failure = failure or error  # the other groups have to be told too
+                failure = failure or error  # the other groups must be informed too
         if failure is not None:
             raise failure
         return targets
@@ -187,7 +187,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
     ) -> list[tuple[int, ...]]:
         """Return the processes that share a mesh with this one and may send to each other.
 
-        Knows nothing of how arrays are stored, which not all processes may be able to read.
+        Does not depend on how arrays are stored, which some processes may be unable to read.
         """
         if process_of_jax().is_alone:
             return []
@@ -207,7 +207,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
             for sharding in shardings
             if can_broadcast(sharding, np.dtype(np.uint8), self._axis)
         }
-        # in the same order everywhere, so that no two groups wait for each other
+        # the same order on all processes, so that no two groups wait for each other
         return sorted({_processes_of(cast(Mesh, mesh)) for mesh in meshes})
 
     def _readers(
@@ -225,7 +225,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
     async def _receive(
         self, targets: Sequence[ArrayTarget], reader: BatchReader
     ) -> list[jax.Array]:
-        """Read what this process sends, and return the arrays."""
+        """Read the parts that this process sends, and return the arrays."""
         sender = _Sender(self._axis, self._replica, self._limit())
         failure: Exception | None = None
         reads = [target.read for target in targets]
@@ -235,7 +235,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
                     part = targets[len(sender.arrays) : len(sender.arrays) + len(window)]
                     for target, values in zip(part, window, strict=True):
                         await sender.send(target, target.parts(values))
-        except Exception as error:  # noqa: BLE001 - raised when the others need not wait any more
+        except Exception as error:  # noqa: BLE001 - raised after the others no longer wait
             failure = error
         for target in targets[len(sender.arrays) :]:
             await sender.send(target, {})
@@ -255,7 +255,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         return sender.arrays
 
     def _limit(self) -> int:
-        """Return the most bytes being sent to one device; need not be the same on all processes."""
+        """Return the maximum bytes being sent to one device; may differ between processes."""
         if self._max_bytes is not None:
             return self._max_bytes
         device: Any = jax.local_devices()[0]
@@ -267,7 +267,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
 
 class _Sender:
-    """Sends arrays one after the other; each must be sent by all processes, in the same order."""
+    """Sends arrays one after the other; all processes must send the same ones in the same order."""
 
     def __init__(self, axis: int, replica: int, max_bytes: int) -> None:
         self.arrays: list[jax.Array] = []
@@ -278,7 +278,7 @@ class _Sender:
         self._held = 0
 
     async def send(self, target: ArrayTarget, values: Mapping[Region, HostArray]) -> None:
-        """Send an array, or take part in it; wait for earlier ones if memory is short."""
+        """Join the broadcast of an array; wait for earlier ones if memory is short."""
         abstract = jax.ShapeDtypeStruct(target.shape, target.final_dtype, sharding=target.sharding)
         nbytes = sent_bytes(abstract)
         if self._held + nbytes > self._max_bytes:
