@@ -1,6 +1,6 @@
-"""What a format of other programs is: told by its signs, then opened as a `StoredTree`.
+"""The interface of other programs' formats: recognized by signs, then opened as a `StoredTree`.
 
-Telling imports nothing that reads arrays.
+Recognition imports nothing that reads arrays.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __getattr__ = lazy_getattr(
 
 @runtime_checkable
 class Format(Protocol):
-    """A format of other programs that can be read.
+    """Another program's format that can be read.
 
     Attributes:
-        name: What messages call it.
-        extra: What has to be installed to read it, as `pip install` takes it; None for nothing.
+        name: Its name in messages.
+        extra: The package that reading it needs, as `pip install` takes it; None for none.
     """
 
     name: str
     extra: str | None
 
     def sniff(self, path: Path) -> str | None:
-        """Return why what is at a path is not of this format, None if it seems to be.
+        """Return why a path is not of this format, None if it seems to be.
 
-        Looks at names and first bytes only, and never raises because of what it finds.
+        Examines names and first bytes only, and never raises because of what it finds.
 
         Args:
             path: A file or directory, which exists.
@@ -55,7 +55,7 @@ class Format(Protocol):
 
 @runtime_checkable
 class LinkedFiles(Protocol):
-    """What a `Format` may have besides: its files may be links to files elsewhere.
+    """Optional addition to a `Format`: its files may be links to files elsewhere.
 
     Attributes:
         allows_linked_files: Whether a file of a checkpoint may be a link to any regular file.
@@ -65,13 +65,13 @@ class LinkedFiles(Protocol):
 
 
 def allows_linked_files(known: Format | None) -> bool:
-    """Whether files in a checkpoint may be links that lead out of it; not in our own format."""
+    """Return whether links in a checkpoint may lead out of it; not in our own format."""
     return isinstance(known, LinkedFiles) and known.allows_linked_files
 
 
 @runtime_checkable
 class WholeReader(Protocol):
-    """What a `Format` may have besides: it reads a tree in one go if leaf by leaf takes long."""
+    """Optional addition to a `Format`: reads a tree in one go if leaf by leaf is slow."""
 
     def open_whole(self, path: Path) -> StoredTree:
         """Open what `sniff` accepted, perhaps as a tree with `read_whole`.
@@ -83,12 +83,13 @@ class WholeReader(Protocol):
 
 
 class ForeignStep(Struct, frozen=True):
-    """One checkpoint of a run of another program.
+    """One checkpoint of another program's run.
 
     Attributes:
-        step: Its number; Flax takes fractions too.
-        path: Where it is.
-        time: When it was written, in seconds since the epoch; None in a store, which does not tell.
+        step: Its number; Flax allows fractions.
+        path: Its path.
+        time: Time of writing, in seconds since the epoch; None in a store, which does not report
+            it.
         is_pinned: Whether the run never deletes it.
         is_temporary: Whether the run deletes it once it has saved the next one.
     """
@@ -102,7 +103,7 @@ class ForeignStep(Struct, frozen=True):
 
 @runtime_checkable
 class StepRecognizer(Protocol):
-    """What a `Format` of a program that writes runs has besides."""
+    """Optional addition to a `Format` of a program that writes runs."""
 
     def step_at(self, path: Path) -> ForeignStep | None:
         """Return the finished step of a run at a path; None if there is none of this format.

@@ -1,4 +1,4 @@
-"""The formats of other programs, and which of them is at a path."""
+"""Detect other programs' formats."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
 
 
 def find_format(path: Path) -> tuple[Format | None, str]:
-    """Return the other program's format of what is at a path; if None, text that says why not.
+    """Return the other program's format of a path; if None, text that explains why not.
 
-    Of what is known to be something else only plug-ins say what it lacks. A plug-in that fails to
-    tell is passed over with a warning.
+    For files known to be something else only plug-ins explain what is missing. A plug-in that fails
+    is skipped with a warning.
 
     Raises:
         StorageError: The path cannot be read.
     """
-    if not (path.is_file() or path.is_dir()):  # a pipe would be read for ever
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would block forever
         return None, ""
     lacks: list[str] = []
     in_store = isinstance(path, StorePath)
@@ -65,7 +65,7 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         if problem is None:
             return known, ""
         lacks.append(_lack(known, problem))
-    if recognize(path) is not None:  # what the formats lack would only hide what it is
+    if recognize(path) is not None:  # the formats' explanations would only obscure it
         lacks = []
     for found, plugin in () if in_store else PLUGINS.usable():
         try:
@@ -108,7 +108,7 @@ PLUGINS = PluginRegistry("orbit_ckpt.formats", _prepare_plugin)
 
 
 def format_name(known: Format | None) -> str:
-    """Return the name of a format's module here, or what a plug-in calls it."""
+    """Return the name of a format's module here, or the plug-in's name for it."""
     if known is None:
         return ORBAX
     package, _, name = type(known).__module__.rpartition(".")

@@ -107,7 +107,7 @@ def _time_of(file: Path) -> float | None:
 
 
 def begins_tree(data: bytes) -> bool:
-    """Whether first bytes are those of a dict whose first key is a str, or of an array.
+    """Return whether first bytes are those of a dict whose first key is a str, or of an array.
 
     Keys of other types are read too, in files with a name of Flax's: begun with one are also files
     of other kinds.

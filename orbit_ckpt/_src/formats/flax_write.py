@@ -77,7 +77,7 @@ def _check_name(request: WriteRequest) -> None:
 
 
 def is_writable(value: object) -> bool:
-    """Whether a leaf is one that the format has."""
+    """Return whether a leaf is one that the format has."""
     array = array_stream(value)
     if array is not None:
         return storable(array.dtype) and array.dtype.kind not in "mM"

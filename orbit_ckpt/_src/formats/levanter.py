@@ -85,7 +85,7 @@ def _root_of(path: Path) -> Path | None:
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether a directory has arrays and deeper ones too, as only Levanter's have, but no mark.
+    """Return whether a directory has arrays on several levels, as in Levanter, but no mark.
 
     Read as something else it would be the arrays right below it.
     """

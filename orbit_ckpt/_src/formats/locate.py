@@ -1,4 +1,4 @@
-"""Say what is at a path; loading, checking, copying, listing and deleting all ask here."""
+"""Identify a path; loading, checking, copying, listing and deleting all ask here."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _MARKED = ("eFormer", "Levanter")
 
 
 class Kind(StrEnum):
-    """What may be at a path.
+    """The possible kinds of a path.
 
     Attributes:
         CHECKPOINT: A complete checkpoint of Orbax's format, which is ours.
         ITEM: An item of one.
         RUN: A directory of finished checkpoints, by any program.
         FOREIGN: A checkpoint of another program, or a part of one.
-        UNFINISHED: A save in progress, or what a dead one left.
-        NOTHING: Nothing of the above.
+        UNFINISHED: A save in progress, or one that a dead process left.
+        NOTHING: None of the above.
     """
 
     CHECKPOINT = "checkpoint"
@@ -54,12 +54,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What is at a path.
+    """The identity of a path.
 
     Attributes:
         path: The path.
-        kind: What is there.
-        tree: The directory of the tree of Orbax's format that `load` reads; None if there is none.
+        kind: Its kind.
+        tree: The directory of the tree of Orbax's format that `load` reads; None without one.
         reader: The other program's format that it is read as, None for Orbax's.
         problem: Why no tree can be read; None if one can.
         run: The steps of a run, none of one checkpoint.
@@ -96,25 +96,25 @@ class Located:
         return format_name(self.reader)
 
     def check(self) -> None:
-        """Check that there is a checkpoint or a run.
+        """Check that a checkpoint or a run exists.
 
         Raises:
-            CheckpointNotFoundError: There is neither; says what there is.
+            CheckpointNotFoundError: Neither does; the message says what does.
             IncompleteCheckpointError: It is a save that did not finish.
         """
         if self.kind in {Kind.NOTHING, Kind.UNFINISHED} and self.problem is not None:
             raise self.problem
 
     def step_to_read(self) -> Path | None:
-        """Return which step of a run that several programs wrote into is loaded for the run itself.
+        """Return the step that is loaded for a run that several programs wrote into.
 
-        A run of T5X is loaded as its newest step, and so is one that was continued by others.
+        A run of T5X is loaded as its newest step, and so is one that other programs continued.
 
         Returns:
-            The newest step; None if the run is of one program, or the directory is no run.
+            The newest step; None if one program wrote the run, or the directory is not a run.
 
         Raises:
-            CheckpointNotFoundError: One of the steps has to be given, as in runs without T5X's.
+            CheckpointNotFoundError: The caller must name a step, as in runs without T5X's.
         """
         newest = self.run.newest
         if newest is None or self.tree is not None or not self.run.is_mixed:
@@ -131,10 +131,10 @@ class Located:
 
 
 def locate(path: Path) -> Located:
-    """Say what is at a path; looks at names and first bytes only.
+    """Identify a path; looks at names and first bytes only.
 
-    Nothing of other formats is imported for a checkpoint of Orbax's format since 0.3. The names of
-    older ones are used by others too, who are asked before.
+    A checkpoint of Orbax's format since 0.3 needs no import of other formats. Other programs also
+    use the names of older ones, so their formats are checked first.
 
     Raises:
         OSError: It cannot be read.
@@ -172,7 +172,7 @@ def locate(path: Path) -> Located:
 
 
 def _looks_complete(path: Path) -> bool:
-    """Whether a directory is a checkpoint without trees; in a store its marker has been seen."""
+    """Return whether a directory is a checkpoint without trees; in a store it has a marker."""
     return isinstance(path, StorePath) or looks_like_checkpoint(path)
 
 
@@ -185,7 +185,7 @@ def _kind_at(path: Path, tree: Path | None) -> Kind:
 
 
 def _may_be_step(path: Path, tree: Path | None) -> bool:
-    """Whether the directory of a tree may be a step, of a release that did not mark its steps."""
+    """Return whether a tree may be a step of a release that did not mark its steps."""
     is_numbered = tree is not None and tree != path and number_in(tree.name) is not None
     return is_numbered and not (path / STEP_METADATA).is_file()
 
@@ -200,19 +200,19 @@ def _tree_of_run(search: TreeSearch, run: Run) -> Path | None:
 
 
 def detect_format(path: str | os.PathLike[str]) -> str:
-    """Return of which format a checkpoint or a run is; reads names and first bytes only.
+    """Return the format of a checkpoint or a run; reads names and first bytes only.
 
-    A run that several programs wrote into is of the format of its newest step.
+    A run that several programs wrote into has the format of its newest step.
 
     Args:
-        path: What `load` takes, or the directory of a run; in an object store too.
+        path: A path as `load` takes it, or the directory of a run; in an object store too.
 
     Returns:
         `"orbax"` for Orbax's format and ours, `"t5x"`, `"tf_checkpoint"`, `"eformer"`,
         `"levanter"`, `"flax_msgpack"`, `"safetensors"`, or the name of a plug-in's format.
 
     Raises:
-        CheckpointNotFoundError: It is of no known format; lists what each format lacks.
+        CheckpointNotFoundError: The format is unknown; lists what each format lacks.
         IncompleteCheckpointError: It is a save that did not finish.
         StorageError: It cannot be read.
 

@@ -1,4 +1,4 @@
-"""What stands for values in a scanned msgpack file: arrays and bytes where they are."""
+"""Placeholders for the arrays and bytes of a scanned msgpack file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 class ArrayNode(Struct, frozen=True, gc=False):
-    """An array: its shape and dtype, and its elements or where they are."""
+    """An array: its shape and dtype, and its elements or their place."""
 
     shape: Shape
     dtype: DType
@@ -27,7 +27,7 @@ class ArrayNode(Struct, frozen=True, gc=False):
 
 
 class BytesNode(Struct, frozen=True, gc=False):
-    """A value of bytes, or where it is."""
+    """A value of bytes, or its place."""
 
     value: Value
 
@@ -38,7 +38,7 @@ class BytesNode(Struct, frozen=True, gc=False):
 
 
 class ObjectNode(Struct, frozen=True, gc=False):
-    """A value that is no part of a tree: a timestamp, or of an extension type not known here."""
+    """A value that cannot be part of a tree: a timestamp, or of an unknown extension type."""
 
     value: msgpack.Timestamp | msgpack.ExtType
 

@@ -1,7 +1,7 @@
-"""Find what is in a msgpack file of Flax without reading its arrays.
+"""Scan a msgpack file of Flax without reading its arrays.
 
-Only the bytes that say what follows are read; every length is compared with what the file has
-left before anything is made of it.
+Only the bytes of headers are read; every length is compared with the rest of the file before
+anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ class _Scanner:
         return value
 
     def scan(self, end: int, depth: int) -> object:
-        """Return the value at the position, which goes on to its end.
+        """Return the value at the position, and advance to its end.
 
         Args:
             end: Where the value must have ended.
-            depth: In how many others it is.
+            depth: Its nesting depth.
         """
         if depth > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} levels")

@@ -113,7 +113,7 @@ def _open_parts(directory: CheckedDirectory, document: TreeDocument) -> TreePart
 
 
 def _is_array_item(directory: Path, document: TreeDocument) -> bool:
-    """Whether a tree of one leaf was written by Orbax's handler of single arrays.
+    """Return whether a tree of one leaf was written by Orbax's handler of single arrays.
 
     It calls the array `checkpoint`; so may a user. The step's metadata tell, and no other handler
     leaves out the structure.

@@ -1,4 +1,4 @@
-"""Find checkpoints of Orbax's format, and the items and trees in them, by the names of files.
+"""Find checkpoints of Orbax's format, and their items and trees, by file names.
 
 Opens no documents, and so imports nothing that reads them.
 """
@@ -84,11 +84,10 @@ _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
 
 
 class TreeSearch(Struct, frozen=True, gc=False):
-    """What was found of trees of Orbax's format at a path.
+    """The result of a search for trees of Orbax's format.
 
     Attributes:
-        directory: The directory of the tree: the path itself or one of its items; None if there is
-            none.
+        directory: The directory of the tree: the path itself or one of its items; None without one.
         is_sure: Whether it has a file that only such trees have. Old writers leave none: their
             trees are recognized by names that other programs use too.
         steps: Names of the directories at the path that are checkpoints by themselves.
@@ -130,12 +129,12 @@ def find_tree(path: Path) -> TreeSearch:
 
 
 def is_tree(directory: Path) -> bool:
-    """Whether a directory has a file that only trees of Orbax's format have."""
+    """Return whether a directory has a file that only trees of Orbax's format have."""
     return any((directory / name).is_file() for name in _SURE_FILES)
 
 
 def holds_tree(path: Path) -> bool:
-    """Whether a directory has the files of a tree."""
+    """Return whether a directory has the files of a tree."""
     return _sign_of(path) is not None
 
 
@@ -148,7 +147,7 @@ def _sign_of(path: Path) -> str | None:
 
 
 def _holds_arrays(path: Path) -> bool:
-    """Whether there are arrays right below a directory, as in trees of old writers."""
+    """Return whether there are arrays right below a directory, as in trees of old writers."""
     if isinstance(path, StorePath):  # where one request lists everything
         keys = (key.partition("/") for key in path.keys_below())
         return any(rest in _ARRAY_FILES for _, _, rest in keys)

@@ -45,7 +45,7 @@ class RunMetadata(Struct, frozen=True):
 
 
 def read_run_metadata(directory: Path) -> RunMetadata | None:
-    """Return what the file in a checkpoint's directory says, None if there is none.
+    """Read the file in a checkpoint's directory, None if it does not exist.
 
     Raises:
         FormatError: It is damaged, or another program's.
@@ -65,7 +65,7 @@ def read_run_metadata(directory: Path) -> RunMetadata | None:
 
 
 def is_marked(directory: Path) -> bool:
-    """Whether a directory has such a file; one of another program is as good as none."""
+    """Return whether a directory has such a file; one of another program is as good as none."""
     try:
         return read_run_metadata(directory) is not None
     except FormatError:
@@ -84,9 +84,9 @@ def marked_step(path: Path) -> ForeignStep | None:
 
 
 def latest_marked(path: Path) -> Path | None:
-    """Return which of a directory and those in it was marked last, None if none is.
+    """Return the directory marked last, among a directory and those in it; None without one.
 
-    One whose file is damaged is passed over, with a warning in the log.
+    One whose file is damaged is skipped, with a warning in the log.
     """
     problems: list[FormatError] = []
     found = _marked(path, problems)

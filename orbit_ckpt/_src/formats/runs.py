@@ -44,11 +44,11 @@ class RunStep(Struct, frozen=True):
     """One finished checkpoint of a run.
 
     Attributes:
-        path: Where it is.
-        step: Its number; None if it has none. Flax takes fractions too.
+        path: Its path.
+        step: Its number; None without one. Flax allows fractions.
         reader: The format it is read as; None for our own and Orbax's.
-        foreign: What another program recorded of it.
-        entries: What its directory holds; nothing for a file, and in a store.
+        foreign: Another program's records of it.
+        entries: Entries of its directory; empty for a file, and in a store.
         is_bare: Whether only arrays show that it is a tree, as in Orbax's first releases.
     """
 
@@ -66,12 +66,12 @@ class RunStep(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """What a directory holds.
+    """The contents of a run's directory.
 
     Attributes:
         steps: Its finished checkpoints, ascending; those without a number first. Of two with one
             number our own or Orbax's is the last.
-        unfinished: Names of saves in progress and of what dead ones left.
+        unfinished: Names of saves in progress and of those that dead processes left.
     """
 
     steps: Sequence[RunStep] = ()
@@ -173,14 +173,14 @@ def foreign_step(path: Path) -> RunStep | None:
 
 
 def _has_foreign_sign(path: Path) -> bool:
-    """Whether a path may be a step of another program; most are not, and no format is imported."""
+    """Return whether a path may be another program's step; imports no format for most paths."""
     if os.path.isdir(path):
         return any(os.path.isfile(os.path.join(path, name)) for name in _FOREIGN_FILES)
     return path.name.startswith(_FLAX_PREFIX)
 
 
 def is_one_checkpoint(root: Path) -> bool:
-    """Whether a local directory is a checkpoint, so that what is in it are no steps."""
+    """Return whether a local directory is a checkpoint, so that what is in it are no steps."""
     own = any((root / name).exists() for name in (STEP_METADATA, TREE_METADATA, COMMIT_MARKER))
     return own or holds_tree(root) or foreign_step(root) is not None
 
@@ -197,12 +197,12 @@ def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
 
 
 def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
-    """Whether a local directory is a save in progress or what a dead one left, in marker mode."""
+    """Return whether a local directory is an unfinished save in marker mode."""
     return any(entry.name == IN_PROGRESS for entry in entries)
 
 
 def _is_old_tree(directory: Path) -> bool:
-    """Whether only arrays tell that a directory is a tree, as of Orbax's first releases.
+    """Return whether only arrays tell that a directory is a tree, as of Orbax's first releases.
 
     Such are also the saves of eFormer and Levanter that did not finish.
     """
@@ -234,5 +234,5 @@ def _order(step: RunStep) -> tuple[float, bool]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether our own, Orbax's, T5X's and Flax's saves in progress have such names."""
+    """Return whether our own, Orbax's, T5X's and Flax's saves in progress have such names."""
     return is_temporary_name(name) or _FOREIGN_TEMPORARY.fullmatch(name) is not None

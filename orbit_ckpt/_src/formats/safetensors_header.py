@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read with every doubt, and written."""
+"""Read, with strict checks, and write the header of a safetensors file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Tensor(Struct, frozen=True):
     Attributes:
         dtype: Its dtype, by the format's name.
         shape: Its shape.
-        extent: Where its bytes are.
+        extent: The place of its bytes.
     """
 
     dtype: str
@@ -92,11 +92,11 @@ class Tensor(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True):
-    """What a file says of itself.
+    """The contents of a file's header.
 
     Attributes:
         tensors: Its tensors by name, in the order of their names.
-        metadata: Texts of whoever wrote it.
+        metadata: The writer's metadata texts.
     """
 
     tensors: Mapping[str, Tensor]
@@ -104,10 +104,10 @@ class Header(Struct, frozen=True):
 
 
 def read_header(file: Path) -> Header:
-    """Return what the header of a file says; nothing else of the file is read.
+    """Read the header of a file, and nothing else of it.
 
     Raises:
-        FormatError: The file is none of the format, is cut short, or contradicts itself.
+        FormatError: The file is not of the format, is truncated, or contradicts itself.
         OSError: It cannot be read.
     """
     name = str(file)
@@ -140,7 +140,7 @@ def read_header(file: Path) -> Header:
 
 
 def looks_like_header(data: bytes, size: int) -> bool:
-    """Whether a file may be of the format.
+    """Return whether a file may be of the format.
 
     Args:
         data: Its first bytes, more than eight.

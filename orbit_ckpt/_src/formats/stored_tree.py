@@ -1,4 +1,4 @@
-"""As what every format presents a tree: a document of its leaves, and a store of zarr arrays."""
+"""A tree of any format, seen as a document of its leaves and a store of zarr arrays."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class TreeParts(Struct, frozen=True):
-    """What there is of a tree beside its document; foreign formats have a store only.
+    """The parts of a tree besides its document; foreign formats have a store only.
 
     Attributes:
-        store: Where the arrays are.
-        arrays: Records of JAX arrays by storage name, where they say more than the rest.
+        store: The store of the arrays.
+        arrays: Records of JAX arrays by storage name, where they add to the rest.
         decode_shardings: Returns their recorded shardings.
         strings: Contents of the strings file.
-        sums: Sums of whole arrays by storage name, of formats that have them.
+        sums: Checksums of whole arrays by storage name, in formats that have them.
     """
 
     store: ValueStore
@@ -70,7 +70,7 @@ class StoredTree(Struct, frozen=True):
 
     @property
     def loss(self) -> str | None:
-        """What to say of a tree whose structure is not recorded, None if it is."""
+        """Description of what is lost if the structure is not recorded, else None."""
         if not self.is_inferred:
             return None
         return (
@@ -82,7 +82,7 @@ class StoredTree(Struct, frozen=True):
 
     @contextlib.contextmanager
     def unchanged(self) -> Generator[None]:
-        """Make sure that what a `with` block reads is of this tree, where no checksum tells.
+        """Ensure that a `with` block reads this tree, where no checksum proves it.
 
         Raises:
             CheckpointNotFoundError: The file of `identity` was deleted, moved or replaced.

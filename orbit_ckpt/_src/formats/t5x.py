@@ -1,7 +1,7 @@
 """Checkpoints of T5X, versions 2 and 3.
 
-A directory `checkpoint_<step>` has a msgpack file `checkpoint` with the tree: small leaves as they
-are, TensorStore's specifications in the place of the others, which are zarr arrays beside it.
+A directory `checkpoint_<step>` has a msgpack file `checkpoint` with the tree: small leaves inline,
+and for the others TensorStore's specs of zarr arrays beside it.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ FORMAT = T5XFormat()
 
 
 def checkpoint_directory(directory: PathLike, step: int) -> Path:
-    """Return where a run has a step."""
+    """Return the directory of a run's step."""
     return resolve_path(directory) / f"checkpoint_{step}"
 
 
@@ -231,18 +231,18 @@ def all_dataset_checkpoint_steps(directory: PathLike) -> list[int]:
 
 
 def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
-    """Return where the state of one data iterator is in a step, as TensorFlow takes it.
+    """Return the prefix of one data iterator's state in a step, as TensorFlow takes it.
 
     `tf.train.Checkpoint(ds=iterator).read(str(prefix)).assert_consumed()` restores it.
 
     Args:
         directory: The directory of the step.
-        shard: Which iterator.
-        num_shards: How many there are now.
+        shard: Index of the iterator.
+        num_shards: The current number of iterators.
 
     Raises:
         CheckpointNotFoundError: The step has no state of it.
-        ProcessCountError: There were more or fewer iterators when it was saved.
+        ProcessCountError: The number of iterators differs from that of the save.
     """
     check_int("shard", shard, least=0)
     check_int("num_shards", num_shards, least=1)

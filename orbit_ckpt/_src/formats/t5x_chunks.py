@@ -1,4 +1,4 @@
-"""zarr2 arrays in gzip, written as their elements come, in C order."""
+"""Write zarr2 arrays in gzip from a stream of elements in C order."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ChunkFiles:
         return tuple(index)
 
     def _ends(self, row: int, end: int) -> bool:
-        """Whether the chunk with the part of a row that ends there has all its elements."""
+        """Return whether the chunk with the part of a row that ends there has all its elements."""
         if end != self._row and end % self._run:
             return False
         for axis in reversed(range(self._axis)):

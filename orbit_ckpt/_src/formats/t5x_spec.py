@@ -39,7 +39,7 @@ _DEFLATED = frozenset({None, "gzip", "zlib"})
 
 
 def is_spec(node: object) -> bool:
-    """Whether a node of a tree stands for an array, by T5X's rule."""
+    """Return whether a node of a tree stands for an array, by T5X's rule."""
     return isinstance(node, Mapping) and cast(Mapping[str, object], node).keys() >= _KEYS
 
 
@@ -75,14 +75,14 @@ class Spec(Struct, frozen=True):
 
 
 def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
-    """Return what a specification says.
+    """Parse a specification.
 
     Args:
         fields: The specification.
         directory: That of the checkpoint, which its path is relative to.
 
     Raises:
-        ValueError: It is none of T5X's, or leads out of the directory.
+        ValueError: It is not one of T5X's, or leads out of the directory.
     """
     if fields["driver"] != "zarr":
         raise ValueError(f"it is an array of the driver {fields['driver']!r}, not zarr")

@@ -1,4 +1,4 @@
-"""Names of the variables of T5 in TensorFlow, and what T5X calls them."""
+"""T5X's names of the variables of T5 in TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writers of other formats need: bytes of leaves in pieces, files that appear whole."""
+"""Shared code of writers of other formats: leaves as pieces of bytes, files that appear whole."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ArrayStream(Struct, frozen=True):
 
 
 def array_stream(leaf: object) -> ArrayStream | None:
-    """Return a leaf as an array to write; None if it is none, or holds PRNG keys."""
+    """Convert a leaf to an array to write; None if it is not one, or holds PRNG keys."""
     if isinstance(leaf, LazyArray):
         if leaf.leaf.key_impl is not None:
             return None
@@ -111,7 +111,7 @@ def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
     """Return the error that lists leaves which cannot be written, and how to skip them.
 
     Args:
-        what: What cannot hold them.
+        what: The format or file that cannot hold them.
         refused: Their names and why, a word or two.
     """
     shown = [f"{format_path(names)} ({why})" for names, why in refused.items()]
@@ -153,7 +153,7 @@ def new_directory(path: Path) -> Generator[Path]:
     """Make a directory that appears under its name when the block ends without an error.
 
     Raises:
-        CheckpointExistsError: There is something already; it is never replaced.
+        CheckpointExistsError: The path exists; it is never replaced.
     """
     _check_free(path, overwrite=False)
     make_directories(path.parent)

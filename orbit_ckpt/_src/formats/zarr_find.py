@@ -35,7 +35,7 @@ def find_arrays(
 
 
 def has_arrays(directory: Path) -> bool:
-    """Whether there are arrays in a directory, or a link, which `find_arrays` refuses."""
+    """Return whether there are arrays in a directory, or a link, which `find_arrays` refuses."""
     try:
         return next(find_arrays(directory), None) is not None
     except FormatError:

@@ -1,4 +1,4 @@
-"""Trees of zarr2 arrays in nested directories, of which other programs record only the names."""
+"""Trees of zarr2 arrays in nested directories, whose names other programs record."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class ArrayEntry(Struct, frozen=True):
 
 
 class ListedArray(LinkedArray):
-    """A zarr2 array that an index describes too; both must say the same.
+    """A zarr2 array that an index also describes; both must agree.
 
     Args:
         files: The files of its checkpoint.
         name: Its directory there.
-        layout: Its shape and dtype, as the index has them.
+        layout: Its shape and dtype, from the index.
         index: The index, for errors.
     """
 
@@ -106,7 +106,7 @@ class ListedArray(LinkedArray):
 
 
 def key_paths(names: Sequence[NamePath], *, infer_lists: bool) -> list[KeyPath]:
-    """Return where leaves of these names sit.
+    """Return the tree paths of leaves.
 
     Args:
         names: Their names.
