@@ -101,7 +101,7 @@ class _Compared:
         self._lock = threading.Lock()
 
     def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
-        """Yield a box in blocks; compare the array before its first part, or as it is read whole."""
+        """Yield a box in blocks; compare the array before its first part, or while reading all."""
         if region != whole(self._leaf.read.layout.shape):
             with self._lock:
                 if not self._is_done:
