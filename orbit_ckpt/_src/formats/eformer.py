@@ -327,7 +327,7 @@ def _check_counts(found: _Structure, prefix: str) -> None:
 def _paths_of(trees: Sequence[_Tree], skipped: int) -> list[KeyPath]:
     """Return where the leaves of trees sit, in their order.
 
-    Lists are told from dicts only where the structure of a tree was recorded: without one eFormer
+    Lists differ from dicts only where the structure of a tree was recorded: without one eFormer
     itself returns dicts.
 
     Args:
@@ -373,7 +373,7 @@ class PickledValue(Struct, frozen=True):
     """A value that a checkpoint holds as a pickle, which loading does not run.
 
     A pickle can do anything when it is loaded; call `pickle.loads(value.data)` only if you trust
-    whoever wrote the checkpoint.
+    the writer of the checkpoint.
 
     Attributes:
         data: The pickle.

@@ -32,7 +32,7 @@ from orbit_ckpt._src.storage.system import is_directory
 
 _FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
 _FLAX_PREFIX = "checkpoint_"
-"""What every step of another program is, or has; these are told without the formats."""
+"""A step of another program has one of these files or this prefix; checked before any import."""
 
 _FOREIGN_TEMPORARY = re.compile(r"checkpoint_\d+\.tmp-\d+|checkpoint_tmp|checkpoint_[\d.]+tmp")
 """What T5X and Flax call a save in progress."""

@@ -31,7 +31,7 @@ _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "20s"}
 
 _READ_BYTES = 1 << 23
 _READS = 8
-"""Larger reads are cut into ranges of so many bytes, so many of which are under way at once."""
+"""Size of the ranges into which larger reads are cut, and the number in flight at once."""
 
 _PROBED_BYTES = 1 << 16
 _MAX_SIZE_BITS = 43
