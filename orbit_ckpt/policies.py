@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.manager.preservation import (
+    from orbit_ckpt._src.manager.combined_preservation import (
         AllPreservationPolicy,
         AmongPermanent,
         AnyPreservationPolicy,
+        InTurn,
+    )
+    from orbit_ckpt._src.manager.preservation import (
         BestN,
         CustomSteps,
         EveryNSeconds,
         EveryNSteps,
         EveryNStepsClosest,
-        InTurn,
         LatestDuration,
         LatestN,
         LatestTemporary,
@@ -94,11 +96,13 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
+        "manager.combined_preservation": (
+            "AllPreservationPolicy, AmongPermanent, AnyPreservationPolicy, InTurn"
+        ),
         "manager.preservation": (
-            "AllPreservationPolicy, AmongPermanent, AnyPreservationPolicy, BestN, CustomSteps, "
-            "EveryNSeconds, EveryNSteps, EveryNStepsClosest, InTurn, LatestDuration, LatestN, "
-            "LatestTemporary, Pinned, PreservationContext, PreservationPolicy, PreserveAll, "
-            "SaveBest"
+            "BestN, CustomSteps, EveryNSeconds, EveryNSteps, EveryNStepsClosest, LatestDuration, "
+            "LatestN, LatestTemporary, Pinned, PreservationContext, PreservationPolicy, "
+            "PreserveAll, SaveBest"
         ),
         "manager.retention": "RetentionPlan, RetentionRules, StepRetention",
         "manager.save_policies": (

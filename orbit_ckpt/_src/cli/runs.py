@@ -14,9 +14,9 @@ from orbit_ckpt._src.cli.output import entries_bytes, stored_bytes
 from orbit_ckpt._src.formats.base import ForeignStep
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.runs import RunStep, is_unfinished
+from orbit_ckpt._src.manager.combined_preservation import AnyPreservationPolicy
 from orbit_ckpt._src.manager.index import StepIndex, make_entry
 from orbit_ckpt._src.manager.preservation import (
-    AnyPreservationPolicy,
     BestN,
     EveryNSteps,
     Foreign,

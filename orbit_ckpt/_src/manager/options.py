@@ -17,9 +17,9 @@ from orbit_ckpt._src.checkpointer.options import (
     MultiprocessingOptions,
     check_options,
 )
+from orbit_ckpt._src.manager.combined_preservation import AnyPreservationPolicy
 from orbit_ckpt._src.manager.index import MetricsSource
 from orbit_ckpt._src.manager.preservation import (
-    AnyPreservationPolicy,
     BestN,
     EveryNSeconds,
     EveryNSteps,

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from orbit_ckpt._src.manager.preservation import (
+from orbit_ckpt._src.manager.combined_preservation import (
     AmongPermanent,
     AnyPreservationPolicy,
+    explain,
+    is_unlimited,
+)
+from orbit_ckpt._src.manager.preservation import (
     CustomSteps,
     Foreign,
     LatestN,
@@ -18,8 +22,6 @@ from orbit_ckpt._src.manager.preservation import (
     Pinned,
     PreservationContext,
     PreservationPolicy,
-    explain,
-    is_unlimited,
 )
 from orbit_ckpt._src.manager.step_info import StepInfo
 
