@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageError
-from orbit_ckpt._src.manager.step_info import StepInfo
+from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
 from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt._src.metadata.json_item import read_json_item
 from orbit_ckpt._src.runtime.forking import ForkSafeLock
@@ -215,6 +215,12 @@ class StepIndex:
         with self._lock:
             listed = self._listed()
             return listed[-1].step if listed else None
+
+    def best(self, metric: MetricFn, mode: str) -> int | None:
+        """Return the step that ranks best among those with metrics, None without any."""
+        measured = [info for info in self.infos(with_metrics=True) if info.metrics is not None]
+        ranked = rank(measured, metric, mode)
+        return measured[ranked[-1]].step if ranked else None
 
     def _listed(self) -> list[StepInfo]:
         """Return the listed steps, ascending; the caller holds the lock."""

@@ -30,7 +30,6 @@ from orbit_ckpt._src.manager.restore import (
 from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.root_metadata import read_root_metadata
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
-from orbit_ckpt._src.manager.step_info import rank
 from orbit_ckpt._src.manager.step_items import (
     Handlers,
     ItemRequest,
@@ -266,10 +265,7 @@ class CheckpointManager:
         """Return the best step by `best_fn`, the newest without one, None if there are none."""
         if self._options.best_fn is None:
             return self.latest_step()
-        infos = self._store.view.infos(with_metrics=True)
-        measured = [info for info in infos if info.metrics is not None]
-        ranked = rank(measured, self._options.best_fn, self._options.best_mode)
-        return measured[ranked[-1]].step if ranked else None
+        return self._store.view.best(self._options.best_fn, self._options.best_mode)
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
         """Return the metrics saved with a step, None if it has none."""
@@ -324,8 +320,7 @@ class CheckpointManager:
             StepNotFoundError: The step does not exist.
             ValueError: The manager is read-only.
         """
-        self._check_writable()
-        self._change(f"pin({step})", as_step(step), partial(self._store.set_pinned, pinned=True))
+        self._set_pinned(step, f"pin({step})", pinned=True)
 
     def unpin(self, step: int) -> None:
         """Leave a step to the policies again.
@@ -334,8 +329,7 @@ class CheckpointManager:
             StepNotFoundError: The step does not exist.
             ValueError: The manager is read-only.
         """
-        self._check_writable()
-        self._change(f"unpin({step})", as_step(step), partial(self._store.set_pinned, pinned=False))
+        self._set_pinned(step, f"unpin({step})", pinned=False)
 
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
@@ -450,6 +444,7 @@ class CheckpointManager:
             shared.apply(update)
         return shared
 
-    def _check_writable(self) -> None:
+    def _set_pinned(self, step: int, call: str, *, pinned: bool) -> None:
         if self._options.read_only:
             raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
+        self._change(call, as_step(step), partial(self._store.set_pinned, pinned=pinned))

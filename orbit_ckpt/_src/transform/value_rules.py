@@ -1,4 +1,4 @@
-"""Rules that compute leaves from values of others."""
+"""Rules that compute leaves from the values of other leaves."""
 
 from __future__ import annotations
 
