@@ -5,6 +5,7 @@ Options are joined by `+`: `cast`, `jax`. One line of two numbers of bytes for e
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def main(path: str, *wanted: str) -> None:
         if "jax" in options:
             given["sharding"] = jax.devices()[0]
         planned = ocp.plan(path, **given).peak_bytes
+        gc.collect()
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
         found = ocp.load(path, **given)
