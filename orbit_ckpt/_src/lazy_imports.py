@@ -118,3 +118,12 @@ class _ObservedLoader(Loader):
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._done(module)
+
+
+def loaded_jax() -> ModuleType | None:
+    """Return JAX if this process has imported it, else None."""
+    if "jax" not in sys.modules:
+        return None
+    import jax  # noqa: PLC0415 - waits for an import in progress on another thread
+
+    return jax

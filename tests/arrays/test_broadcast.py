@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from orbit_ckpt._src.arrays.broadcast import (
+from orbit_ckpt._src.arrays.replicas import (
     broadcast,
     can_broadcast,
     first_failure,

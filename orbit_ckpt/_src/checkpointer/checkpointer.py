@@ -38,7 +38,7 @@ from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_set
 
 
 class _DescribesItems(Protocol):
@@ -153,7 +153,7 @@ class Checkpointer:
         item = None
         if describe is not None:
             with contextlib.suppress(NotImplementedError):  # raised by handlers without metadata
-                item = cast(_DescribesItems, self._handler).metadata(path)
+                item = cast("_DescribesItems", self._handler).metadata(path)
         if isinstance(item, StepMetadata):
             return item
         return describe_step(CheckedDirectory(path), item)
@@ -202,7 +202,7 @@ class Checkpointer:
         names = [field.name for field in fields(args_class)] if has_fields else []
         if len(args) > len(names):
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
-        make = cast(Any, args_class)
+        make = cast("Any", args_class)
         try:
             bound = inspect.signature(make).bind(*args, **kwargs)
         except TypeError as error:

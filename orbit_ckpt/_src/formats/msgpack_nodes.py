@@ -50,10 +50,10 @@ def with_values(node: object) -> object:
         CorruptionError: The file has become shorter.
     """
     if isinstance(node, dict):
-        fields = cast(dict[object, object], node)
+        fields = cast("dict[object, object]", node)
         return {key: with_values(child) for key, child in fields.items()}
     if isinstance(node, list | tuple):
-        elements = cast(list[object], node)
+        elements = cast("list[object]", node)
         children = [one if type(one) in NUMBERS else with_values(one) for one in elements]
         return children if isinstance(node, list) else tuple(children)
     if isinstance(node, ObjectNode):

@@ -127,20 +127,20 @@ def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> Non
         _check_here(node, f"{file}: {format_path(names)}", file)
     pairs: Iterable[tuple[object, object]] = ()
     if isinstance(node, dict):
-        pairs = cast(dict[object, object], node).items()
+        pairs = cast("dict[object, object]", node).items()
     elif isinstance(node, list | tuple):
-        pairs = enumerate(cast(list[object], node))
+        pairs = enumerate(cast("list[object]", node))
     for key, child in pairs:
         if isinstance(child, str | dict | list | tuple):
-            _check_strings(cast(object, child), file, (*names, str(key)))
+            _check_strings(cast("object", child), file, (*names, str(key)))
 
 
 def _measure(node: object) -> tuple[int, bool]:
     """Return how many values there are besides arrays, and whether the keys of all dicts sort."""
     if not isinstance(node, dict | list | tuple):
         return 0 if isinstance(node, ArrayNode) else 1, True
-    fields = cast(dict[object, object], node) if isinstance(node, dict) else {}
-    children = list(fields.values() if fields else cast(Iterable[object], node))
+    fields = cast("dict[object, object]", node) if isinstance(node, dict) else {}
+    children = list(fields.values() if fields else cast("Iterable[object]", node))
     is_sorted = len(set(map(type, fields))) < 2
     others = [child for child in children if type(child) not in NUMBERS]
     found = [_measure(child) for child in others]

@@ -30,7 +30,7 @@ from orbit_ckpt._src.formats.writing import (
     new_directory,
     refusal,
 )
-from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is_leaf

@@ -14,7 +14,7 @@ from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTre
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_set
 
 
 @dataclass
@@ -93,9 +93,9 @@ class ArrayHandler(
         if leaf_args is not None and not is_bare:
             leaf_args = {self._name: leaf_args}
         found = self._trees.restore(directory, args=PyTreeRestoreArgs(restore_args=leaf_args))
-        return found if is_bare else cast(dict[str, object], found)[self._name]
+        return found if is_bare else cast("dict[str, object]", found)[self._name]
 
     def metadata(self, directory: PathLike) -> object:
         """Return metadata of the array without reading it."""
         tree = self._trees.metadata(directory).tree
-        return cast(dict[str, object], tree)[self._name] if isinstance(tree, dict) else tree
+        return cast("dict[str, object]", tree)[self._name] if isinstance(tree, dict) else tree

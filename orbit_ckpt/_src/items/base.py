@@ -14,8 +14,7 @@ from orbit_ckpt._src.items.orbax_args import (
     is_foreign_args,
     is_foreign_args_class,
 )
-from orbit_ckpt._src.overrides import depth_of, is_overridden
-from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.runtime.checks import depth_of, is_overridden, show
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
 
@@ -180,7 +179,7 @@ def register_with_handler(
         raise ValueError("Set for_save or for_restore: the arguments must be for something.")
 
     def register(args_cls: type[ArgsT]) -> type[ArgsT]:
-        kind = cast(object, args_cls)
+        kind = cast("object", args_cls)
         if not (isinstance(kind, type) and is_args_class(kind)):
             raise TypeError(
                 f"{args_cls!r} is not derived from CheckpointArgs, so it cannot hold the arguments "
@@ -327,7 +326,7 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
             f"{kind.__qualname__} belongs to no item handler; decorate it with "
             "register_with_handler."
         )
-    return cast(type[CheckpointHandler], found)
+    return cast("type[CheckpointHandler]", found)
 
 
 def typestr_of(handler: object) -> str:
@@ -337,7 +336,7 @@ def typestr_of(handler: object) -> str:
     inherits the name could not restore its checkpoints.
     """
     kind = handler if isinstance(handler, type) else type(handler)
-    typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
+    typestr = cast("Callable[[], str] | None", getattr(kind, "typestr", None))
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
         return _name_of(kind)
     return typestr()

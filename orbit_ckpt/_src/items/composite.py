@@ -36,13 +36,12 @@ from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import this_process
-from orbit_ckpt._src.runtime.warn import warn_caller
 from orbit_ckpt._src.storage.atomic import write_marker
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_caller, warn_set
 
 _logger = logging.getLogger(__name__)
 
@@ -364,7 +363,7 @@ def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
     Raises:
         ValueError: The handler needs explicit arguments.
     """
-    kind = cast(Any, own_args(type(handler), 1))
+    kind = cast("Any", own_args(type(handler), 1))
     if kind is None:
         return {}
     try:

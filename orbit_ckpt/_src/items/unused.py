@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from typing import cast
 
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_set
 
 _WHY = {
     "memory_limit_options": "give memory_options",
@@ -32,5 +32,5 @@ def warn_of_unused(handler: object, **given: object) -> None:
 def _default(value: object) -> object:
     """Return the value of an option that stands for "not set"."""
     if is_dataclass(value):
-        return cast(object, type(value)())
+        return cast("object", type(value)())
     return False if isinstance(value, bool) else None

@@ -17,7 +17,7 @@ from orbit_ckpt._src.manager.retention import (
     keeps_all,
 )
 from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
-from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.integrity import forget_files
 from orbit_ckpt._src.storage.store_path import StorePath
 

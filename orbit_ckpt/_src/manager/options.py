@@ -47,7 +47,7 @@ from orbit_ckpt._src.runtime.checks import (
     check_type,
     show,
 )
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_set
 
 
 @dataclass(kw_only=True)
@@ -318,7 +318,7 @@ def own_options(options: object) -> CheckpointManagerOptions:
     example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
     kind = CheckpointManagerOptions
     check_type("options", options, kind, "a CheckpointManagerOptions", example)
-    return kind() if options is None else copy.copy(cast(CheckpointManagerOptions, options))
+    return kind() if options is None else copy.copy(cast("CheckpointManagerOptions", options))
 
 
 @dataclass(frozen=True)

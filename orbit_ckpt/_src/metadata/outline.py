@@ -50,7 +50,7 @@ def _plain_outline(tree: dict[object, object] | list[object]) -> Outline | None:
         return [outline_of(child) for child in tree]
     if not all(type(key) is str for key in tree):
         return None
-    return {key: outline_of(tree[key]) for key in sorted(cast(dict[str, object], tree))}
+    return {key: outline_of(tree[key]) for key in sorted(cast("dict[str, object]", tree))}
 
 
 def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:

@@ -78,7 +78,7 @@ def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if not isinstance(found, type) or not issubclass(found, tuple):
         return None
-    cls = cast(type, found)
+    cls = cast("type", found)
     return cls if getattr(cls, "_fields", None) == fields else None
 
 
@@ -92,10 +92,10 @@ def _decode(
         return _decode(below, (*path, name), leaf, keys)
 
     if isinstance(node, list):
-        return [child(str(i), below) for i, below in enumerate(cast(list[object], node))]
+        return [child(str(i), below) for i, below in enumerate(cast("list[object]", node))]
     if not isinstance(node, dict):
         raise TypeError(f"expected an object or a list, found {node!r}")
-    fields = cast(dict[str, Any], node)
+    fields = cast("dict[str, Any]", node)
     category = fields.get("category")
     if category == "custom" and fields["clazz"] == LEAF_CLASS:
         return leaf(path)

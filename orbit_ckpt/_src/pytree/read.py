@@ -10,8 +10,8 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.orbax import open_tree
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.formats.stored_tree import StoredTree
-from orbit_ckpt._src.runtime.warn import warn_caller
 from orbit_ckpt._src.storage.consistent_read import read_consistently
+from orbit_ckpt._src.warn import warn_caller
 
 T = TypeVar("T")
 

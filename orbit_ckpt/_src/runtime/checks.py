@@ -1,4 +1,9 @@
-"""Check arguments and options of users; every error names the argument."""
+"""Check arguments and objects of users; every error names the argument.
+
+Some methods stand in for others of their class: `stage` of an item handler for `save`, `plan_reads`
+of a type handler for `deserialize`. A subclass that overrides only the other one inherits a method
+that no longer agrees with it. Generic code checks this before it calls such a method.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +98,7 @@ def check_elements(name: str, value: object, methods: Collection[str], advice: s
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list, found {show(value)}. {advice}")
-    for element in cast(Collection[object], value):
+    for element in cast("Collection[object]", value):
         if element is None:
             raise TypeError(f"{name} has an element None. {advice}")
         check_methods(f"{name}: every element", element, methods, advice)
@@ -145,7 +150,7 @@ def check_axes(name: str, value: object) -> None:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a tuple of integers, found {show(value)}.")
-    for number in cast(Collection[object], value):
+    for number in cast("Collection[object]", value):
         check_axis(f"{name}: every element", number)
 
 
@@ -191,7 +196,7 @@ def check_steps(name: str, value: object, *, what: str = "steps") -> None:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list of {what}, found {show(value)}.")
-    for step in cast(Collection[object], value):
+    for step in cast("Collection[object]", value):
         check_int(f"{name}: every element", step, least=0)
 
 
@@ -205,7 +210,7 @@ def as_flag(name: str, value: object) -> bool:
         return value
     if value is None:
         return False
-    number = cast(Any, value)
+    number = cast("Any", value)
     is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
     if not is_scalar or getattr(value, "shape", ()) or number not in (0, 1):
         raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")
@@ -220,3 +225,26 @@ def check_flag_fields(owner: object, *names: str) -> None:
     """
     for name in names:
         as_flag(f"{type(owner).__name__}.{name}", getattr(owner, name))
+
+
+def is_overridden(owner: object, method: str, *, since: str) -> bool:
+    """Return whether a subclass of the class that defines `since` overrides a method.
+
+    Args:
+        owner: An object or a class. An attribute of the object itself overrides its class.
+        method: The method that may be overridden.
+        since: The method that stands in for it.
+    """
+    return depth_of(owner, method) < depth_of(owner, since)
+
+
+def depth_of(owner: object, method: str) -> int:
+    """Return the MRO index of the class that defines a method.
+
+    -1 for an attribute of the object itself, the length of the MRO if the method does not exist.
+    """
+    if not isinstance(owner, type) and method in getattr(owner, "__dict__", {}):
+        return -1
+    classes = (owner if isinstance(owner, type) else type(owner)).__mro__
+    found = (depth for depth, cls in enumerate(classes) if method in vars(cls))
+    return next(found, len(classes))

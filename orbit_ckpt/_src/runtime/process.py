@@ -14,7 +14,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError
-from orbit_ckpt._src.runtime.loaded import loaded_jax
+from orbit_ckpt._src.lazy_imports import loaded_jax
 
 
 class Process(Struct, frozen=True):

@@ -30,8 +30,7 @@ from orbit_ckpt._src.arrays.transfer import (
 from orbit_ckpt._src.errors import CheckpointError, StorageError, UnsupportedLeafError
 from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
-from orbit_ckpt._src.runtime.loop import clean_up, run_all
-from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
 from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest

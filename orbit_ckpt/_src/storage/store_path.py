@@ -9,7 +9,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.system import open_to_read, read_at
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.errors import UnsupportedLeafError
-from orbit_ckpt._src.overrides import is_overridden
+from orbit_ckpt._src.runtime.checks import is_overridden
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs
 

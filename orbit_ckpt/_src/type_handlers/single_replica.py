@@ -12,14 +12,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from orbit_ckpt._src.arrays.broadcast import (
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray
+from orbit_ckpt._src.arrays.replicas import (
     broadcast,
     can_broadcast,
     first_failure,
     replica_devices,
     sent_bytes,
 )
-from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.errors import ProcessFailedError, ProcessTimeoutError
 from orbit_ckpt._src.runtime.checks import check_int, check_number
@@ -33,7 +33,7 @@ from orbit_ckpt._src.type_handlers.array_io import default_restore_args
 from orbit_ckpt._src.type_handlers.array_target import ArrayTarget, plan_targets, requested_sharding
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of
 from orbit_ckpt._src.type_handlers.prng import wrap_keys
-from orbit_ckpt._src.unused import warn_set
+from orbit_ckpt._src.warn import warn_set
 
 _COPIES = 3
 """Data being sent is in memory three times: as the source, as the result, and for the sum."""
@@ -203,12 +203,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
             if found is not None:
                 shardings.add(found)
         meshes = {
-            cast(NamedSharding, sharding).mesh
+            cast("NamedSharding", sharding).mesh
             for sharding in shardings
             if can_broadcast(sharding, np.dtype(np.uint8), self._axis)
         }
         # the same order on all processes, so that no two groups wait for each other
-        return sorted({_processes_of(cast(Mesh, mesh)) for mesh in meshes})
+        return sorted({_processes_of(cast("Mesh", mesh)) for mesh in meshes})
 
     def _readers(
         self, sharding: jax.sharding.Sharding, dtype: DType
@@ -216,7 +216,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """Return the devices whose parts of an array are read, None for all."""
         if not can_broadcast(sharding, dtype, self._axis):
             return None
-        mesh = cast(Mesh, cast(NamedSharding, sharding).mesh)
+        mesh = cast("Mesh", cast("NamedSharding", sharding).mesh)
         return replica_devices(mesh, self._axis, self._replica)
 
     def _is_sent(self, target: ArrayTarget) -> bool:
@@ -259,7 +259,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         if self._max_bytes is not None:
             return self._max_bytes
         device: Any = jax.local_devices()[0]
-        memory = cast(dict[str, int], device.memory_stats() or {})
+        memory = cast("dict[str, int]", device.memory_stats() or {})
         if "bytes_limit" not in memory:
             return _DEFAULT_BYTES
         free = memory["bytes_limit"] - memory.get("bytes_in_use", 0)
@@ -301,4 +301,4 @@ def _wait(arrays: Sequence[jax.Array]) -> None:
 
 
 def _mesh_of(target: ArrayTarget) -> Mesh:
-    return cast(Mesh, cast(NamedSharding, target.sharding).mesh)
+    return cast("Mesh", cast("NamedSharding", target.sharding).mesh)

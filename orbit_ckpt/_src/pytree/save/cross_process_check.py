@@ -11,7 +11,7 @@ from pathlib import Path
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata.files import arrays_file
 from orbit_ckpt._src.metadata.schema import ArrayRecord, decode_arrays
-from orbit_ckpt._src.runtime.workers import Workers
+from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.text import shorten_lines
 
 _TOLD = 10

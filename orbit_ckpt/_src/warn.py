@@ -1,9 +1,20 @@
-"""Options of Orbax that have no effect here: accepted, but never silently ignored."""
+"""Warn callers: of options that have no effect, and at the place of their call."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
+
+def warn_caller(message: str) -> None:
+    """Issue a `UserWarning` located at the nearest caller outside this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def warn_unused(owner: str, name: str, value: object, why: str, *, stacklevel: int = 3) -> None:
