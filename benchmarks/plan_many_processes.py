@@ -21,12 +21,11 @@ import numpy as np
 from benchmarks.many_processes import Cluster, Plan, llama, plan_many
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions
 from orbit_ckpt._src.metadata.files import arrays_file
-from orbit_ckpt._src.pytree.save.cross_process_check import check_agreement
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.pytree.save.stage import check_agreement
 from orbit_ckpt._src.storage.integrity import write_manifest
-from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, process_directory
+from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, Extent, process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt_merge import merge_databases
+from orbit_ckpt._src.storage.ocdbt import merge_databases
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 
 _TASK_BYTES = 1 << 25

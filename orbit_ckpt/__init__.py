@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.api import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
-    from orbit_ckpt._src.checkpointer.compare import CheckpointDiff, diff
-    from orbit_ckpt._src.checkpointer.convert import convert
+    from orbit_ckpt._src.checkpointer.copy import convert
+    from orbit_ckpt._src.checkpointer.inspect import CheckpointDiff, diff
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
         AtomicityOptions,
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
     from orbit_ckpt._src.transform.trees import merge_trees
     from orbit_ckpt._src.tree.build import PLACEHOLDER
-    from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+    from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
     from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs
     from orbit_ckpt._src.type_handlers.lazy import LazyArray
     from orbit_ckpt._src.verify.api import verify
@@ -166,8 +166,8 @@ __getattr__, __dir__ = lazy_names(
         ),
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
-        "checkpointer.compare": "CheckpointDiff, diff",
-        "checkpointer.convert": "convert",
+        "checkpointer.inspect": "CheckpointDiff, diff",
+        "checkpointer.copy": "convert",
         "checkpointer.api": "load, plan, save, save_async",
         "checkpointer.options": (
             "AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions"
@@ -202,7 +202,7 @@ __getattr__, __dir__ = lazy_names(
         "transform.trees": "merge_trees",
         "tree.build": "PLACEHOLDER",
         "type_handlers.lazy": "LazyArray",
-        "type_handlers.array_args": "ArrayRestoreArgs",
+        "type_handlers.array_target": "ArrayRestoreArgs",
         "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs",
     },
 )

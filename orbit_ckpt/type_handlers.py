@@ -8,7 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.type_handlers.array import ArrayHandler
-    from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+    from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
     from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs, TypeHandler
     from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
     from orbit_ckpt._src.type_handlers.registry import (
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
         register_type_handler,
         supported_types,
     )
-    from orbit_ckpt._src.type_handlers.scalar import ScalarHandler
+    from orbit_ckpt._src.type_handlers.scalar import ScalarHandler, StringHandler
     from orbit_ckpt._src.type_handlers.single_replica import (
         SingleReplicaArrayHandler,
         SingleReplicaArrayRestoreArgs,
     )
-    from orbit_ckpt._src.type_handlers.string import StringHandler
 
 __all__ = [
     "GLOBAL_TYPE_HANDLER_REGISTRY",
@@ -52,7 +51,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "type_handlers.array": "ArrayHandler",
-        "type_handlers.array_args": "ArrayRestoreArgs",
+        "type_handlers.array_target": "ArrayRestoreArgs",
         "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
         "type_handlers.numpy": "NumpyHandler",
         "type_handlers.registry": (

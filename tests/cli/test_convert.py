@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer.convert import WRITERS
+from orbit_ckpt._src.checkpointer.copy import WRITERS
 from orbit_ckpt._src.cli.options import Written
 from tests.cli.conftest import Run
 from tests.cli.test_terminal import ESCAPE, OnTerminal

@@ -15,8 +15,7 @@ import zstandard
 from crc32c import crc32c
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.extent import Extent, Value
-from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, TREE_METADATA
+from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, TREE_METADATA, Extent, Value
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.ocdbt_decode import Child, DecodeError, decode_node

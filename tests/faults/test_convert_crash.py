@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
+from orbit_ckpt._src.storage.partial import try_lock, unlock
 from tests.faults.support import Saver
 
 TARGETS = [  # the last: every how many operations to kill

@@ -19,9 +19,8 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.commands import prune, rm
 from orbit_ckpt._src.formats.runs import locate_run
-from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, inner_path
-from orbit_ckpt._src.storage.layout import MANIFEST, TREE_METADATA
+from orbit_ckpt._src.storage.layout import MANIFEST, TREE_METADATA, Extent, Value
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.store_path import parse_store_url

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
-from orbit_ckpt._src.storage.extent import Extent, Value
-from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST
+from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.value_write import DatabaseWriter

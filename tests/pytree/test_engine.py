@@ -11,7 +11,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.pytree.engine import TreeIO
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from tests.support import assert_same_tree
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "step": 3, "pair": (1, 2)}

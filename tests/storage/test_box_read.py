@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from orbit_ckpt._src.arrays.slices import Region
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt.errors import CorruptionError
 from tests.support import scratch
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbit_ckpt._src.storage import value_write
-from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import OcdbtStore, open_store
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.value_read import read_value
 from orbit_ckpt._src.storage.value_write import DatabaseWriter

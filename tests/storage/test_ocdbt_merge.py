@@ -9,8 +9,7 @@ import tensorstore as ts
 from crc32c import crc32c
 
 from orbit_ckpt._src.storage.layout import MANIFEST
-from orbit_ckpt._src.storage.ocdbt import read_index
-from orbit_ckpt._src.storage.ocdbt_merge import merge_databases, write_part_record
+from orbit_ckpt._src.storage.ocdbt import merge_databases, read_index, write_part_record
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt.errors import CorruptionError

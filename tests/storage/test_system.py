@@ -19,7 +19,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays import memory
-from orbit_ckpt._src.storage import directory_lock, system
+from orbit_ckpt._src.storage import partial, system
 from tests.support import LAYOUTS, assert_same_tree, checkpointer
 
 LARGE = np.arange(1 << 19, dtype=np.float64)
@@ -133,10 +133,10 @@ def test_other_formats_are_written_and_read_without_what_other_systems_lack(
 def test_a_save_that_died_is_not_taken_for_one_in_progress_where_there_are_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert directory_lock.try_lock(tmp_path, needs_lock=True) is not None
+    assert partial.try_lock(tmp_path, needs_lock=True) is not None
     lacks_locks(monkeypatch)
-    assert directory_lock.try_lock(tmp_path, needs_lock=True) is None
-    assert directory_lock.try_lock(tmp_path) is not None
+    assert partial.try_lock(tmp_path, needs_lock=True) is None
+    assert partial.try_lock(tmp_path) is not None
 
 
 def test_memory_is_aligned_without_private_maps(monkeypatch: pytest.MonkeyPatch) -> None:

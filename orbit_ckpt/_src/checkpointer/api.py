@@ -29,8 +29,8 @@ from orbit_ckpt._src.checkpointer.wrong_arguments import (
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
-from orbit_ckpt._src.pytree.restore.options import Casting, Missing, RestoreOptions, Unexpected
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
+from orbit_ckpt._src.pytree.restore.target import Casting, Missing, RestoreOptions, Unexpected
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule

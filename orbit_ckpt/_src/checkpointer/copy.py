@@ -1,23 +1,49 @@
-"""Copy a checkpoint so that the copy appears complete and verified, or not at all."""
+"""Copy a checkpoint as it is, or from any readable format into any writable one.
+
+A copy appears complete and verified, or not at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import importlib
+import logging
+import threading
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
+from msgspec.structs import replace
+from numpy.typing import DTypeLike
 
+from orbit_ckpt._src.checkpointer.api import load
+from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.checkpointer.options import SessionOptions
+from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.formats.writing import WriteRequest
+from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
+from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
 from orbit_ckpt._src.storage.atomic import AtomicDirectory, sync_files
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt._src.storage.integrity import has_lost_manifest, replacing_item
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
 from orbit_ckpt._src.storage.object_commit import ObjectDirectory
-from orbit_ckpt._src.storage.path import check_outside, explain_no_checkpoint, storage_errors
+from orbit_ckpt._src.storage.path import (
+    PathLike,
+    check_outside,
+    explain_no_checkpoint,
+    resolve_path,
+    storage_errors,
+)
 from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.transform.engine import Rule
+from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
+from orbit_ckpt._src.tree.flatten import flatten
+from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.verify.api import verify_files
 from orbit_ckpt._src.verify.report import Damage
 
@@ -176,3 +202,157 @@ def _differs(file: Path, destination: Path) -> CorruptionError:
         "left there; check the storage and copy again.",
         file=str(file),
     )
+
+
+__all__ = ["WRITERS", "convert"]
+
+_logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 28
+
+ORBIT = "orbit"
+WRITERS: Mapping[str, str] = {
+    "flax": "orbit_ckpt._src.formats.flax_write",
+    "safetensors": "orbit_ckpt._src.formats.safetensors_write",
+    "t5x": "orbit_ckpt._src.formats.t5x_write",
+}
+"""Other writable formats, and the modules whose `write` writes them."""
+
+Progress = Callable[[int, int], object]
+"""Called with the bytes that have gone through so far, and how many there are."""
+
+
+def convert(  # noqa: PLR0913 - all optional, each about one thing
+    src: PathLike,
+    dst: PathLike,
+    *,
+    to: str = ORBIT,
+    only: Patterns = None,
+    skip: Patterns = None,
+    transforms: Sequence[Rule] = (),
+    cast: PatternMap[object] | DTypeLike | None = None,
+    custom_metadata: Mapping[str, object] | None = None,
+    overwrite: bool = False,
+    max_bytes: int = _MAX_BYTES,
+    max_shard_bytes: int | None = None,
+    progress: Progress | None = None,
+    reader: Format | None = None,
+) -> None:
+    """Copy a checkpoint into another format without using a device.
+
+    Arrays are copied in parts, so the checkpoint may be larger than memory; only leaves that rules
+    compute are held whole. The result appears when it is complete.
+
+    Args:
+        src: A checkpoint of any format that `load` reads.
+        dst: Where to write. For `"safetensors"`, a path that ends in `.safetensors` is a single
+            file, any other a directory as on Hugging Face. For `"flax"` it is a file, for `"t5x"`
+            the directory of a step, `checkpoint_<step>`.
+        to: `"orbit"`, `"safetensors"`, `"flax"` or `"t5x"`.
+        only: Patterns of leaves to copy, as for `load`.
+        skip: Patterns of leaves not to copy.
+        transforms: Rules that rename, merge, split or compute leaves.
+        cast: A dtype, or dtypes by patterns such as `{"params/**": jnp.bfloat16}`, for numbers of
+            the dtype's kind.
+        custom_metadata: A JSON object to store with the copy; its keys are added to, or replace,
+            those of the source. Formats without a place for metadata omit it. Metadata of the
+            source that is not a JSON object is copied only to `"orbit"`, if this is not given;
+            otherwise a warning is logged.
+        overwrite: Whether to replace an existing copy; a directory of safetensors or T5X is never
+            replaced.
+        max_bytes: Approximate number of bytes to hold at once.
+        max_shard_bytes: For a directory of safetensors: size above which a new file is started.
+        progress: Called occasionally with the bytes of arrays copied so far and their total.
+        reader: The format of `src`, as for `load`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
+        CheckpointExistsError: `dst` exists.
+        UnsupportedLeafError: The format cannot hold some leaves; names them, nothing was written.
+        CorruptionError: Stored data is missing or damaged; nothing was left behind.
+        ValueError: The format is unknown or has no such option, or `dst` is inside `src`.
+
+    Example:
+        >>> orbit_ckpt.save("run/step_4", {"w": np.ones((2, 3)), "step": 4})
+        >>> orbit_ckpt.convert("run/step_4", "run/w.safetensors", to="safetensors", skip="step")
+        >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
+        (2, 3)
+    """
+    if to not in (ORBIT, *WRITERS):
+        raise ValueError(
+            f"to is {show(to)}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}."
+        )
+    check_int("max_bytes", max_bytes, least=1)
+    is_overwrite = as_flag("overwrite", overwrite)
+    check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
+    if max_shard_bytes is not None:
+        check_int("max_shard_bytes", max_shard_bytes, least=1)
+    check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
+    path = resolve_path(dst)
+    check_outside(path, resolve_path(src))
+    tree = load(
+        src,
+        only=only,
+        skip=skip,
+        transforms=transforms,
+        cast="same_kind" if cast is None else cast,
+        lazy=True,
+        reader=reader,
+    )
+    if progress is not None:
+        tree = _watched(tree, progress)
+    found = metadata(src, reader=reader).custom_metadata
+    is_object = isinstance(found, Mapping)
+    kept = typing.cast("Mapping[str, object]", found if is_object else {})
+    merged = {**kept, **(custom_metadata or {})}
+    other = None if is_object or custom_metadata else found
+    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite)
+    with storage_errors(request.path, "writing", "Nothing was left behind."):
+        if to == ORBIT:
+            _save(request, other)
+        elif isinstance(request.path, StorePath):
+            raise ValueError(f"{request.path}: {to} is written to local paths only")
+        else:
+            write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
+            write(request)
+            if other is not None:
+                what = "its custom metadata are left out, they are no JSON object"
+                _logger.warning("%s: %s: %r", src, what, other)
+    _logger.info("Converted %s to %s (%s)", src, dst, to)
+
+
+def _watched(tree: object, progress: Progress) -> object:
+    """Return a tree whose lazy arrays report how many bytes of all of them have been read."""
+    flat = flatten(tree)
+    total = sum(leaf.nbytes for leaf in flat.values if isinstance(leaf, LazyArray))
+    done = 0
+    lock = threading.Lock()
+
+    def told(nbytes: int) -> None:
+        nonlocal done
+        with lock:  # writers read several arrays at once
+            done += nbytes
+            progress(min(done, total), total)
+
+    return flat.unflatten(
+        [
+            type(leaf)(replace(leaf.leaf, told=told)) if isinstance(leaf, LazyArray) else leaf
+            for leaf in flat.values
+        ]
+    )
+
+
+def _save(request: WriteRequest, other: object) -> None:
+    """Save in this library's format.
+
+    Args:
+        request: What to save.
+        other: Custom metadata of the tree that is not a JSON object, which a step cannot hold.
+    """
+    if request.max_shard_bytes is not None:
+        raise ValueError("max_shard_bytes is for a directory of safetensors only; leave it out")
+    trees = TreeIO(memory=MemoryOptions(write_concurrent_bytes=request.max_bytes))
+    kept = dict(request.metadata) or None
+    item = trees.item(request.tree, custom_metadata=kept if other is None else other)
+    save = SaveRequest(request.path, item, overwrite=request.overwrite, custom_metadata=kept)
+    save_now(save, SessionOptions())

@@ -16,8 +16,7 @@ from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import load_batch_of
-from orbit_ckpt._src.type_handlers.lazy import LazyArray
-from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
 
 def open_leaves(path: str, reader: Format | None = None) -> dict[NamePath, object]:

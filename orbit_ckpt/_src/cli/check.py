@@ -11,7 +11,7 @@ import typer
 from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
-from orbit_ckpt._src.checkpointer.describe import metadata
+from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.progress import progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
@@ -19,7 +19,7 @@ from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionErr
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.explain import RestorePlan
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.api import verify as verify_path

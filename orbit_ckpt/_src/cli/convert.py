@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from orbit_ckpt._src.arrays.dtypes import as_dtype
-from orbit_ckpt._src.checkpointer.convert import convert as convert_checkpoint
+from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.options import Written
 from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, stored_bytes

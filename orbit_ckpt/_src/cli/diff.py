@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from orbit_ckpt._src.checkpointer.compare import diff as compare
+from orbit_ckpt._src.checkpointer.inspect import diff as compare
 from orbit_ckpt._src.cli.output import echo, print_json
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.pytree.compare.report import LeafChange

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
-from orbit_ckpt._src.checkpointer.describe import metadata
+from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.leaves import Leaf, list_leaves
 from orbit_ckpt._src.cli.listing import format_time, print_unfinished
 from orbit_ckpt._src.cli.options import Order

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.checkpointer.describe import metadata
+from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.transform.patterns import explain_unmatched, join_name, names_matching

@@ -24,7 +24,6 @@ from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.runs import is_one_checkpoint
 from orbit_ckpt._src.manager.deletion import StepDeleter
 from orbit_ckpt._src.storage.atomic import is_in_progress
-from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
 from orbit_ckpt._src.storage.layout import (
     PINNED,
     STEP_METADATA,
@@ -33,7 +32,7 @@ from orbit_ckpt._src.storage.layout import (
     partial_of,
 )
 from orbit_ckpt._src.storage.object_commit import is_committed
-from orbit_ckpt._src.storage.partial import remove_path
+from orbit_ckpt._src.storage.partial import remove_path, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.text import shorten_list

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
-from orbit_ckpt._src.checkpointer.describe import metadata
+from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.leaves import Leaf, list_leaves
 from orbit_ckpt._src.cli.listing import step_fields
 from orbit_ckpt._src.cli.output import echo, human_bytes, plain, print_json, stored_bytes

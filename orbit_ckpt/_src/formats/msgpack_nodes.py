@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.storage.extent import Value
+from orbit_ckpt._src.storage.layout import Value
 from orbit_ckpt._src.storage.value_read import read_value
 
 NUMBERS = frozenset({int, float, bool, type(None)})

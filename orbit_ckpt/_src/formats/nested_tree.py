@@ -20,7 +20,7 @@ from orbit_ckpt._src.formats.msgpack_nodes import (
     with_values,
 )
 from orbit_ckpt._src.formats.orbax_legacy import empty_typestr
-from orbit_ckpt._src.metadata.outline import encode_rich_types, outline_of
+from orbit_ckpt._src.metadata.rich_types import encode_rich_types, outline_of
 from orbit_ckpt._src.metadata.schema import (
     BYTES,
     NUMPY_ARRAY,

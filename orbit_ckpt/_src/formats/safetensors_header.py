@@ -16,8 +16,8 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.foreign import check_shape
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
 
 MAX_HEADER_BYTES = 100_000_000

@@ -16,10 +16,9 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CorruptionError, FormatError
 from orbit_ckpt._src.formats.t5x_chunks import document_of
-from orbit_ckpt._src.storage.extent import Value
 from orbit_ckpt._src.storage.foreign import ForeignArray, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
-from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Value
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.zarr import ZarrArray, parse_array
 

@@ -21,10 +21,9 @@ from orbit_ckpt._src.formats.nested_tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x import TF_STATE
 from orbit_ckpt._src.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index
 from orbit_ckpt._src.formats.tf_names import translate_t5
-from orbit_ckpt._src.storage.extent import Value
 from orbit_ckpt._src.storage.foreign import RawArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_file
-from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT, Value
 from orbit_ckpt._src.storage.path import resolve_local
 
 Translate = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
 
 SUFFIX = ".index"
 MAGIC = bytes.fromhex("57fb808b247547db")

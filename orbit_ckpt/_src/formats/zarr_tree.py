@@ -11,10 +11,9 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.foreign import LinkedArray, check_shape
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
-from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Extent, Value
 from orbit_ckpt._src.storage.value_read import read_value
 from orbit_ckpt._src.storage.zarr import parse_array
 from orbit_ckpt._src.tree.keypath import (

@@ -1,22 +1,24 @@
-"""Orbax's interface of item handlers, and the registry of their arguments."""
+"""Orbax's interface of item handlers, and the registry of their arguments.
+
+Handlers such as grain's register their arguments with Orbax itself. This module never imports
+Orbax: such arguments exist only in a program that has imported it.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-from orbit_ckpt._src.items.orbax_args import (
-    foreign_args,
-    foreign_handler_class,
-    is_foreign_args,
-    is_foreign_args_class,
-)
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden, show
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
+from orbit_ckpt._src.storage.path import as_epath
+from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.warn import warn_set
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
@@ -340,3 +342,78 @@ def typestr_of(handler: object) -> str:
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
         return _name_of(kind)
     return typestr()
+
+
+def is_foreign_args(value: object) -> bool:
+    """Return whether a value is an argument object of Orbax."""
+    orbax = _orbax_args()
+    return orbax is not None and isinstance(value, orbax.CheckpointArgs)
+
+
+def is_foreign_args_class(kind: type) -> bool:
+    """Return whether a class is an argument class of Orbax."""
+    orbax = _orbax_args()
+    return orbax is not None and issubclass(kind, orbax.CheckpointArgs)
+
+
+def foreign_handler_class(args: object) -> type | None:
+    """Return the handler class with which Orbax registers an argument object or class."""
+    orbax = _orbax_args()
+    kind = args if isinstance(args, type) else type(args)
+    if orbax is None or not issubclass(kind, orbax.CheckpointArgs):
+        return None
+    try:
+        return orbax.get_registered_handler_cls(kind)
+    except ValueError:
+        return None
+
+
+def foreign_args(handler_cls: type) -> tuple[type, type] | None:
+    """Return the argument classes, for save and restore, that Orbax registers for a handler."""
+    orbax = _orbax_args()
+    if orbax is None:
+        return None
+    try:
+        return orbax.get_registered_args_cls(handler_cls)
+    except ValueError:
+        return None
+
+
+def foreign_path(handler: object, directory: Path) -> Path:
+    """Convert a path to the type a handler expects: handlers for Orbax use etils' methods."""
+    if isinstance(directory, StorePath) and foreign_args(type(handler)) is None:
+        return directory
+    return as_epath(directory)
+
+
+def _orbax_args() -> Any | None:  # a module
+    return sys.modules.get("orbax.checkpoint.args")
+
+
+_WHY = {
+    "memory_limit_options": "give memory_options",
+    "multiprocessing_options": (
+        "the checkpointer or manager decides which processes save; give it to that"
+    ),
+    "array_metadata_validator": "processes always compare what they save",
+    "enable_pinned_host_transfer": "arrays are copied from devices in another way",
+    "is_prioritized_key_fn": "what may change is copied before a save returns",
+}
+
+
+def warn_of_unused(handler: object, **given: object) -> None:
+    """Warn of constructor options that are set but have no effect.
+
+    Args:
+        handler: The handler under construction.
+        **given: Option values by name.
+    """
+    options = {name: (value, _default(value), _WHY[name]) for name, value in given.items()}
+    warn_set(type(handler).__qualname__, options)
+
+
+def _default(value: object) -> object:
+    """Return the value of an option that stands for "not set"."""
+    if is_dataclass(value):
+        return cast("object", type(value)())
+    return False if isinstance(value, bool) else None

@@ -18,6 +18,7 @@ from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     check_args,
     check_handler,
+    foreign_path,
     handler_class_of,
     item_name,
     own_args,
@@ -26,10 +27,8 @@ from orbit_ckpt._src.items.base import (
     typestr_of,
     wrong_args,
 )
-from orbit_ckpt._src.items.detect import handler_class_in
-from orbit_ckpt._src.items.orbax_args import foreign_path
 from orbit_ckpt._src.items.phases import ItemHandler, restore_item, stage_item
-from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry, handler_class_in
 from orbit_ckpt._src.metadata.files import describe_step, read_step
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import check_methods

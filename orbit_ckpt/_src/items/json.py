@@ -13,10 +13,10 @@ from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
+    warn_of_unused,
 )
 from orbit_ckpt._src.items.phases import ItemHandler
-from orbit_ckpt._src.items.unused import warn_of_unused
-from orbit_ckpt._src.metadata.json_item import JSON_FILE, find_json_file, read_json_item
+from orbit_ckpt._src.metadata.codec import JSON_FILE, find_json_file, read_json_item
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit

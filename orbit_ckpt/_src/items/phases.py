@@ -27,9 +27,9 @@ from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     PassedArgs,
     StagingHandler,
+    foreign_path,
     register_with_handler,
 )
-from orbit_ckpt._src.items.orbax_args import foreign_path
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync

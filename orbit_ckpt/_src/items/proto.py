@@ -14,9 +14,9 @@ from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     item_name,
+    warn_of_unused,
 )
 from orbit_ckpt._src.items.phases import ItemHandler
-from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import this_process

@@ -10,12 +10,11 @@ from typing import Literal
 from typing_extensions import override
 
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
+from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler, warn_of_unused
 from orbit_ckpt._src.items.phases import ItemHandler
-from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryOptions, TreeIO
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
 from orbit_ckpt._src.runtime.checks import (
     as_flag,

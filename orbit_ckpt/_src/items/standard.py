@@ -14,6 +14,7 @@ from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,
     register_with_handler,
+    warn_of_unused,
 )
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import (
@@ -21,10 +22,9 @@ from orbit_ckpt._src.items.pytree import (
     check_objects,
     memory_within,
 )
-from orbit_ckpt._src.items.unused import warn_of_unused
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.runtime.checks import as_flag, check_flag_fields
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path

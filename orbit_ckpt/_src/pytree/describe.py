@@ -9,11 +9,11 @@ from msgspec import structs
 
 from orbit_ckpt._src.errors import FormatError, UnsupportedLeafError
 from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.registry import read_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import Metadata, TreeMetadata
-from orbit_ckpt._src.pytree.read import read_tree
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.keypath import NamePath, format_path

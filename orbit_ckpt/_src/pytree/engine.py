@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from orbit_ckpt._src.arrays.memory import available_bytes
 from orbit_ckpt._src.arrays.sharding import ShardingResolver
 from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.formats.registry import read_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.describe import describe_tree
-from orbit_ckpt._src.pytree.read import read_tree
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.pytree.restore.tree import (
     ResolvedRestore,
     resolve_restore,

@@ -20,7 +20,6 @@ from pathlib import Path
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.storage import system
-from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -32,7 +31,7 @@ from orbit_ckpt._src.storage.layout import (
     TREE_METADATA,
     is_temporary_name,
 )
-from orbit_ckpt._src.storage.partial import remove_partial
+from orbit_ckpt._src.storage.partial import remove_partial, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import exchange as _rename_exchange

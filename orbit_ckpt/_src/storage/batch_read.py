@@ -42,9 +42,8 @@ from orbit_ckpt._src.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
-from orbit_ckpt._src.storage.extent import Value
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.store_path import is_damage, map_requests
 from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader

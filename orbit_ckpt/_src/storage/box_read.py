@@ -10,7 +10,7 @@ import numpy as np
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_read import MAX_OBJECT_AHEAD_BYTES, ValueReader, part_of
 from orbit_ckpt._src.storage.zarr import ZarrArray

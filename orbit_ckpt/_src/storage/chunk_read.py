@@ -21,8 +21,8 @@ from orbit_ckpt._src.storage.codec import (
     decode_chunk,
     decode_stream,
 )
-from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.kvstore import ValueStore
+from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
     MAX_OBJECT_AHEAD_BYTES,

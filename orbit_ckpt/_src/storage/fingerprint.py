@@ -1,19 +1,22 @@
 """Fingerprints of files and checkpoints, which change when another one replaces them.
 
 A lazy array is read long after the checkpoint's index. A checkpoint that has replaced the first one
-meanwhile may have files of the same names, with correct checksums.
+meanwhile may have files of the same names, with correct checksums. A read that meets a replacement
+starts again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
-from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
+from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError, StorageError
+from orbit_ckpt._src.runtime.loop import run_sync
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -133,3 +136,41 @@ def _fingerprint_if_any(file: Path) -> Fingerprint | None:
         raise
     except OSError:
         return None
+
+
+T = TypeVar("T")
+
+_MAX_ATTEMPTS = 5
+
+
+def read_consistently(
+    paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
+) -> T:
+    """Read from directories; start over if another process replaces one of them meanwhile.
+
+    A reader opens many files one after the other and could otherwise mix two checkpoints.
+
+    Args:
+        paths: The directories.
+        read: Called with all of them.
+
+    Raises:
+        StorageError: The storage failed, or a directory is replaced faster than it can be read.
+    """
+    where = " and ".join(map(str, paths))
+    advice = "Check that the checkpoint is complete and readable."
+    for _ in range(_MAX_ATTEMPTS):
+        before = [checkpoint_fingerprint(path) for path in paths]
+        try:
+            with storage_errors(where, "reading", advice):
+                result = run_sync(read(*paths))
+        except CheckpointError:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
+                raise
+        else:
+            if before == [checkpoint_fingerprint(path) for path in paths]:
+                return result
+    raise StorageError(
+        f"{where}: other processes replaced the checkpoint {_MAX_ATTEMPTS} times while it was "
+        "being read. Read a checkpoint that is not being overwritten."
+    )

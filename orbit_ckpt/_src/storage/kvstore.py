@@ -11,10 +11,9 @@ import tensorstore as ts
 from typing_extensions import override
 
 from orbit_ckpt._src.storage import ocdbt
-from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import is_inner_name
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
-from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, join_key
+from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, Extent, Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.store_path import StorePath
 

@@ -1,8 +1,10 @@
-"""File names of checkpoints: Orbax's, T5X's and ours."""
+"""File names of checkpoints: Orbax's, T5X's and ours; and places of values in them."""
 
 from __future__ import annotations
 
 import re
+
+from msgspec import Struct
 
 TREE_METADATA = "_METADATA"
 STEP_METADATA = "_CHECKPOINT_METADATA"
@@ -106,3 +108,24 @@ def process_of_state(name: str) -> tuple[int, int] | None:
 def join_key(name: str, suffix: str) -> str:
     """Return the storage key of a leaf's file; a bare leaf has an empty name."""
     return f"{name}/{suffix}" if name else suffix
+
+
+class Extent(Struct, frozen=True, gc=False):
+    """The place of a value's bytes.
+
+    Attributes:
+        file: Path of the data file; in a database, relative to its root.
+        offset: Position of the first byte.
+        length: Number of bytes.
+        checksum: The recorded checksum, if known: the last four bytes of a value that ends in its
+            own crc32c, the crc32c of any other.
+    """
+
+    file: str
+    offset: int
+    length: int
+    checksum: int | None = None
+
+
+Value = bytes | Extent
+"""A stored value: its bytes if they fit into a node, else its place in a file."""

@@ -13,9 +13,9 @@ import tensorstore as ts
 from typing_extensions import Buffer
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.manifest import ValueChecksums
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 
 DEFAULT_OBJECT_BYTES = 1 << 26
 """Size at which an object is sent; each thread holds as much."""

@@ -10,8 +10,8 @@ import zstandard
 from crc32c import crc32c
 from msgspec import Struct
 
-from orbit_ckpt._src.storage.extent import Extent, Value
 from orbit_ckpt._src.storage.inner_path import check_name
+from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.ocdbt_encode import MANIFEST_MAGIC, NODE_MAGIC
 
 _HEADER_BYTES = 12

@@ -15,7 +15,7 @@ import zstandard
 from crc32c import crc32c
 from msgspec import Struct
 
-from orbit_ckpt._src.storage.extent import Extent, Value
+from orbit_ckpt._src.storage.layout import Extent, Value
 
 MAX_INLINE_BYTES = 1024
 """Values up to this size are kept in the node itself; Orbax's setting."""

@@ -1,6 +1,7 @@
-"""Files and directories of other formats in progress, beside their destination.
+"""Lock directories, and find files and directories of writers whose process died.
 
-Their writer locks them, so that another one can tell them from leftovers of a dead process.
+A save and a conversion lock what they write, so that another process can tell a write in progress
+from leftovers.
 """
 
 from __future__ import annotations
@@ -13,10 +14,82 @@ import shutil
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
-from orbit_ckpt._src.storage.directory_lock import try_lock, unlock
+from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.layout import partial_name, partial_of
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
+
+class _HeldLocks:
+    """Descriptors of locks that this process holds or is acquiring."""
+
+    def __init__(self) -> None:
+        self.descriptors: set[int] = set()
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Close them, or the child would keep the locks of a parent that dies.
+
+        Unlocking instead would unlock them for the parent.
+        """
+        while self.descriptors:
+            system.close(self.descriptors.pop())
+
+
+_held = _HeldLocks()
+"""Process-wide, as descriptors are."""
+
+
+def try_lock(directory: Path, *, needs_lock: bool = False) -> int | None:
+    """Lock a directory and return the descriptor that holds the lock.
+
+    None if another descriptor holds it, or if the directory was removed before it was locked.
+
+    Args:
+        directory: The directory.
+        needs_lock: Whether to return None also where the file system has no locks.
+    """
+    try:
+        descriptor = system.open_directory(directory)
+    except FileNotFoundError:
+        return None
+    _held.descriptors.add(descriptor)
+    try:
+        system.lock(descriptor)
+    except BlockingIOError:
+        _close(descriptor)
+        return None
+    except OSError as error:
+        # some network file systems have no locks; each process then owns its directory
+        logger.debug("%s cannot be locked: %s", directory, error)
+        if needs_lock:
+            _close(descriptor)
+            return None
+    if not _is_at(descriptor, directory):
+        unlock(descriptor)
+        return None
+    return descriptor
+
+
+def unlock(descriptor: int) -> None:
+    """Release a lock and close its descriptor."""
+    _held.descriptors.discard(descriptor)
+    system.unlock(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _held.descriptors.discard(descriptor)
+    system.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    if descriptor == system.NO_DESCRIPTOR:
+        return path.is_dir()
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -55,7 +128,7 @@ def remove_partial(final: Path, names: Iterable[str]) -> None:
     for path in sorted(final.with_name(name) for name in found if partial_of(name) == final.name):
         lock = None if path.is_symlink() else try_lock(path, needs_lock=True)
         if lock is not None:
-            _logger.info("Removing %s, left behind by a conversion that did not finish", path)
+            logger.info("Removing %s, left behind by a conversion that did not finish", path)
             remove_path(path)
             unlock(lock)
 

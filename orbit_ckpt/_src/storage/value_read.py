@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orbit_ckpt._src.arrays.memory import Arena
-from orbit_ckpt._src.storage.extent import Extent, Value
+from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.store_path import (
     StorePath,
     file_size,

@@ -20,9 +20,14 @@ from crc32c import crc32c
 from typing_extensions import Buffer, override
 
 from orbit_ckpt._src.storage.atomic import write_file
-from orbit_ckpt._src.storage.extent import Extent, Value
-from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST
-from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
+from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
+from orbit_ckpt._src.storage.manifest import (
+    DatabaseRecord,
+    FileRecord,
+    Manifest,
+    ValueChecksums,
+    index_checksum,
+)
 from orbit_ckpt._src.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
 from orbit_ckpt._src.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
@@ -36,7 +41,6 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
 )
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write
-from orbit_ckpt._src.storage.value_checksums import ValueChecksums
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _GATHER_BYTES = 1 << 20

@@ -17,8 +17,7 @@ from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.type_handlers.array_io import default_save_args
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, capability
-from orbit_ckpt._src.type_handlers.lazy import LazyArray
-from orbit_ckpt._src.type_handlers.lazy_leaf import LazyLeaf
+from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
 _COMPARED_BYTES = 1 << 26
 """Maximum bytes held of an array that is read to compare it."""

@@ -13,7 +13,6 @@ from orbit_ckpt._src.arrays.transfer import ArraySnapshot, shards_of
 from orbit_ckpt._src.metadata.schema import BYTES, NUMPY_ARRAY, NUMPY_BYTES
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.array_io import (
     add_array,
     cast_host,
@@ -22,6 +21,7 @@ from orbit_ckpt._src.type_handlers.array_io import (
     warn_of_metadata_key,
     whole_reads,
 )
+from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
     Future,
     ParamInfo,

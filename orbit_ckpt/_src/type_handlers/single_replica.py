@@ -28,9 +28,13 @@ from orbit_ckpt._src.runtime.process import process_of_jax
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array import ArrayHandler
-from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.array_io import default_restore_args
-from orbit_ckpt._src.type_handlers.array_target import ArrayTarget, plan_targets, requested_sharding
+from orbit_ckpt._src.type_handlers.array_target import (
+    ArrayRestoreArgs,
+    ArrayTarget,
+    plan_targets,
+    requested_sharding,
+)
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of
 from orbit_ckpt._src.type_handlers.prng import wrap_keys
 from orbit_ckpt._src.warn import warn_set

@@ -16,8 +16,7 @@ from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_sync
-from orbit_ckpt._src.storage.consistent_read import read_consistently
-from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
+from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
 from orbit_ckpt._src.verify.verifier import Verifier, file_sizes

@@ -14,8 +14,8 @@ from orbit_ckpt._src.metadata.schema import LeafRecord
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.extent import Extent
 from orbit_ckpt._src.storage.kvstore import ValueStore
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.region_stream import BLOCK_BYTES, decoder_bytes, read_to_end
 from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.tree.keypath import format_path

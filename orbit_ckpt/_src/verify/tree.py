@@ -23,9 +23,14 @@ from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.extent import Value
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
-from orbit_ckpt._src.storage.layout import RESERVED, STRINGS, TREE_METADATA, is_process_directory
+from orbit_ckpt._src.storage.layout import (
+    RESERVED,
+    STRINGS,
+    TREE_METADATA,
+    Value,
+    is_process_directory,
+)
 from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.keypath import format_path

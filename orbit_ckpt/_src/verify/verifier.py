@@ -13,8 +13,8 @@ from orbit_ckpt._src.errors import (
 )
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.orbax_layout import holds_tree
-from orbit_ckpt._src.items.detect import handler_class_in
 from orbit_ckpt._src.items.json import JsonHandler
+from orbit_ckpt._src.items.registry import handler_class_in
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, sizes_below

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.checkpointer import compare as entry
+from orbit_ckpt._src.checkpointer import inspect as entry
 from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError

@@ -28,7 +28,7 @@ from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.storage import integrity
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ChunkReader
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs

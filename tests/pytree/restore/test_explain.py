@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
 from orbit_ckpt import transform as tf
-from orbit_ckpt._src.storage.extent import Extent
+from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CorruptionError, TreeMismatchError
 from tests.support import LAYOUTS, assert_same_tree, checkpointer, make_mesh, put

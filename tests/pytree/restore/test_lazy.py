@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as st_np
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.pytree.engine import TreeIO
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt.errors import CheckpointNotFoundError, CorruptionError, TreeMismatchError
 from orbit_ckpt.transform import Cast, Rename, Stack
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, checkpointer, make_mesh, put

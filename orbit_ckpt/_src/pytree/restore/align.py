@@ -19,8 +19,7 @@ from orbit_ckpt._src.arrays.dtypes import (
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, Metadata, StringMetadata
-from orbit_ckpt._src.pytree.restore.options import Casting, RestoreOptions
-from orbit_ckpt._src.pytree.restore.target import ArrayLike, is_abstract
+from orbit_ckpt._src.pytree.restore.target import ArrayLike, Casting, RestoreOptions, is_abstract
 from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.tree.build import PLACEHOLDER

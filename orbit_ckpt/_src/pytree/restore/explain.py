@@ -32,8 +32,7 @@ from orbit_ckpt._src.transform.nodes import (
 from orbit_ckpt._src.transform.patterns import join_name
 from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
-from orbit_ckpt._src.type_handlers.array_target import requested_sharding
+from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs, requested_sharding
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.capabilities import ReadPlanner, capability
 

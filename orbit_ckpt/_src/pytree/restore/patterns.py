@@ -27,7 +27,7 @@ from orbit_ckpt._src.transform.patterns import (
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.array_args import ArrayRestoreArgs
+from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
 
 _SHOWN = 20

@@ -24,11 +24,16 @@ from orbit_ckpt._src.pytree.restore.align import (
     made_of,
     mismatch,
 )
-from orbit_ckpt._src.pytree.restore.convert import as_array_args, convert_value
-from orbit_ckpt._src.pytree.restore.leaves import AS_SAVED, StoredLeaves, lazy_leaves, read_leaves
-from orbit_ckpt._src.pytree.restore.options import RestoreOptions
+from orbit_ckpt._src.pytree.restore.leaves import (
+    AS_SAVED,
+    StoredLeaves,
+    as_array_args,
+    convert_value,
+    lazy_leaves,
+    read_leaves,
+)
 from orbit_ckpt._src.pytree.restore.patterns import adjust, casts_of, same_kind, shardings_of
-from orbit_ckpt._src.pytree.restore.target import Args, requested_args
+from orbit_ckpt._src.pytree.restore.target import Args, RestoreOptions, requested_args
 from orbit_ckpt._src.pytree.restore.transformed import (
     LegacyFunction,
     TransformedTree,

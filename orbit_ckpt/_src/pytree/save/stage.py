@@ -1,34 +1,134 @@
-"""Run the save of one tree in two phases."""
+"""Run the save of one tree in two phases, and check that all processes saved the same arrays."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from itertools import islice
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
+from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata import files
-from orbit_ckpt._src.metadata.outline import encode_rich_types
-from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
+from orbit_ckpt._src.metadata.files import arrays_file
+from orbit_ckpt._src.metadata.rich_types import encode_rich_types
+from orbit_ckpt._src.metadata.schema import (
+    ArrayRecord,
+    LeafRecord,
+    TreeDetails,
+    TreeDocument,
+    decode_arrays,
+    encode_value,
+)
 from orbit_ckpt._src.metadata.user_json import copy_json
-from orbit_ckpt._src.pytree.save.cross_process_check import check_agreement
 from orbit_ckpt._src.pytree.save.plan import SavePlan
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
-from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.loop import Workers, run_all
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions, copy_to_host_within
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt_merge import check_files, merge_databases, write_part_record
+from orbit_ckpt._src.storage.ocdbt import check_files, merge_databases, write_part_record
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.text import shorten_lines
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, SaveBatch
 from orbit_ckpt._src.type_handlers.capabilities import SnapshotHandler, capability
+
+_TOLD = 10
+_THREADS = max(2, min(16, os.cpu_count() or 2))
+_AT_ONCE = 64
+"""Documents held in memory; each has a line for every array."""
+
+
+def check_agreement(directory: Path, count: int) -> None:
+    """Compare the array records of all processes.
+
+    Args:
+        directory: The directory of their documents.
+        count: Number of processes.
+
+    Raises:
+        StorageError: Shape, dtype, division into pieces or chunks of an array differ between
+            processes, or only some have it.
+        FormatError: A document is not understood.
+    """
+    first = _read(directory, 0)
+    others: dict[bytes, list[int]] = {first: [0]}  # nearly always the bytes are identical
+    for process, data in _read_documents(directory, count):
+        others.setdefault(data, []).append(process)
+    if len(others) == 1:
+        return
+    records = {
+        processes[0]: _decode(data, directory, processes[0]) for data, processes in others.items()
+    }
+    groups = {processes[0]: processes for processes in others.values()}
+    problems = list(_differences(records, groups))
+    if not problems:
+        return
+    raise StorageError(
+        f"{directory}: the processes do not save the same tree, or not in the same shardings:\n"
+        + "\n".join(shorten_lines(problems, _TOLD))
+        + "\nGive all of them the same arrays."
+    )
+
+
+def _read_documents(directory: Path, count: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the documents of all processes but the first."""
+    processes = iter(range(1, count))
+    with Workers(_THREADS, "orbit_ckpt-read") as pool:
+        while some := list(islice(processes, _AT_ONCE)):
+            yield from zip(some, pool.map(partial(_read, directory), some), strict=True)
+
+
+def _read(directory: Path, process: int) -> bytes:
+    try:
+        return (directory / arrays_file(process)).read_bytes()
+    except FileNotFoundError:
+        return b""  # it has no arrays
+
+
+def _decode(data: bytes, directory: Path, process: int) -> dict[str, ArrayRecord]:
+    where = str(directory / arrays_file(process))
+    return {record.name: record for record in decode_arrays(data, where)} if data else {}
+
+
+def _differences(
+    records: Mapping[int, Mapping[str, ArrayRecord]], groups: Mapping[int, Sequence[int]]
+) -> Iterator[str]:
+    """Yield a line for every array that differs between processes."""
+    for name in sorted({name for found in records.values() for name in found}):
+        said: dict[str, list[int]] = {}
+        for process, found in records.items():
+            said.setdefault(_describe(found.get(name)), []).extend(groups[process])
+        if len(said) > 1:
+            texts = [f"{_list(sorted(processes))} {text}" for text, processes in said.items()]
+            yield f"  {name}: {'; '.join(texts)}"
+
+
+def _describe(record: ArrayRecord | None) -> str:
+    if record is None:
+        return "without it"
+    keys = f", keys of {record.random_key_impl}" if record.random_key_impl else ""
+    return (
+        f"with {record.dtype}{list(record.shape or ())} in pieces of {list(record.write_shape)} "
+        f"and chunks of {list(record.chunk_shape)}{keys}"
+    )
+
+
+def _list(processes: Sequence[int]) -> str:
+    """Format numbers as text, `process 3`, `processes 0, 2-5`."""
+    runs: list[str] = []
+    for _, pairs in groupby(enumerate(processes), lambda pair: pair[1] - pair[0]):
+        run = [process for _, process in pairs]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return f"{'process' if len(processes) == 1 else 'processes'} {', '.join(runs)}"
 
 
 class TreeSaveOptions(Struct, frozen=True):

@@ -1,16 +1,37 @@
-"""Compare two checkpoints with one call."""
+"""Describe and compare checkpoints; a description imports JAX for plug-ins' leaves only."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
+from orbit_ckpt._src.pytree.describe import describe_tree
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
-from orbit_ckpt._src.storage.consistent_read import read_consistently
+from orbit_ckpt._src.storage.fingerprint import read_consistently
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
+
+
+def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
+    """Return metadata of a saved pytree without reading arrays or using a device.
+
+    Args:
+        path: As for `load`.
+        reader: As for `load`.
+
+    Returns:
+        `.tree`, with the structure of the saved tree and `ArrayMetadata` (shape, dtype, sharding,
+        storage), `ScalarMetadata` and `StringMetadata` as leaves, and `.custom_metadata`.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
+        IncompleteCheckpointError: The save did not finish.
+    """
+    return describe_tree(resolve_path(path), GLOBAL_TYPE_HANDLER_REGISTRY, reader=reader)
+
 
 __all__ = ["CheckpointDiff", "diff"]
 
