@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
     from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs
     from orbit_ckpt._src.type_handlers.lazy import LazyArray
-    from orbit_ckpt._src.verify.api import verify
     from orbit_ckpt._src.verify.report import VerifyReport
+    from orbit_ckpt._src.verify.verifier import verify
 
     metadata: MetadataModule
 
@@ -174,7 +174,7 @@ __getattr__, __dir__ = lazy_names(
         ),
         "checkpointer.save": "SaveHandle",
         "verify.report": "VerifyReport",
-        "verify.api": "verify",
+        "verify.verifier": "verify",
         "formats.locate": "detect_format",
         "items.array": "ArrayHandler as ArrayCheckpointHandler",
         "items.base": "CheckpointHandler",

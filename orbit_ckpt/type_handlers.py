@@ -20,11 +20,12 @@ if TYPE_CHECKING:
         register_type_handler,
         supported_types,
     )
-    from orbit_ckpt._src.type_handlers.scalar import ScalarHandler, StringHandler
+    from orbit_ckpt._src.type_handlers.scalar import ScalarHandler
     from orbit_ckpt._src.type_handlers.single_replica import (
         SingleReplicaArrayHandler,
         SingleReplicaArrayRestoreArgs,
     )
+    from orbit_ckpt._src.type_handlers.string import StringHandler
 
 __all__ = [
     "GLOBAL_TYPE_HANDLER_REGISTRY",

@@ -14,7 +14,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copy import WRITERS
-from orbit_ckpt._src.cli.options import Written
+from orbit_ckpt._src.cli.readers import Written
 from tests.cli.conftest import Run
 from tests.cli.test_terminal import ESCAPE, OnTerminal
 from tests.formats.zarr_samples import named_leaves

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.cli.leaves import list_leaves
+from orbit_ckpt._src.cli.inspect import list_leaves
 from orbit_ckpt._src.cli.values import measure_all
 from tests.cli.conftest import Run, Terminal
 

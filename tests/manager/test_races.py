@@ -22,7 +22,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.items.base import ARGUMENTS, CheckpointArgs, register_with_handler
-from orbit_ckpt._src.manager import deletion, index
+from orbit_ckpt._src.manager import garbage_collection, index
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.errors import (
@@ -181,7 +181,7 @@ def test_every_deletion_that_fails_is_told(run: Any, monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "tombstone", fail)
     manager = run(max_to_keep=1)
     manager.save(3, tree(3))
     with pytest.raises(StorageError, match="step 0") as caught:
@@ -198,7 +198,7 @@ def test_an_item_that_cannot_be_dropped_is_told(run: Any, monkeypatch: pytest.Mo
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "tombstone", fail)
     manager.save(2, args=items(2))
     with pytest.raises(StorageError, match="item 'data' of step 1"):
         manager.wait_until_finished()
@@ -213,7 +213,7 @@ def test_a_failed_save_does_not_hide_a_failed_deletion(
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(deletion.StepDeleter, "tombstone", fail)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "tombstone", fail)
     manager.save(2, tree(2))
     manager._writer._pending.wait()
     failing.add("3")
@@ -543,13 +543,13 @@ def test_a_step_that_is_being_deleted_is_not_listed(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    remove = deletion.StepDeleter.remove
+    remove = garbage_collection.StepDeleter.remove
 
-    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
+    def slow(self: garbage_collection.StepDeleter, aside: Path, directory: Path) -> None:
         release.wait(60)
         remove(self, aside, directory)
 
-    monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "remove", slow)
     manager = run(enable_background_delete=True)
     save_all(manager, 1, 2)
     manager.delete(2)
@@ -566,15 +566,15 @@ def test_deletions_that_wait_for_others_are_done_once(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    remove = deletion.StepDeleter.remove
+    remove = garbage_collection.StepDeleter.remove
     removed: list[Path] = []
 
-    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
+    def slow(self: garbage_collection.StepDeleter, aside: Path, directory: Path) -> None:
         assert release.wait(60)
         removed.append(directory)
         remove(self, aside, directory)
 
-    monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "remove", slow)
     manager = run(enable_background_delete=True, max_to_keep=1)
     for step in (1, 2, 3, 4):
         manager.save(step, tree(step))
@@ -592,13 +592,13 @@ def test_each_of_two_threads_waits_for_a_deletion(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    remove = deletion.StepDeleter.remove
+    remove = garbage_collection.StepDeleter.remove
 
-    def slow(self: deletion.StepDeleter, aside: Path, directory: Path) -> None:
+    def slow(self: garbage_collection.StepDeleter, aside: Path, directory: Path) -> None:
         assert release.wait(60)
         remove(self, aside, directory)
 
-    monkeypatch.setattr(deletion.StepDeleter, "remove", slow)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "remove", slow)
     manager = run(enable_background_delete=True)
     manager.save(1, tree(1))
     manager.wait_until_finished()
@@ -626,7 +626,7 @@ def test_an_unexpected_error_of_a_deletion_is_told_once(
     manager = run(enable_background_delete=True)
     manager.save(1, tree(1))
     manager.wait_until_finished()
-    monkeypatch.setattr(deletion.StepDeleter, "remove", fail)
+    monkeypatch.setattr(garbage_collection.StepDeleter, "remove", fail)
     manager.delete(1)
     release.set()
     with pytest.raises(CheckpointError, match=r"Deleting step 1 .* failed: no idea"):

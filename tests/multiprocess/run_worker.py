@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer import save as saving
 from orbit_ckpt._src.checkpointer.transaction import Barrier, SaveSession
-from orbit_ckpt._src.manager.deletion import StepDeleter
+from orbit_ckpt._src.manager.garbage_collection import StepDeleter
 from orbit_ckpt._src.manager.writer import StepWriter
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.atomic import AtomicDirectory

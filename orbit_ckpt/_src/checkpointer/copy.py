@@ -44,8 +44,8 @@ from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
-from orbit_ckpt._src.verify.api import verify_files
 from orbit_ckpt._src.verify.report import Damage
+from orbit_ckpt._src.verify.verifier import verify_files
 
 _BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 26

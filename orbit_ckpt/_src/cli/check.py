@@ -12,8 +12,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.output import echo, print_json
-from orbit_ckpt._src.cli.progress import progress_bar
+from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
@@ -22,7 +21,7 @@ from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
-from orbit_ckpt._src.verify.api import verify as verify_path
+from orbit_ckpt._src.verify.verifier import verify as verify_path
 
 
 def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:

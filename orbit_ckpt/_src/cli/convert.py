@@ -9,10 +9,8 @@ import jax
 from orbit_ckpt._src.arrays.dtypes import as_dtype
 from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
-from orbit_ckpt._src.cli.options import Written
-from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, stored_bytes
-from orbit_ckpt._src.cli.progress import progress_bar
-from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar, stored_bytes
+from orbit_ckpt._src.cli.readers import Written, parse_reader, read_rules
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.storage.path import resolve_path

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from msgspec import Struct, structs
+
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.leaves import Leaf, list_leaves
 from orbit_ckpt._src.cli.listing import format_time, print_unfinished
-from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import (
     echo,
     human_bytes,
@@ -18,14 +18,118 @@ from orbit_ckpt._src.cli.output import (
     print_table,
     stored_bytes,
 )
-from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.readers import Order, parse_reader
+from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.metadata.files import read_step
+from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
 from orbit_ckpt._src.storage.path import resolve_path
-from orbit_ckpt._src.tree.keypath import NamePath
+from orbit_ckpt._src.transform.patterns import explain_unmatched, join_name, names_matching
+from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
+from orbit_ckpt._src.tree.keypath import NamePath, name_path
+
+
+class Leaf(Struct, frozen=True):
+    """Metadata of a leaf.
+
+    Attributes:
+        keys: Its keys.
+        kind: `array`, `scalar`, `string`, `empty`, or a third-party metadata class.
+        dtype: Its dtype, None if it has none.
+        shape: Its shape, None if it has none.
+        nbytes: Size of its values in memory.
+        sharding: Its sharding when saved, as text.
+        chunk_shape: Shape of its stored chunks.
+        compression: Compression of its chunks.
+    """
+
+    keys: NamePath
+    kind: str
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    nbytes: int = 0
+    sharding: str | None = None
+    chunk_shape: tuple[int, ...] | None = None
+    compression: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its keys, joined by slashes; ambiguous if keys contain slashes."""
+        return join_name(self.keys)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Its JSON form."""
+        found = structs.asdict(self)
+        del found["keys"]
+        return {"name": self.name, **found}
+
+    @property
+    def description(self) -> str:
+        """Dtype and shape, or its kind if it is not an array."""
+        if self.shape is None or self.dtype is None:
+            return self.kind
+        return self.dtype if self.kind == "scalar" else f"{self.dtype}{list(self.shape)}"
+
+
+def list_leaves(
+    path: str, patterns: Sequence[str] = (), reader: Format | None = None
+) -> list[Leaf]:
+    """Return the leaves of a checkpoint in order without reading arrays.
+
+    Args:
+        path: The checkpoint.
+        patterns: Patterns of which a leaf must match one, if any are given.
+        reader: The format to read, None to detect it.
+
+    Raises:
+        ValueError: No leaf matches.
+    """
+    found = leaves_of(metadata(path, reader=reader).tree)
+    leaves = [(name_path(keys), value) for keys, value in found]
+    chosen = set(choose([join_name(names) for names, _ in leaves], patterns))
+    return [_describe(names, value) for names, value in leaves if join_name(names) in chosen]
+
+
+def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of several patterns; all names without patterns.
+
+    Raises:
+        ValueError: No name matches.
+    """
+    if not patterns:
+        return list(names)
+    found = {name for pattern in patterns for name in names_matching(pattern, names)}
+    if not found:
+        raise ValueError(
+            f"No leaf matches {' or '.join(map(repr, patterns))}. "
+            f"{explain_unmatched(patterns[0], names)}"
+        )
+    return [name for name in names if name in found]
+
+
+def _describe(keys: NamePath, value: object) -> Leaf:
+    if is_empty_container(value):
+        return Leaf(keys, "None" if value is None else f"empty {type(value).__name__}")
+    if isinstance(value, StringMetadata):
+        return Leaf(keys, "string")
+    if not isinstance(value, ArrayMetadata):
+        return Leaf(keys, type(value).__name__.removesuffix("Metadata").lower() or "unknown")
+    storage = value.storage
+    return Leaf(
+        keys,
+        "scalar" if isinstance(value, ScalarMetadata) else "array",
+        str(value.dtype),
+        tuple(value.shape),
+        value.nbytes,
+        None if value.sharding is None else str(value.sharding),
+        storage.chunk_shape if storage else None,
+        storage.compression if storage else None,
+    )
+
 
 _NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 

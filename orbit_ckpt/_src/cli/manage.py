@@ -22,7 +22,7 @@ from orbit_ckpt._src.cli.runs import (
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.runs import is_one_checkpoint
-from orbit_ckpt._src.manager.deletion import StepDeleter
+from orbit_ckpt._src.manager.garbage_collection import StepDeleter
 from orbit_ckpt._src.storage.atomic import is_in_progress
 from orbit_ckpt._src.storage.layout import (
     PINNED,

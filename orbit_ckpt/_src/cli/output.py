@@ -1,12 +1,13 @@
-"""Output of commands: lines, tables, JSON."""
+"""Output of commands: lines, tables, JSON, progress."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,3 +151,29 @@ def confirm(question: str, *, yes: bool) -> None:
     except typer.Abort:
         echo()
     raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
+    """Show bytes, rate and time left if standard error is a terminal.
+
+    The context yields a function of the bytes done and the total bytes.
+    """
+    from rich.console import Console  # noqa: PLC0415 - an extra that only terminals need
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None  # noqa: ARG005 - no terminal
+        return
+    from rich import progress  # noqa: PLC0415 - see above
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

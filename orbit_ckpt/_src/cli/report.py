@@ -14,10 +14,16 @@ from pathlib import Path
 
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.leaves import Leaf, list_leaves
+from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.listing import step_fields
-from orbit_ckpt._src.cli.output import echo, human_bytes, plain, print_json, stored_bytes
-from orbit_ckpt._src.cli.progress import progress_bar
+from orbit_ckpt._src.cli.output import (
+    echo,
+    human_bytes,
+    plain,
+    print_json,
+    progress_bar,
+    stored_bytes,
+)
 from orbit_ckpt._src.cli.runs import list_run
 from orbit_ckpt._src.cli.values import measure_all
 from orbit_ckpt._src.errors import CheckpointNotFoundError, StorageError

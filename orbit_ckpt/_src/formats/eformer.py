@@ -21,8 +21,13 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
 from orbit_ckpt._src.formats.eformer_checksums import checksums_of_trees
 from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
-from orbit_ckpt._src.formats.zarr_find import has_arrays
-from orbit_ckpt._src.formats.zarr_tree import ArrayEntry, in_tree_order, key_paths, listed_arrays
+from orbit_ckpt._src.formats.zarr_tree import (
+    ArrayEntry,
+    has_arrays,
+    in_tree_order,
+    key_paths,
+    listed_arrays,
+)
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum

@@ -16,8 +16,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from orbit_ckpt._src.formats.base import Format, StoredTree
-from orbit_ckpt._src.formats.msgpack_nodes import ArrayNode
-from orbit_ckpt._src.formats.nested_tree import LinkedNode, stored_tree
+from orbit_ckpt._src.formats.nested_tree import ArrayNode, LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x import TF_STATE
 from orbit_ckpt._src.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index
 from orbit_ckpt._src.formats.tf_names import translate_t5

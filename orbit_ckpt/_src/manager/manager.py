@@ -28,7 +28,6 @@ from orbit_ckpt._src.manager.restore import (
     restore_step,
 )
 from orbit_ckpt._src.manager.retention import RetentionPlan
-from orbit_ckpt._src.manager.root_metadata import read_root_metadata
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
 from orbit_ckpt._src.manager.step_items import (
     Handlers,
@@ -39,7 +38,7 @@ from orbit_ckpt._src.manager.step_items import (
     plain_metrics,
     with_metrics,
 )
-from orbit_ckpt._src.manager.step_store import StepStore
+from orbit_ckpt._src.manager.step_store import StepStore, read_root_metadata
 from orbit_ckpt._src.manager.steps import as_step
 from orbit_ckpt._src.manager.writer import StepRequest, StepWriter
 from orbit_ckpt._src.runtime.checks import as_flag, check_mapping, check_methods

@@ -1,7 +1,7 @@
 """Tuples and namedtuples, container types that `_METADATA` otherwise loses.
 
 The encoding is Orbax's `value_metadata_tree`: the tree as JSON, with tuples, namedtuples and leaves
-as objects that have a `category`.
+as objects that have a `category`. `metadata.outline` writes it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ import collections
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.tree.build import is_namedtuple
-from orbit_ckpt._src.tree.flatten import children_of, is_leaf
 from orbit_ckpt._src.tree.keypath import (
     DictKey,
     KeyPath,
     NamePath,
-    is_sequence_key,
     key_class,
-    key_name,
     key_value,
 )
 
@@ -82,7 +78,7 @@ def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if not isinstance(found, type) or not issubclass(found, tuple):
         return None
-    cls = cast("type", found)
+    cls = cast(type, found)
     return cls if getattr(cls, "_fields", None) == fields else None
 
 
@@ -96,10 +92,10 @@ def _decode(
         return _decode(below, (*path, name), leaf, keys)
 
     if isinstance(node, list):
-        return [child(str(i), below) for i, below in enumerate(cast("list[object]", node))]
+        return [child(str(i), below) for i, below in enumerate(cast(list[object], node))]
     if not isinstance(node, dict):
         raise TypeError(f"expected an object or a list, found {node!r}")
-    fields = cast("dict[str, Any]", node)
+    fields = cast(dict[str, Any], node)
     category = fields.get("category")
     if category == "custom" and fields["clazz"] == LEAF_CLASS:
         return leaf(path)
@@ -132,60 +128,3 @@ def _keys_by_prefix(paths: Mapping[NamePath, KeyPath]) -> dict[NamePath, object]
             if key_class(key) is DictKey:
                 keys[names[: depth + 1]] = key_value(key)
     return keys
-
-
-Outline = object
-"""The containers of a tree in the form of `value_metadata_tree`, with `LEAF` for every leaf."""
-
-LEAF = object()
-
-
-def outline_of(tree: object) -> Outline:
-    """Return the containers of a tree being saved; later changes to it do not matter."""
-    kind = type(tree)
-    if kind is dict or kind is list:  # true of nearly all containers
-        plain = _plain_outline(cast("dict[object, object] | list[object]", tree))
-        if plain is not None:
-            return plain
-    if is_leaf(tree):
-        return LEAF
-    children = children_of(tree)
-    below = {key_name(key): outline_of(child) for key, child in children}
-    if is_namedtuple(tree):
-        return {
-            "category": "namedtuple",
-            "module": type(tree).__module__,
-            "clazz": type(tree).__qualname__,
-            "entries": [{"key": name, "value": value} for name, value in below.items()],
-        }
-    if isinstance(tree, tuple):
-        return {"category": "custom", "clazz": "tuple", "entries": list(below.values())}
-    if all(is_sequence_key(key) for key, _ in children):
-        return list(below.values())
-    return below
-
-
-def _plain_outline(tree: dict[object, object] | list[object]) -> Outline | None:
-    """Return the outline of a list or a dict with string keys; None for anything else."""
-    if not tree:
-        return None
-    if isinstance(tree, list):
-        return [outline_of(child) for child in tree]
-    if not all(type(key) is str for key in tree):
-        return None
-    return {key: outline_of(tree[key]) for key in sorted(cast("dict[str, object]", tree))}
-
-
-def encode_rich_types(outline: Outline, values: Iterable[object]) -> str:
-    """Return the text of `value_metadata_tree`.
-
-    Args:
-        outline: The containers.
-        values: JSON form of every leaf, in JAX's order.
-    """
-    remaining = iter(values)
-
-    def leaf(_: object) -> object:
-        return {"category": "custom", "clazz": LEAF_CLASS, "data": next(remaining)}
-
-    return json.dumps(outline, separators=(",", ":"), default=leaf)

@@ -170,7 +170,6 @@ class _Work:
             self.future.set_result(result)
 
 
-T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _ERRORS_TOLD = 10

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import as_dtype, storable
 from orbit_ckpt._src.errors import NameCollisionError, UnsupportedLeafError
-from orbit_ckpt._src.metadata.rich_types import Outline, class_name, outline_of
+from orbit_ckpt._src.metadata.outline import Outline, outline_of
+from orbit_ckpt._src.metadata.rich_types import class_name
 from orbit_ckpt._src.metadata.schema import LeafDetail
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.storage.layout import (

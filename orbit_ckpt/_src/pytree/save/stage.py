@@ -15,7 +15,7 @@ from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.files import arrays_file
-from orbit_ckpt._src.metadata.rich_types import encode_rich_types
+from orbit_ckpt._src.metadata.outline import encode_rich_types
 from orbit_ckpt._src.metadata.schema import (
     ArrayRecord,
     LeafRecord,
