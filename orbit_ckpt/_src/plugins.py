@@ -73,6 +73,6 @@ class PluginRegistry(Generic[T]):
         """
         for plugin in self.all(name):
             if plugin.error is None:
-                yield plugin, cast("T", plugin.loaded)
+                yield plugin, cast(T, plugin.loaded)
             else:
                 plugin.warn(plugin.error)

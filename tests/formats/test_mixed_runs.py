@@ -162,4 +162,4 @@ def test_the_latest_checkpoint_of_any_run_is_found(tmp_path: Path) -> None:
 
 
 def _history(run: Path) -> list[Any]:
-    return cast("list[Any]", report_data(run)["history"])
+    return cast(list[Any], report_data(run)["history"])

@@ -174,7 +174,7 @@ def test_registering_arguments_leaves_the_classes_as_they_are() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2, "args"])
 def test_arguments_may_be_given_where_orbax_has_them(place: int | str, tmp_path: Path) -> None:
-    args, save = ocp.args.JsonSave(TREE), cast("Any", ocp.JsonHandler().save)
+    args, save = ocp.args.JsonSave(TREE), cast(Any, ocp.JsonHandler().save)
     if isinstance(place, int):
         save(tmp_path, *[None] * place, args)
     else:

@@ -79,7 +79,7 @@ def test_an_option_that_does_nothing_warns_once_and_says_why(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ocp.PyTreeHandler(**cast("Any", dict.fromkeys(PYTREE)), handler_impl=None),
+        lambda: ocp.PyTreeHandler(**cast(Any, dict.fromkeys(PYTREE)), handler_impl=None),
         lambda: ocp.PyTreeHandler(multiprocessing_options=ocp.MultiprocessingOptions()),
         lambda: ocp.PyTreeHandler(enable_pinned_host_transfer=False),
         lambda: ocp.StandardHandler(multiprocessing_options=None),

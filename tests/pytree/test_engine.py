@@ -34,9 +34,7 @@ def test_a_tree_that_the_engine_saves_comes_back(tmp_path: Path) -> None:
 
 def test_without_rich_types_a_tuple_comes_back_as_a_list(tmp_path: Path) -> None:
     save(TreeIO(), tmp_path / "x", TREE)
-    plain = cast(
-        "dict[str, Any]", TreeIO(rich_types=False).restore(tmp_path / "x", RestoreOptions())
-    )
+    plain = cast(dict[str, Any], TreeIO(rich_types=False).restore(tmp_path / "x", RestoreOptions()))
     assert plain["pair"] == [1, 2]
 
 

@@ -65,12 +65,12 @@ def test_a_local_directory_may_have_a_colon_in_its_name(path: str, directory: Pa
 @pytest.mark.parametrize("url", ["file:///tmp/x", "file:/tmp/x", "file://localhost/tmp/x"])
 def test_a_file_url_is_a_local_path(url: str) -> None:
     assert resolve_path(url) == Path("/tmp/x")  # noqa: S108 - not written to
-    assert resolve_path(cast("Any", Path("file:///tmp/x"))) == Path("/tmp/x")  # noqa: S108
+    assert resolve_path(cast(Any, Path("file:///tmp/x"))) == Path("/tmp/x")  # noqa: S108
 
 
 def test_bytes_are_a_path_as_they_are_to_os(directory: Path) -> None:
     assert resolve_path(b"run/\xff") == directory / os.fsdecode(b"run/\xff")
-    ocp.save(cast("Any", b"run"), TREE)
+    ocp.save(cast(Any, b"run"), TREE)
     assert (directory / "run").is_dir()
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_path_is_an_error_that_names_its_type(
 
 def test_swapped_arguments_are_an_error_that_says_so(directory: Path) -> None:
     with pytest.raises(TypeError, match=r"dict.*Give a path; it comes first"):
-        ocp.save(cast("Any", TREE), cast("Any", "run"))
+        ocp.save(cast(Any, TREE), cast(Any, "run"))
     assert list(directory.iterdir()) == []
 
 

@@ -73,7 +73,7 @@ def test_a_checkpoint_may_be_at_the_top_of_a_bucket(store: str) -> None:
 
 def test_metadata_and_plan(store: str) -> None:
     ocp.save(f"{store}/1", tree())
-    found = cast("Any", ocp.metadata(f"{store}/1").tree)
+    found = cast(Any, ocp.metadata(f"{store}/1").tree)
     assert found["params"]["w"].shape == (60, 100)
     assert "params/w" in str(ocp.plan(f"{store}/1"))
 

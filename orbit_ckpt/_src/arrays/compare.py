@@ -330,11 +330,11 @@ def _is_nan(x: HostArray) -> HostArray:
 
 
 def _number(values: HostArray, position: int) -> Number:
-    return cast("Number", values[position : position + 1].tolist()[0])
+    return cast(Number, values[position : position + 1].tolist()[0])
 
 
 def _to_int(x: object) -> int:
-    return int(cast("float", x))
+    return int(cast(float, x))
 
 
 def _plain(x: object, arithmetic: Arithmetic) -> object:

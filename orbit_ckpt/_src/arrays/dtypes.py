@@ -97,7 +97,7 @@ def as_dtype(dtype_like: object) -> DType:
         TypeError: The value names none.
     """
     try:
-        return np.dtype(cast("Any", dtype_like))
+        return np.dtype(cast(Any, dtype_like))
     except SyntaxError as error:  # numpy raises it for text with commas
         raise TypeError(f"data type {dtype_like!r} not understood") from error
 
@@ -177,7 +177,7 @@ def python_scalar(value: HostArray) -> object:
 
 def is_numeric_array(value: object) -> bool:
     """Return whether a value is a NumPy array that JAX can hold: no text, dates or objects."""
-    return isinstance(value, np.ndarray) and cast("HostArray", value).dtype.kind not in "SUOmM"
+    return isinstance(value, np.ndarray) and cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
 def is_prng_dtype(dtype: object) -> bool:
@@ -186,7 +186,7 @@ def is_prng_dtype(dtype: object) -> bool:
         return False
     import jax  # noqa: PLC0415 - commands that need no JAX use this module
 
-    return jax.numpy.issubdtype(cast("DType", dtype), jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(cast(DType, dtype), jax.dtypes.prng_key)
 
 
 def is_lossless_kind(source: DType, target: DType) -> bool:

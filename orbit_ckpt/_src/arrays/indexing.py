@@ -99,7 +99,7 @@ def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
     """
     entries = [
         part
-        for entry in (cast("Sequence[object]", index) if isinstance(index, tuple) else (index,))
+        for entry in (cast(Sequence[object], index) if isinstance(index, tuple) else (index,))
         for part in _entries(entry)
     ]
     used = sum(entry is not None and entry is not Ellipsis for entry in entries)
@@ -170,7 +170,7 @@ def _entries(entry: object) -> list[object]:
     is_bool = isinstance(entry, bool | np.bool_)  # older numpy versions treat np.bool as an integer
     if not is_bool:
         with contextlib.suppress(TypeError):
-            return [operator.index(cast("Any", entry))]
+            return [operator.index(cast(Any, entry))]
     array = np.asarray(entry)
     if array.size == 0 and not isinstance(entry, np.ndarray):
         array = array.astype(np.intp)  # an empty list has a dtype of its own
@@ -209,7 +209,7 @@ def _choose(entry: object, axis: int, length: int) -> tuple[Chosen, object]:
             )
         positions = entry.where
     else:
-        positions = cast("IntArray", entry)
+        positions = cast(IntArray, entry)
         wrong = positions[(positions < -length) | (positions >= length)]
         if wrong.size:
             raise _out_of_range(int(wrong.flat[0]), axis, length)

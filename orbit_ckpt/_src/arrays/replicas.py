@@ -76,9 +76,9 @@ def broadcast(
         axis: The mesh axis along which the replicas lie.
         senders: The devices of one replica.
     """
-    sharding = cast("NamedSharding", target.sharding)
-    mesh = cast("Mesh", sharding.mesh)
-    dtype = cast("DType", target.dtype)
+    sharding = cast(NamedSharding, target.sharding)
+    mesh = cast(Mesh, sharding.mesh)
+    dtype = cast(DType, target.dtype)
     carrier, trailing = _carrier(dtype)
     spec = PartitionSpec(mesh.axis_names[axis], *sharding.spec)
     shape = (mesh.devices.shape[axis], *target.shape, *trailing)
@@ -99,7 +99,7 @@ def broadcast(
 
 def sent_bytes(target: jax.ShapeDtypeStruct) -> int:
     """Return the bytes that each device needs to receive an array, besides the array itself."""
-    sharding = cast("jax.sharding.Sharding", target.sharding)
+    sharding = cast(jax.sharding.Sharding, target.sharding)
     return math.prod(sharding.shard_shape(target.shape)) * target.dtype.itemsize
 
 
@@ -143,21 +143,21 @@ def _is_whole_bytes(dtype: DType) -> bool:
     if dtype.kind in "bc":
         return True
     is_integer = jnp.issubdtype(dtype, jnp.integer)
-    info = cast("Any", jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype))
+    info = cast(Any, jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype))
     return info.bits == 8 * dtype.itemsize
 
 
 def _used_axes(spec: PartitionSpec) -> set[object]:
     used: set[object] = set()
-    for entry in cast("Iterable[object]", spec):
-        used.update(cast("Iterable[object]", entry) if isinstance(entry, tuple) else (entry,))
+    for entry in cast(Iterable[object], spec):
+        used.update(cast(Iterable[object], entry) if isinstance(entry, tuple) else (entry,))
     return used
 
 
-_jit = cast("Callable[..., Callable[[jax.Array], jax.Array]]", jax.jit)
-_put = cast("Callable[[HostArray, jax.Device], jax.Array]", jax.device_put)
+_jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], jax.jit)
+_put = cast(Callable[[HostArray, jax.Device], jax.Array], jax.device_put)
 _bitcast = cast(
-    "Callable[[jax.Array, DType], jax.Array]",
+    Callable[[jax.Array, DType], jax.Array],
     jax.lax.bitcast_convert_type,
 )
 

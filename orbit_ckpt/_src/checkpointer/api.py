@@ -337,7 +337,7 @@ def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpt
         cast_policy=policy or "same_kind",
         cast_rules={} if policy else casts_by_patterns(casts),
         sharding_rules=None if sharding is None else _shardings_by_patterns(sharding),
-        **cast("Any", options),  # the others are fields of the same names
+        **cast(Any, options),  # the others are fields of the same names
     )
 
 
@@ -349,7 +349,7 @@ def _shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding
     """
     if not isinstance(sharding, Mapping):
         return {"**": as_sharding(sharding, "sharding")}
-    given = cast("Mapping[Pattern, object]", sharding)
+    given = cast(Mapping[Pattern, object], sharding)
     for pattern in given:
         compile_pattern(pattern)
     return {

@@ -182,7 +182,7 @@ class StandardCheckpointer(AsyncCheckpointer):
     ) -> None:
         """Start saving a tree; see `AsyncCheckpointer.save`."""
         if isinstance(state, CheckpointArgs):
-            args = cast("StandardSaveArgs", state)
+            args = cast(StandardSaveArgs, state)
         else:
             args = StandardSaveArgs(state, save_args)
         super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
@@ -192,7 +192,7 @@ class StandardCheckpointer(AsyncCheckpointer):
     ) -> Any:  # a tree of any type
         """Restore a tree like a target; see `StandardHandler.restore`."""
         if isinstance(target, CheckpointArgs):
-            args = cast("StandardRestoreArgs", target)
+            args = cast(StandardRestoreArgs, target)
         else:
             args = StandardRestoreArgs(target, strict=strict)
         return super().restore(directory, args=args)

@@ -153,7 +153,7 @@ class Checkpointer:
         item = None
         if describe is not None:
             with contextlib.suppress(NotImplementedError):  # raised by handlers without metadata
-                item = cast("_DescribesItems", self._handler).metadata(path)
+                item = cast(_DescribesItems, self._handler).metadata(path)
         if isinstance(item, StepMetadata):
             return item
         return describe_step(CheckedDirectory(path), item)
@@ -202,7 +202,7 @@ class Checkpointer:
         names = [field.name for field in fields(args_class)] if has_fields else []
         if len(args) > len(names):
             raise TypeError(f"expected at most {', '.join(names)}; found {len(args)} arguments")
-        make = cast("Any", args_class)
+        make = cast(Any, args_class)
         try:
             bound = inspect.signature(make).bind(*args, **kwargs)
         except TypeError as error:

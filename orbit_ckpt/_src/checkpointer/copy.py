@@ -303,7 +303,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         tree = _watched(tree, progress)
     found = metadata(src, reader=reader).custom_metadata
     is_object = isinstance(found, Mapping)
-    kept = typing.cast("Mapping[str, object]", found if is_object else {})
+    kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}
     other = None if is_object or custom_metadata else found
     request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite)

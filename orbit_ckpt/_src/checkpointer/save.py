@@ -301,7 +301,7 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
 def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
     """Yield the lazy arrays in the arguments of items and their trees."""
     if isinstance(value, Mapping):
-        for child in cast("Mapping[object, object]", value).values():
+        for child in cast(Mapping[object, object], value).values():
             yield from _lazy_arrays_in(child)
     elif isinstance(value, CheckpointArgs):
         yield from _lazy_arrays_in(vars(value))

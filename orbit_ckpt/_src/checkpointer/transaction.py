@@ -288,11 +288,11 @@ def check_json_object(value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         found = type(value).__name__
         raise TypeError(f"custom_metadata must be a JSON object, found {found}. {wanted}")
-    fields = cast("Mapping[object, object]", value)
+    fields = cast(Mapping[object, object], value)
     wrong = [key for key in fields if not isinstance(key, str)]
     if wrong:
         raise TypeError(f"custom_metadata must be a JSON object, found key {wrong[0]!r}. {wanted}")
     try:
-        return cast("dict[str, object]", copy_json(dict(fields)))
+        return cast(dict[str, object], copy_json(dict(fields)))
     except (TypeError, ValueError) as error:
         raise TypeError(f"custom_metadata must be a JSON object: {error}. {wanted}") from error

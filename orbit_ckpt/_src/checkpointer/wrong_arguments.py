@@ -74,7 +74,7 @@ def check_rules(rules: object) -> None:
 def _elements(value: object) -> Collection[object] | None:
     """Return the elements of a list or similar; None for anything else, including a dict."""
     is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-    return cast("Collection[object]", value) if is_list else None
+    return cast(Collection[object], value) if is_list else None
 
 
 def check_state_functions(functions: object) -> None:

@@ -95,8 +95,8 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
         transforms=read_rules(rules) if rules is not None else (),
         only=only or None,
         skip=skip or None,
-        missing=cast("Literal['error', 'skip']", missing),
-        unexpected=cast("Literal['error', 'ignore']", unexpected),
+        missing=cast(Literal["error", "skip"], missing),
+        unexpected=cast(Literal["error", "ignore"], unexpected),
     )
     try:
         found = TreeIO().explain(resolve_path(path), request, on_host=True)

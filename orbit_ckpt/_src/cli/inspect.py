@@ -154,7 +154,7 @@ def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool
     print_table(["item", "size", "leaves", "format"], [row], right={"size", "leaves"})
     known: Mapping[object, object] = {}
     if isinstance(custom, Mapping):
-        known = cast("Mapping[object, object]", custom)
+        known = cast(Mapping[object, object], custom)
     for key, value in known.items():
         echo(f"{key}: {value}")
     print_unfinished(unfinished)

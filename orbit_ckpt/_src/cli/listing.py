@@ -83,7 +83,7 @@ def _list_run(
         rows.append(
             [
                 str(info.step),
-                human_bytes(cast("int | None", step["bytes"])),
+                human_bytes(cast(int | None, step["bytes"])),
                 "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks),

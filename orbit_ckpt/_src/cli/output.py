@@ -71,9 +71,9 @@ def plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else _name_of(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in cast("Mapping[object, object]", value).items()}
+        return {str(k): plain(v) for k, v in cast(Mapping[object, object], value).items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in cast("Sequence[object]", value)]
+        return [plain(v) for v in cast(Sequence[object], value)]
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _plain_array(value)
     return str(value)

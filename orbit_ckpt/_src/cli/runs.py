@@ -177,7 +177,7 @@ def _own_step(found: RunStep) -> ListedStep | None:
     if found.reader is not None or found.step is None:
         return None
     try:
-        entry = make_entry(record_step(cast("int", found.step), found))
+        entry = make_entry(record_step(cast(int, found.step), found))
     except FileNotFoundError:
         return None
     return ListedStep(entry.info, entry.path, found.entries)
@@ -190,7 +190,7 @@ UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
 def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:
     time = UNKNOWN_TIME if found.time is None else datetime.fromtimestamp(found.time, tz=UTC)
     number = -1 if one.step is None else one.step
-    step = cast("int", number)  # or a fraction, which is listed, compared and kept alike
+    step = cast(int, number)  # or a fraction, which is listed, compared and kept alike
     info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
     return ListedStep(info, one.path, one.entries)
 

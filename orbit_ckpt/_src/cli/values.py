@@ -65,7 +65,7 @@ def statistics_of(
 def as_host(value: object) -> HostArray | None:
     """Convert one or several numbers to an array; return None for anything else."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-        host = np.asarray(cast("object", value))
+        host = np.asarray(cast(object, value))
         return host if storable(host.dtype) else None
     return None
 

@@ -39,7 +39,7 @@ def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
     """Yield the formats of other programs that this package reads."""
     for name in names:
         module = importlib.import_module(f"orbit_ckpt._src.formats.{name}")
-        yield cast("Format", module.FORMAT)
+        yield cast(Format, module.FORMAT)
 
 
 def find_format(path: Path) -> tuple[Format | None, str]:

@@ -37,8 +37,8 @@ def checksums_of_arrays(
         return {}
     found: dict[str, str] = {}
     for name, (shape, dtype) in arrays.items():
-        value = cast("Mapping[str, object]", sums).get(name)
-        described = cast("Mapping[str, object]", descriptions).get(name)
+        value = cast(Mapping[str, object], sums).get(name)
+        described = cast(Mapping[str, object], descriptions).get(name)
         if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
             continue
         if _describes(described, shape, dtype):
@@ -68,7 +68,7 @@ def checksums_of_trees(
     """
     if not isinstance(sums, Mapping) or not sums:
         return {}
-    names = set(cast("Mapping[str, object]", sums))
+    names = set(cast(Mapping[str, object], sums))
     named = [
         {_name_in_tree(entry, prefix): entry for entry in entries}
         for prefix, entries in trees.items()
@@ -81,7 +81,7 @@ def checksums_of_trees(
         arrays = {name: entry.layout() for name, entry in entries.items()}
     except ValueError:  # of the index, which is refused where it is read
         return {}
-    found = checksums_of_arrays(cast("object", sums), descriptions, arrays)
+    found = checksums_of_arrays(cast(object, sums), descriptions, arrays)
     return {entries[name].path: value for name, value in found.items()}
 
 
@@ -99,7 +99,7 @@ def _name_in_tree(entry: ArrayEntry, prefix: str | None) -> str:
 def _describes(described: object, shape: Shape, dtype: DType) -> bool:
     if not isinstance(described, Mapping) or _SUB_BYTE.fullmatch(dtype.name):
         return False
-    fields = cast("Mapping[str, object]", described)
+    fields = cast(Mapping[str, object], described)
     try:
         return fields.get("shape") == list(shape) and as_dtype(str(fields.get("dtype"))) == dtype
     except TypeError:

@@ -175,4 +175,4 @@ def _pack(obj: object) -> bytes:
         data = msgpack.packb([obj.real, obj.imag])
         return msgpack.packb(msgpack.ExtType(COMPLEX, data))
     is_empty = isinstance(obj, list | tuple) and not obj
-    return msgpack.packb({} if is_empty else cast("object", obj))
+    return msgpack.packb({} if is_empty else cast(object, obj))

@@ -226,7 +226,7 @@ class _Scanner:
             value = self.scan(end, depth + 1)
             if not isinstance(value, list):
                 raise ValueError(f"extension type {code} does not hold a list")
-            elements = cast("list[Any]", value)
+            elements = cast(list[Any], value)
             value = complex(*elements) if code == COMPLEX else tuple(elements)
         else:
             data = self._read_bytes(end - self.position, end)
@@ -367,11 +367,11 @@ def _join_chunks(fields: dict[object, object]) -> object:
     """Put an array together that Flax split because msgpack limits the size of one value."""
     if CHUNKED not in fields:
         return fields
-    shape = tuple(cast("list[int]", _ordered(fields["shape"])))
+    shape = tuple(cast(list[int], _ordered(fields["shape"])))
     chunks = _ordered(fields["chunks"])
     if not chunks or not all(isinstance(chunk, ArrayNode) for chunk in chunks):
         raise ValueError("an array in parts that are none")
-    parts = cast("list[ArrayNode]", chunks)
+    parts = cast(list[ArrayNode], chunks)
     dtype = parts[0].dtype
     if not all(type(n) is int for n in shape):
         raise ValueError(f"shape {str(shape)[:80]}")
@@ -381,11 +381,11 @@ def _join_chunks(fields: dict[object, object]) -> object:
         raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
     values = [part.value for part in parts]
     extents = [value for value in values if isinstance(value, Extent)]
-    value = Pieces.of(extents) if extents else b"".join(cast("list[bytes]", values))
+    value = Pieces.of(extents) if extents else b"".join(cast(list[bytes], values))
     return ArrayNode(shape, dtype, value)
 
 
 def _ordered(value: object) -> list[object]:
     """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
-    fields = cast("Mapping[str, object]", value)
+    fields = cast(Mapping[str, object], value)
     return [fields[str(i)] for i in range(len(fields))]

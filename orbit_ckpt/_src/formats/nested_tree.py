@@ -70,10 +70,10 @@ def with_values(node: object) -> object:
         CorruptionError: The file has become shorter.
     """
     if isinstance(node, dict):
-        fields = cast("dict[object, object]", node)
+        fields = cast(dict[object, object], node)
         return {key: with_values(child) for key, child in fields.items()}
     if isinstance(node, list | tuple):
-        elements = cast("list[object]", node)
+        elements = cast(list[object], node)
         children = [one if type(one) in NUMBERS else with_values(one) for one in elements]
         return children if isinstance(node, list) else tuple(children)
     if isinstance(node, ObjectNode):
@@ -177,20 +177,20 @@ def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> Non
         _check_here(node, f"{file}: {format_path(names)}", file)
     pairs: Iterable[tuple[object, object]] = ()
     if isinstance(node, dict):
-        pairs = cast("dict[object, object]", node).items()
+        pairs = cast(dict[object, object], node).items()
     elif isinstance(node, list | tuple):
-        pairs = enumerate(cast("list[object]", node))
+        pairs = enumerate(cast(list[object], node))
     for key, child in pairs:
         if isinstance(child, str | dict | list | tuple):
-            _check_strings(cast("object", child), file, (*names, str(key)))
+            _check_strings(cast(object, child), file, (*names, str(key)))
 
 
 def _measure(node: object) -> tuple[int, bool]:
     """Return how many values there are besides arrays, and whether the keys of all dicts sort."""
     if not isinstance(node, dict | list | tuple):
         return 0 if isinstance(node, ArrayNode) else 1, True
-    fields = cast("dict[object, object]", node) if isinstance(node, dict) else {}
-    children = list(fields.values() if fields else cast("Iterable[object]", node))
+    fields = cast(dict[object, object], node) if isinstance(node, dict) else {}
+    children = list(fields.values() if fields else cast(Iterable[object], node))
     is_sorted = len(set(map(type, fields))) < 2
     others = [child for child in children if type(child) not in NUMBERS]
     found = [_measure(child) for child in others]

@@ -107,7 +107,7 @@ def _string_names(strings: Mapping[str, object], prefix: str = "") -> Iterator[s
         if isinstance(value, str):
             yield f"{prefix}{key}"
         elif isinstance(value, dict):
-            yield from _string_names(cast("Mapping[str, object]", value), f"{prefix}{key}/")
+            yield from _string_names(cast(Mapping[str, object], value), f"{prefix}{key}/")
 
 
 def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:

@@ -60,7 +60,7 @@ def _open(known: Format, path: Path, *, as_whole: bool) -> StoredTree:
     read = known.open_whole if as_whole and isinstance(known, WholeReader) else known.open
     kind = type(known)
     try:
-        found = cast("object", read(path))
+        found = cast(object, read(path))
     except (CheckpointError, OSError):
         raise
     except Exception as error:  # of a plug-in, which may raise anything

@@ -221,7 +221,7 @@ def _locate_in_store(root: StorePath) -> Run:
     unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
     (flax,) = built_in_formats(("flax_msgpack",))
     files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
-    found = [(at, cast("StepRecognizer", flax).step_at(at)) for at in files]
+    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
     steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
     steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
     if not own and len(steps) == 1:

@@ -122,7 +122,7 @@ class T5XFormat(Format, StepRecognizer):
 
     def _body(self, root: object, file: Path) -> object:
         """Return the state, once its version is known to be readable."""
-        fields = cast("Mapping[str, object]", root) if isinstance(root, dict) else None
+        fields = cast(Mapping[str, object], root) if isinstance(root, dict) else None
         version = fields.get(_VERSION, 0) if fields is not None else 0
         if fields is None or type(version) is not int:
             raise FormatError(f"{file} is not of T5X: it is no dict with a version")
@@ -146,11 +146,11 @@ class T5XFormat(Format, StepRecognizer):
     def _arrays(self, node: object, file: Path, keys: tuple[str, ...]) -> object:
         """Return a tree with arrays in the place of their specifications."""
         if isinstance(node, list):
-            nodes = enumerate(cast("list[object]", node))
+            nodes = enumerate(cast(list[object], node))
             return [self._arrays(value, file, (*keys, str(i))) for i, value in nodes]
         if not isinstance(node, dict):
             return node
-        fields = cast("dict[str, Any]", node)
+        fields = cast(dict[str, Any], node)
         if not is_spec(fields):
             return {key: self._arrays(fields[key], file, (*keys, str(key))) for key in fields}
         where = f"{file}: {'/'.join(keys)}"
@@ -323,15 +323,15 @@ def _is_state(file: Path) -> bool:
     except FormatError:
         return False
     is_dict = isinstance(root, dict)
-    has_keys = is_dict and cast("dict[str, object]", root).keys() >= {_VERSION, _BODY}
-    return has_keys or _has_spec(cast("object", root))
+    has_keys = is_dict and cast(dict[str, object], root).keys() >= {_VERSION, _BODY}
+    return has_keys or _has_spec(cast(object, root))
 
 
 def _has_spec(node: object) -> bool:
     if isinstance(node, dict):
-        fields = cast("dict[str, object]", node)
+        fields = cast(dict[str, object], node)
         return is_spec(fields) or any(map(_has_spec, fields.values()))
-    return isinstance(node, list) and any(map(_has_spec, cast("list[object]", node)))
+    return isinstance(node, list) and any(map(_has_spec, cast(list[object], node)))
 
 
 def _first_key(data: bytes) -> str | None:

@@ -39,7 +39,7 @@ _DEFLATED = frozenset({None, "gzip", "zlib"})
 
 def is_spec(node: object) -> bool:
     """Return whether a node of a tree stands for an array, by T5X's rule."""
-    return isinstance(node, Mapping) and cast("Mapping[str, object]", node).keys() >= _KEYS
+    return isinstance(node, Mapping) and cast(Mapping[str, object], node).keys() >= _KEYS
 
 
 class Spec(Struct, frozen=True):
@@ -88,7 +88,7 @@ def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
     metadata = fields["metadata"]
     if not isinstance(metadata, Mapping):
         raise ValueError(f"its metadata are {str(metadata)[:80]}")
-    known = cast("Mapping[str, Any]", metadata)
+    known = cast(Mapping[str, Any], metadata)
     name = fields.get("dtype", known.get("dtype"))
     compressor = known.get("compressor", UNSET)
     if compressor is not None and not isinstance(compressor, Mapping | UnsetType):
@@ -111,7 +111,7 @@ def _relative_path(fields: Mapping[str, Any]) -> str:
     """
     found = fields["kvstore"]
     is_dict = isinstance(found, Mapping)
-    kvstore = cast("Mapping[str, object]", found) if is_dict else dict[str, object]()
+    kvstore = cast(Mapping[str, object], found) if is_dict else dict[str, object]()
     driver = kvstore.get("driver")
     if driver not in _LOCAL:
         raise ValueError(f"Unsupported TensoreStore driver. Got {driver}.")  # T5X's spelling
@@ -140,11 +140,11 @@ def _text(value: object) -> str:
 def _lengths(value: object, what: str) -> Shape | None:
     if value is None:
         return None
-    lengths = cast("list[object]", value) if isinstance(value, list | tuple) else [None]
+    lengths = cast(list[object], value) if isinstance(value, list | tuple) else [None]
     is_sound = len(lengths) <= _MAX_DIMENSIONS
     if not is_sound or not all(type(n) is int and 0 <= n < 2**63 for n in lengths):
         raise ValueError(f"its {what} are {str(lengths)[:80]}")
-    return tuple(cast("Sequence[int]", lengths))
+    return tuple(cast(Sequence[int], lengths))
 
 
 class SpecArray(ForeignArray):
@@ -244,4 +244,4 @@ def _document_of(spec: Spec) -> bytes:
     if dtype is None or not spec.is_complete:
         raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
     compressor = cast("Mapping[str, object] | None", spec.compressor)
-    return document_of(cast("Shape", spec.shape), dtype, cast("Shape", spec.chunks), compressor)
+    return document_of(cast(Shape, spec.shape), dtype, cast(Shape, spec.chunks), compressor)

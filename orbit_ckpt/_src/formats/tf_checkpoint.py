@@ -228,7 +228,7 @@ def _tree(variables: Mapping[str, Any], index: Path) -> object:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
                 raise FormatError(f"{index}: {name!r} is below another variable")
-            node = cast("dict[str, Any]", node)
+            node = cast(dict[str, Any], node)
         if last in node:
             raise FormatError(f"{index}: {name!r} is above another variable, or is there twice")
         node[last] = _leaf(value)
@@ -239,7 +239,7 @@ def _leaf(value: object) -> object:
     if isinstance(value, TFVariable):
         return LinkedNode(value.array())
     if isinstance(value, np.ndarray | np.generic):
-        host: HostArray = np.asarray(cast("HostArray", value))
+        host: HostArray = np.asarray(cast(HostArray, value))
         data = host.astype(host.dtype.newbyteorder("<")).tobytes()
         return ArrayNode(host.shape, host.dtype, data, is_scalar=not host.shape)
     return value

@@ -93,7 +93,7 @@ def array_stream(leaf: object) -> ArrayStream | None:
             lambda r: lazy.in_order(r.block_bytes, r.max_bytes // 2),
         )
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        host = cast("HostArray", leaf)
+        host = cast(HostArray, leaf)
         if is_prng_dtype(host.dtype):
             return None
         dtype = np.dtype(host.dtype).newbyteorder("<")
@@ -104,7 +104,7 @@ def array_stream(leaf: object) -> ArrayStream | None:
 def kind_of(leaf: object) -> str:
     """Return what messages call a leaf that cannot be written: its dtype, or its type."""
     is_array = isinstance(leaf, LazyArray | jax.Array | np.ndarray | np.generic)
-    return str(cast("HostArray", leaf).dtype) if is_array else type(leaf).__name__
+    return str(cast(HostArray, leaf).dtype) if is_array else type(leaf).__name__
 
 
 def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:

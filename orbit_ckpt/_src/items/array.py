@@ -93,9 +93,9 @@ class ArrayHandler(
         if leaf_args is not None and not is_bare:
             leaf_args = {self._name: leaf_args}
         found = self._trees.restore(directory, args=PyTreeRestoreArgs(restore_args=leaf_args))
-        return found if is_bare else cast("dict[str, object]", found)[self._name]
+        return found if is_bare else cast(dict[str, object], found)[self._name]
 
     def metadata(self, directory: PathLike) -> object:
         """Return metadata of the array without reading it."""
         tree = self._trees.metadata(directory).tree
-        return cast("dict[str, object]", tree)[self._name] if isinstance(tree, dict) else tree
+        return cast(dict[str, object], tree)[self._name] if isinstance(tree, dict) else tree

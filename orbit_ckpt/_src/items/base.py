@@ -181,7 +181,7 @@ def register_with_handler(
         raise ValueError("Set for_save or for_restore: the arguments must be for something.")
 
     def register(args_cls: type[ArgsT]) -> type[ArgsT]:
-        kind = cast("object", args_cls)
+        kind = cast(object, args_cls)
         if not (isinstance(kind, type) and is_args_class(kind)):
             raise TypeError(
                 f"{args_cls!r} is not derived from CheckpointArgs, so it cannot hold the arguments "
@@ -328,7 +328,7 @@ def handler_class_of(args: object) -> type[CheckpointHandler]:
             f"{kind.__qualname__} belongs to no item handler; decorate it with "
             "register_with_handler."
         )
-    return cast("type[CheckpointHandler]", found)
+    return cast(type[CheckpointHandler], found)
 
 
 def typestr_of(handler: object) -> str:
@@ -338,7 +338,7 @@ def typestr_of(handler: object) -> str:
     inherits the name could not restore its checkpoints.
     """
     kind = handler if isinstance(handler, type) else type(handler)
-    typestr = cast("Callable[[], str] | None", getattr(kind, "typestr", None))
+    typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
         return _name_of(kind)
     return typestr()
@@ -415,5 +415,5 @@ def warn_of_unused(handler: object, **given: object) -> None:
 def _default(value: object) -> object:
     """Return the value of an option that stands for "not set"."""
     if is_dataclass(value):
-        return cast("object", type(value)())
+        return cast(object, type(value)())
     return False if isinstance(value, bool) else None

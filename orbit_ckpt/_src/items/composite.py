@@ -362,7 +362,7 @@ def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
     Raises:
         ValueError: The handler needs explicit arguments.
     """
-    kind = cast("Any", own_args(type(handler), 1))
+    kind = cast(Any, own_args(type(handler), 1))
     if kind is None:
         return {}
     try:

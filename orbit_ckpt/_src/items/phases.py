@@ -60,7 +60,7 @@ async def stage_item(
     """
     method = _overriding_method(handler, copy=copy)
     if method is None:
-        commit = await cast("StagingHandler", handler).stage(directory, args["args"], copy=copy)
+        commit = await cast(StagingHandler, handler).stage(directory, args["args"], copy=copy)
         if is_overridden(handler, "finalize", since="stage"):
             return _with_finalize(handler, directory, commit)
         return commit
@@ -332,9 +332,9 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
         """Build arguments from fields; one of these may be the arguments, like Orbax's `args`."""
         for given in (item, save_args):
             if isinstance(given, self._save_args):
-                return cast("SaveT", given)
+                return cast(SaveT, given)
         options = {} if save_args is None else {"save_args": save_args}
-        return cast("Any", self._save_args)(item, **options)
+        return cast(Any, self._save_args)(item, **options)
 
     @override
     @abstractmethod
@@ -394,4 +394,4 @@ def restore_item(
         open_checked(directory).verify_below(f"{item}/" if item else "")
         path = foreign_path(handler, path)
     positional, named = _unpack(args)
-    return cast("Callable[..., object]", handler.restore)(path, *positional, **named)
+    return cast(Callable[..., object], handler.restore)(path, *positional, **named)

@@ -121,7 +121,7 @@ class ProtoHandler(
 
 def _encode(name: str, message: Message) -> bytes:
     base, text_format = _protobuf()
-    if not isinstance(cast("object", message), base):
+    if not isinstance(cast(object, message), base):
         raise TypeError(
             f"{name}: expected a message of protobuf, found {type(message).__qualname__}. Use "
             "JsonSave or PyTreeSave for other values."

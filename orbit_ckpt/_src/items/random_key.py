@@ -48,7 +48,7 @@ class _KeyFiles:
     ) -> tuple[Any, Mapping[str, object]]:
         both = Composite(**{self._key: key, self._about: JsonRestoreArgs()})
         found = self._items.restore(directory, args=both)
-        about = cast("dict[str, object]", found[self._about])
+        about = cast(dict[str, object], found[self._about])
         if type(about) is not dict or type(about.get(field)) not in (bool, int):
             raise FormatError(
                 f"{resolve_path(directory) / self._about}: expected an object that says whether "
@@ -109,7 +109,7 @@ class JaxRandomKeyHandler(
             TypeError: It is not a JAX array.
             ValueError: Its implementation has no registered name.
         """
-        key = cast("object", args.item)
+        key = cast(object, args.item)
         if not isinstance(key, jax.Array):
             raise TypeError(
                 f"{item_name(directory)}: expected a key of JAX, found {type(key).__name__}"
@@ -143,7 +143,7 @@ class JaxRandomKeyHandler(
             return key
         # Orbax does not record the implementation and uses the default one
         impl = about.get("impl")
-        default = cast("str", jax.config.jax_default_prng_impl)
+        default = cast(str, jax.config.jax_default_prng_impl)
         return wrap_keys(key, impl if isinstance(impl, str) else default)
 
 
@@ -190,14 +190,14 @@ class NumpyRandomKeyHandler(
         Raises:
             TypeError: It is neither a tuple nor a dict.
         """
-        state = cast("object", args.item)
+        state = cast(object, args.item)
         if not isinstance(state, tuple | dict):
             raise TypeError(
                 f"{item_name(directory)}: expected what np.random.get_state returns, found "
                 f"{type(state).__name__}"
             )
         about = {"legacy": isinstance(state, tuple)}
-        tree = PyTreeSaveArgs(cast("object", state))
+        tree = PyTreeSaveArgs(cast(object, state))
         return await self._files.stage(directory, tree, about, copy=copy)
 
     @override

@@ -75,7 +75,7 @@ class DefaultCheckpointHandlerRegistry:
                 f"item {item!r} has a handler for {key[1].__name__} already: {self._entries[key]!r}"
             )
         handler = handler or handler_class_of(args)
-        self._entries[key] = cast("Any", handler)() if isinstance(handler, type) else handler
+        self._entries[key] = cast(Any, handler)() if isinstance(handler, type) else handler
 
     def has(self, item: str | None, args: object) -> bool:
         """Return whether the item, or all items, have a handler for these arguments."""
@@ -153,7 +153,7 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     module, _, name = typestr.rpartition(".")
     imported = getattr(sys.modules.get(module), name, None)
     if isinstance(imported, type) and registered_args(imported) is not None:
-        return cast("type[CheckpointHandler]", imported)  # registered with Orbax
+        return cast(type[CheckpointHandler], imported)  # registered with Orbax
     raise ValueError(
         f"no item handler {typestr!r} is known here. Import the module that defines it, or give "
         "arguments for the item."
@@ -167,7 +167,7 @@ def _prepare_plugin(plugin: object) -> type[CheckpointHandler]:
         TypeError: The plug-in provides something else.
     """
     if isinstance(plugin, type) and hasattr(plugin, "save") and hasattr(plugin, "restore"):
-        return cast("type[CheckpointHandler]", plugin)
+        return cast(type[CheckpointHandler], plugin)
     raise TypeError(f"{plugin!r} is no class with the methods of an item handler")
 
 

@@ -309,7 +309,7 @@ def _methods_of(item: object, name: str) -> _Methods:
     for getter, setter in _METHODS:
         found = getattr(item, getter, None), getattr(item, setter, None)
         if all(map(callable, found)) and not isinstance(item, type):
-            return _Methods(*cast("tuple[Callable[[], Any], Callable[[Any], object]]", found))
+            return _Methods(*cast(tuple[Callable[[], Any], Callable[[Any], object]], found))
     what = f"the class {item.__qualname__}" if isinstance(item, type) else _type_of(item)
     pairs = ", or ".join(f"{getter}() and {setter}(state)" for getter, setter in _METHODS)
     raise TypeError(f"{name}: expected an object with {pairs}; found {what}")
@@ -317,7 +317,7 @@ def _methods_of(item: object, name: str) -> _Methods:
 
 def _kind_of(state: object, name: str) -> StateKind:
     if isinstance(state, bytes | bytearray | memoryview):
-        data = bytes(cast("bytes", state))
+        data = bytes(cast(bytes, state))
         return StateKind.JSON_TEXT if _is_json_text(data) else StateKind.BYTES
     try:
         return StateKind.JSON if _is_json(state) else StateKind.TREE
@@ -340,9 +340,9 @@ def _is_json(value: object) -> bool:
     """Return whether a value survives JSON unchanged; an `OrderedDict` becomes a dict."""
     kind = type(value)
     if kind is list:
-        return all(map(_is_json, cast("list[object]", value)))
+        return all(map(_is_json, cast(list[object], value)))
     if kind is dict or kind is OrderedDict:
-        fields = cast("dict[object, object]", value)
+        fields = cast(dict[object, object], value)
         return all(type(key) is str and _is_json(field) for key, field in fields.items())
     return kind in _JSON_SCALARS
 

@@ -305,9 +305,7 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     """
     directory = path / METRICS_ITEM
     try:
-        return cast(
-            "Mapping[str, object]", read_json_item(CheckedDirectory(directory), METRICS_ITEM)
-        )
+        return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))
     except CheckpointError:
         if directory.is_dir():
             raise

@@ -318,7 +318,7 @@ def own_options(options: object) -> CheckpointManagerOptions:
     example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
     kind = CheckpointManagerOptions
     check_type("options", options, kind, "a CheckpointManagerOptions", example)
-    return kind() if options is None else copy.copy(cast("CheckpointManagerOptions", options))
+    return kind() if options is None else copy.copy(cast(CheckpointManagerOptions, options))
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class StepItems:
         with self._looking_at(path):
             is_tree = _holds_one_tree(path)
             found = self._tree_metadata(path) if is_tree else checkpointer.metadata(path)
-            items = self._unwrap(cast("Any", found.item_metadata))
+            items = self._unwrap(cast(Any, found.item_metadata))
         return replace(found, item_metadata=items)
 
     @contextlib.contextmanager
@@ -220,7 +220,7 @@ class StepItems:
         handler = self._tree_handler(name, args)
         given = StandardRestoreArgs() if args is None else args
         if args is None and not isinstance(handler, StandardHandler):
-            given = cast("Any", registered_args(type(handler)) or (None, PyTreeRestoreArgs))[1]()
+            given = cast(Any, registered_args(type(handler)) or (None, PyTreeRestoreArgs))[1]()
         with reported_restore(path):
             return Composite(**{name: handler.restore(path, args=given)})
 
@@ -273,8 +273,8 @@ class StepItems:
     ) -> Composite:
         """Return arguments built from items and the fields of their handlers' argument classes."""
         wrap = DEFAULT_ITEM if self._single else None
-        by_name = cast("Mapping[str, object]", {wrap: items} if wrap else items or {})
-        fields = cast("Mapping[str, Any]", {wrap: kwargs} if wrap else kwargs or {})
+        by_name = cast(Mapping[str, object], {wrap: items} if wrap else items or {})
+        fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
         made: dict[str, CheckpointArgs] = {}
         for name in dict.fromkeys([*by_name, *fields]):
             handler = self._handlers.get(name)
@@ -283,8 +283,8 @@ class StepItems:
                     f"It is not known how to save or restore item {name!r}; give args=, or "
                     "item_handlers when the manager is made."
                 )
-            kind = cast("Any", own_args(type(handler), position))
-            item, more = by_name.get(name), cast("Mapping[str, Any]", fields.get(name) or {})
+            kind = cast(Any, own_args(type(handler), position))
+            item, more = by_name.get(name), cast(Mapping[str, Any], fields.get(name) or {})
             made[name] = PassedArgs((item,), more) if kind is None else kind(item, **more)
         return Composite(**made)
 
@@ -316,12 +316,12 @@ def _check_handlers(handlers: object) -> None:
         TypeError: It is neither a handler nor handlers by item.
     """
     if isinstance(handlers, Mapping):
-        for name, handler in cast("Mapping[str, object]", handlers).items():
+        for name, handler in cast(Mapping[str, object], handlers).items():
             if handler is not None:
                 check_handler(f"item_handlers[{name!r}]", handler)
     elif handlers is not None:
         if isinstance(handlers, list | tuple):
-            found = show(cast("object", handlers))
+            found = show(cast(object, handlers))
             raise TypeError(
                 f"item_handlers must be a handler, or handlers by item, found {found}. "
                 "Give {'state': StandardCheckpointHandler()}, for example."
@@ -346,7 +346,7 @@ def handlers_of(
     if handlers is not None:
         raise ValueError("Give checkpointers or item_handlers, not both.")
     pairs = (
-        cast("Mapping[str, object]", checkpointers).items()
+        cast(Mapping[str, object], checkpointers).items()
         if isinstance(checkpointers, Mapping)
         else [("", checkpointers)]
     )
@@ -386,10 +386,10 @@ def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
 
     def plain(value: Any) -> object:
         if isinstance(value, Mapping):  # JAX would sort the names
-            fields = cast("Mapping[str, Any]", value)
+            fields = cast(Mapping[str, Any], value)
             return {name: plain(field) for name, field in fields.items()}
         if isinstance(value, list | tuple):
-            return [plain(entry) for entry in cast("Sequence[Any]", value)]
+            return [plain(entry) for entry in cast(Sequence[Any], value)]
         return plain_scalar(value) if getattr(value, "ndim", None) == 0 else value
 
-    return cast("dict[str, object]", plain(metrics))
+    return cast(dict[str, object], plain(metrics))

@@ -81,7 +81,7 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
             below = node.setdefault(parent, {})
             if not isinstance(below, dict):
                 break  # a string has this name; only Orbax misses the nested form
-            node = cast("dict[str, object]", below)
+            node = cast(dict[str, object], below)
         else:
             node.setdefault(last, text)
     write_file(directory / STRINGS, encode_user_json(document))
@@ -186,7 +186,7 @@ def find_string(strings: Mapping[str, object], name: str) -> str | None:
         return found
     node: object = strings
     for part in name.split("/"):
-        node = cast("Mapping[str, object]", node).get(part) if isinstance(node, dict) else None
+        node = cast(Mapping[str, object], node).get(part) if isinstance(node, dict) else None
     return node if isinstance(node, str) else None
 
 
@@ -223,7 +223,7 @@ def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMet
 
 def _object(value: object) -> Mapping[str, object]:
     """Return a JSON object; an empty one for anything else."""
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
 
 
 def write_step(directory: Path, document: StepDocument) -> None:

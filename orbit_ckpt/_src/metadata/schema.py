@@ -365,7 +365,7 @@ class _Step(Struct):
 
 def encode_value(leaf: LeafRecord) -> dict[str, object]:
     """Return the JSON form of a leaf's own record, without its path."""
-    return cast("dict[str, object]", msgspec.to_builtins(_value_of(leaf)))
+    return cast(dict[str, object], msgspec.to_builtins(_value_of(leaf)))
 
 
 def _value_of(leaf: LeafRecord) -> _Value:

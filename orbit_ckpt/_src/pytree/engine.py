@@ -104,7 +104,7 @@ def _bytes_of(name: str, gigabytes: object) -> int | None:
     if gigabytes is None:
         return None
     check_number(name, gigabytes, can_be_zero=False)
-    return max(1, int(cast("float", gigabytes) * _GB))
+    return max(1, int(cast(float, gigabytes) * _GB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class TreeIO:
         async def read(source: StoredTree) -> T:
             with source.unchanged():
                 if source.read_whole is not None:
-                    return cast("T", await asyncio.to_thread(source.read_whole))
+                    return cast(T, await asyncio.to_thread(source.read_whole))
                 batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
                 return await run(await resolve_restore(source, batch, self.registry, options))
 

@@ -98,7 +98,7 @@ def check_elements(name: str, value: object, methods: Collection[str], advice: s
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list, found {show(value)}. {advice}")
-    for element in cast("Collection[object]", value):
+    for element in cast(Collection[object], value):
         if element is None:
             raise TypeError(f"{name} has an element None. {advice}")
         check_methods(f"{name}: every element", element, methods, advice)
@@ -150,7 +150,7 @@ def check_axes(name: str, value: object) -> None:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a tuple of integers, found {show(value)}.")
-    for number in cast("Collection[object]", value):
+    for number in cast(Collection[object], value):
         check_axis(f"{name}: every element", number)
 
 
@@ -196,7 +196,7 @@ def check_steps(name: str, value: object, *, what: str = "steps") -> None:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list of {what}, found {show(value)}.")
-    for step in cast("Collection[object]", value):
+    for step in cast(Collection[object], value):
         check_int(f"{name}: every element", step, least=0)
 
 
@@ -210,7 +210,7 @@ def as_flag(name: str, value: object) -> bool:
         return value
     if value is None:
         return False
-    number = cast("Any", value)
+    number = cast(Any, value)
     is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
     if not is_scalar or getattr(value, "shape", ()) or number not in (0, 1):
         raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")

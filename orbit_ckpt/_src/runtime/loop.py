@@ -263,7 +263,7 @@ async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     if not errors:
-        return cast("list[T]", results)
+        return cast(list[T], results)
     first = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     others = [error for error in errors if error is not first]
     for error in others[:_ERRORS_TOLD]:

@@ -397,7 +397,7 @@ class BatchReader:
                 pass
             return
         box = chunk_region(index, read.layout.chunk_shape)
-        self.read_part(read, cast("Region", box.intersect(whole(read.layout.shape))))
+        self.read_part(read, cast(Region, box.intersect(whole(read.layout.shape))))
 
     @contextmanager
     def _reading(self, nbytes: int) -> Generator[ValueReader]:

@@ -288,7 +288,7 @@ def _below(prefix: str) -> ts.KvStore.KeyRange:
 
 
 def _range(start: bytes, end: bytes) -> ts.KvStore.KeyRange:
-    return cast("Any", ts.KvStore.KeyRange)(start, end)
+    return cast(Any, ts.KvStore.KeyRange)(start, end)
 
 
 _ANNOTATIONS = re.compile(r" \[[\w-]+='.*", re.DOTALL)

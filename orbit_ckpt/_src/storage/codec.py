@@ -194,9 +194,9 @@ def _decompress(encoded: memoryview, layout: ZarrArray, chunk: memoryview) -> st
 def _open_zstd(encoded: memoryview | _Source) -> _Reader:
     decompressor = zstandard.ZstdDecompressor()
     reader = decompressor.stream_reader(
-        cast("Any", encoded), read_size=_READ_BYTES, read_across_frames=True
+        cast(Any, encoded), read_size=_READ_BYTES, read_across_frames=True
     )
-    return cast("_Reader", reader)
+    return cast(_Reader, reader)
 
 
 class _Reader(Protocol):

@@ -19,7 +19,7 @@ from orbit_ckpt._src.storage.store_path import StorePath
 
 _CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")
 
-open_array = cast("Callable[..., Awaitable[ts.TensorStore]]", ts.open)
+open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
 """`tensorstore.open`."""
 
 

@@ -119,9 +119,9 @@ def _root(directory: Path, data: bytes | None) -> Child | None:
 def _numbered_root(directory: Path) -> Child | None:
     """Return the root if each version has a manifest of its own, which TensorStore finds."""
     base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
-    manifest = cast("Json", ts.ocdbt.dump(base, None).result())
-    versions = cast("Sequence[Json]", manifest["versions"])
-    location = cast("str | None", versions[-1]["root"].get("location")) if versions else None
+    manifest = cast(Json, ts.ocdbt.dump(base, None).result())
+    versions = cast(Sequence[Json], manifest["versions"])
+    location = cast(str | None, versions[-1]["root"].get("location")) if versions else None
     if location is None:
         return None
     # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded

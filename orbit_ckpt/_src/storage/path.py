@@ -75,7 +75,7 @@ def _text_of(path: object) -> str:
         TypeError: It is not a path.
     """
     try:
-        return os.fsdecode(cast("str", path))
+        return os.fsdecode(cast(str, path))
     except TypeError:
         raise TypeError(
             f"The path of a checkpoint is a value of type {type(path).__name__}, expected a str or "

@@ -62,12 +62,12 @@ class ReadThreads:
     def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
         """Yield a function that runs calls in a thread, the loop's own on a local disk."""
         if not self._is_remote:
-            yield cast("Callable[..., Awaitable[None]]", asyncio.to_thread)
+            yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
             return
         loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
         pool = Workers(_REQUESTS, "orbit_ckpt-store")
         try:
-            yield cast("Callable[..., Awaitable[None]]", partial(loop.run_in_executor, pool))
+            yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -203,4 +203,4 @@ def _libc_function(name: str) -> Callable[..., int] | None:
         library = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows has no such library
         return None
-    return cast("Any", getattr(library, name, None))
+    return cast(Any, getattr(library, name, None))

@@ -71,7 +71,7 @@ class TensorStoreReader:
         TensorStore's own results come from the allocator, which keeps freed memory.
         """
         host = aligned_empty(tuple(array.shape), array.dtype.numpy_dtype)
-        target = cast("Any", ts).array(host, context=self._context)  # the stubs know no dtypes
+        target = cast(Any, ts).array(host, context=self._context)  # the stubs know no dtypes
         await target.write(array)
         return host
 
@@ -148,7 +148,7 @@ class TensorStoreReader:
             value = self._store.find(key)
             part = chunk_region(index, layout.chunk_shape).intersect(region)
             try:
-                await array[cast("Region", part).slices].read()
+                await array[cast(Region, part).slices].read()
             except (ValueError, OSError) as chunk_error:
                 return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
         return damaged_chunk(read, read.name, None, str(error))

@@ -159,7 +159,7 @@ def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:
         FormatError: The document is not JSON, lacks a field, or has one of a wrong type.
     """
     try:
-        fields = cast("Mapping[str, Any]", json.loads(document))
+        fields = cast(Mapping[str, Any], json.loads(document))
         return _parse_zarr2(fields) if zarr_format == 2 else _parse_zarr3(fields)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
@@ -276,10 +276,10 @@ def _inner_codecs(codecs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, 
 def _shape(value: object) -> Shape:
     if not isinstance(value, list):
         raise TypeError(f"expected a list of lengths, found {value!r}")
-    lengths = cast("list[object]", value)
+    lengths = cast(list[object], value)
     if any(type(n) is not int or n < 0 for n in lengths):
         raise ValueError(f"expected a list of lengths, found {value!r}")
-    return tuple(cast("list[int]", lengths))
+    return tuple(cast(list[int], lengths))
 
 
 def _check_grid(shape: Shape, chunks: Shape) -> None:

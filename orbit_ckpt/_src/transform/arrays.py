@@ -22,7 +22,7 @@ def as_array(value: object) -> Any:
         return value
     if not isinstance(value, _NUMBERS):
         raise TypeError(f"{type(value).__name__} is no array")
-    return np.asarray(typing.cast("object", value))
+    return np.asarray(typing.cast(object, value))
 
 
 def stack(*values: Any, axis: int) -> Any:
@@ -116,7 +116,7 @@ def cast(value: Any, dtype: object) -> Any:
     """Cast an array or scalar; leave anything that is not a number unchanged."""
     if not isinstance(value, _NUMBERS):
         return value
-    host = cast_array(np.asarray(typing.cast("object", value)), dtype)
+    host = cast_array(np.asarray(typing.cast(object, value)), dtype)
     if isinstance(value, np.ndarray):
         return host
     return host[()] if isinstance(value, np.generic) else python_scalar(host)

@@ -214,7 +214,7 @@ def compile_legacy(
         elif choice.source is not None:
             nodes[names] = _of_one(by_name[choice.source], choice.transform, wanted)
         else:
-            transform = cast("RestoreTransform", choice.transform)
+            transform = cast(RestoreTransform, choice.transform)
             tree = trees.get(id(transform))
             if tree is None:
                 tree = trees[id(transform)] = _inputs(transform, original, default_args)
@@ -266,8 +266,8 @@ def apply_transformations(
         if choice is None:
             result.append(value)
         elif choice.source is None:
-            fn = cast("Transform", choice.transform).multi_value_fn
-            result.append(cast("Callable[..., object]", fn)(name, original_tree))
+            fn = cast(Transform, choice.transform).multi_value_fn
+            result.append(cast(Callable[..., object], fn)(name, original_tree))
         else:
             fn = None if choice.transform is None else choice.transform.value_fn
             found = values[choice.source]
@@ -408,7 +408,7 @@ def _build(original: Original, declared: Sequence[NamePath], *values: object) ->
 
 def _call(transform: RestoreTransform, name: str, args: object, tree: object) -> object:
     try:
-        value = cast("Callable[..., object]", transform.multi_value_fn)(name, tree, args)
+        value = cast(Callable[..., object], transform.multi_value_fn)(name, tree, args)
     except TransformError as error:
         error.add_note(f"This happened while {name} was computed.")
         raise

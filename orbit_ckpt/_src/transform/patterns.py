@@ -210,12 +210,10 @@ def as_pairs(name: str, rules: object, advice: str) -> list[tuple[Pattern, Any]]
         TypeError: They are neither.
     """
     is_map = isinstance(rules, Mapping)
-    pairs = list(cast("Mapping[Any, Any]", rules).items()) if is_map else rules
+    pairs = list(cast(Mapping[Any, Any], rules).items()) if is_map else rules
     if isinstance(pairs, Sequence) and not isinstance(pairs, str | bytes):
-        found = list(cast("Sequence[Any]", pairs))
-        if all(
-            isinstance(pair, tuple | list) and len(cast("Any", pair)) == _PAIR for pair in found
-        ):
+        found = list(cast(Sequence[Any], pairs))
+        if all(isinstance(pair, tuple | list) and len(cast(Any, pair)) == _PAIR for pair in found):
             return [(pattern, value) for pattern, value in found]
     raise TypeError(f"{name} must be a dict or a list of pairs, found {show(rules)}. {advice}")
 

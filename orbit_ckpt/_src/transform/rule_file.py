@@ -77,7 +77,7 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
     fields: Mapping[str, object] = {}
     found = _kind(document)
     if isinstance(document, Mapping):
-        fields = cast("Mapping[str, object]", document)
+        fields = cast(Mapping[str, object], document)
         found = f"the fields {', '.join(map(str, fields))}"
         if fields.keys() <= {"rules"}:
             found = f"{_kind(fields.get('rules'))} as `rules`"
@@ -89,14 +89,14 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
         )
     return [
         _parse_rule(entry, f"{where}: rule {number}")
-        for number, entry in enumerate(cast("list[object]", entries), 1)
+        for number, entry in enumerate(cast(list[object], entries), 1)
     ]
 
 
 def _parse_rule(entry: object, where: str) -> Rule:
     if not isinstance(entry, Mapping):
         raise TransformError(f"{where}: found {_kind(entry)}, expected a table.")
-    table = dict(cast("Mapping[str, object]", entry))
+    table = dict(cast(Mapping[str, object], entry))
     name = table.pop("rule", None)
     # independent of the order of imports
     known = sorted(_written_rules(Rule), key=lambda rule: rule.__module__)
@@ -164,7 +164,7 @@ def _python(value: object) -> Any:
         case _Assignment():
             return _python(value.pattern), value.to
         case list():
-            return [_python(element) for element in cast("list[object]", value)]
+            return [_python(element) for element in cast(list[object], value)]
         case _:
             return value
 

@@ -100,7 +100,7 @@ def _node(name: str, value: object) -> Node:
         return value
 
     is_array = isinstance(value, np.ndarray | jax.Array)
-    array = cast("jax.Array", value)
+    array = cast(jax.Array, value)
     return Apply("given", given, (), ArrayInfo(array.shape, array.dtype) if is_array else UNKNOWN)
 
 
@@ -156,7 +156,7 @@ def _leaves_of(state: object, fn: StateFunction) -> dict[NamePath, object]:
         raise TransformError(
             f"{_name_of(fn)} returned {type(state).__name__}, expected the state as a nested dict."
         )
-    flat = flatten(cast("object", state))
+    flat = flatten(cast(object, state))
     pairs = zip(flat.names, flat.values, strict=True)
     return {names: value for names, value in pairs if not is_empty_node(value)}
 

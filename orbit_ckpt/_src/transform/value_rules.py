@@ -385,6 +385,6 @@ class WrapKeys(PatternRule, frozen=True):
 
 def _check_names(name: str, value: object) -> None:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
-        given = cast("object", value)
+        given = cast(object, value)
         found = show(given) if value else repr(given)
         raise ValueError(f"{name} is {found}; give a list of at least one.")

@@ -29,7 +29,7 @@ PLACEHOLDER = ...
 
 def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
     """Return whether a value is an instance of a namedtuple class."""
-    return isinstance(value, tuple) and hasattr(cast("object", value), "_fields")
+    return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
 
 
 def is_empty_container(node: object) -> bool:
@@ -53,7 +53,7 @@ def leaves_of(tree: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, objec
     None, empty containers and objects of all other classes count as leaves.
     """
     if isinstance(tree, dict) and tree:
-        children = cast("dict[Any, object]", tree)
+        children = cast(dict[Any, object], tree)
         for key in _sorted(children):
             yield from leaves_of(children[key], (*path, DictKey(key)))
     elif isinstance(tree, list | tuple) and tree:

@@ -225,7 +225,7 @@ def jax_path(path: KeyPath) -> KeyPath:
             return key
         value = key_value(key)
         if value is None:  # DictKey(None) is a TypeError before JAX 0.10.1; flattening makes one
-            pairs = cast("Any", tree_util).tree_leaves_with_path({None: 0})
+            pairs = cast(Any, tree_util).tree_leaves_with_path({None: 0})
             return pairs[0][0][0]
         return getattr(tree_util, kind.__name__)(value)
 

@@ -100,7 +100,7 @@ class ArrayHandler:
 
     def check(self, value: object) -> str | None:
         """See `ValueChecker`."""
-        array = cast("jax.Array", value)
+        array = cast(jax.Array, value)
         if array.is_deleted():
             return "the array has been deleted or donated; save it before that, or a copy of it"
         single = isinstance(array.sharding, SingleDeviceSharding)
@@ -122,7 +122,7 @@ class ArrayHandler:
     def snapshot(self, values: Sequence[object]) -> Sequence[ArraySnapshot]:
         """See `SnapshotHandler`."""
         rotation = _rotation()
-        return [self._snapshot(cast("jax.Array", value), rotation) for value in values]
+        return [self._snapshot(cast(jax.Array, value), rotation) for value in values]
 
     async def serialize(
         self,
@@ -141,7 +141,7 @@ class ArrayHandler:
         taken = [
             value
             if isinstance(value, ArraySnapshot)
-            else self._snapshot(cast("jax.Array", value), rotation)
+            else self._snapshot(cast(jax.Array, value), rotation)
             for value in values
         ]
         _check_global(taken, infos)
@@ -254,7 +254,7 @@ def _check_global(arrays: Sequence[ArraySnapshot], infos: Sequence[ParamInfo]) -
     for array, info in zip(arrays, infos, strict=True):
         if any(isinstance(shard.data, DeferredData) for shard in array.shards):
             lazy.append(info.label)
-        elif cast("jax.sharding.Sharding", array.sharding).is_fully_addressable:
+        elif cast(jax.sharding.Sharding, array.sharding).is_fully_addressable:
             local.append(info.label)
     if lazy:
         raise UnsupportedLeafError(

@@ -66,7 +66,7 @@ def add_array(
         write_shape = shards[0].region.shape if shards else shape
     # many leaves are alike; options by identity, because they may not be hashable
     key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
-    plan = cast("_ArrayPlan | None", batch.plans.get(key))
+    plan = cast(_ArrayPlan | None, batch.plans.get(key))
     if plan is None:
         plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
     if plan.detail is not None:

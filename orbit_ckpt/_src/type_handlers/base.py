@@ -219,7 +219,7 @@ class _JoinedPath:
         self._given = given
 
     def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> Path:
-        path = cast("Path | None", self._given.__get__(info, owner))
+        path = cast(Path | None, self._given.__get__(info, owner))
         return info.parent_dir / info.name if path is None else path
 
     def __set__(self, info: ParamInfo, path: Path | None) -> None:
@@ -233,14 +233,14 @@ class _KeysOfJax:
         self._given = given
 
     def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> KeyPath | None:
-        path = cast("KeyPath | None", self._given.__get__(info, owner))
+        path = cast(KeyPath | None, self._given.__get__(info, owner))
         return None if path is None else jax_path(path)
 
     def __set__(self, info: ParamInfo, path: KeyPath | None) -> None:
         self._given.__set__(info, path)
 
 
-_keypath = cast("MemberDescriptorType", vars(ParamInfo)["keypath"])
+_keypath = cast(MemberDescriptorType, vars(ParamInfo)["keypath"])
 setattr(ParamInfo, "path", _JoinedPath(vars(ParamInfo)["path"]))  # noqa: B010 - declared as a field
 setattr(ParamInfo, "keypath", _KeysOfJax(_keypath))  # noqa: B010 - as above
 

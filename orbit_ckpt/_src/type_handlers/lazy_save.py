@@ -63,7 +63,7 @@ class LazyHandler:
         """See `TypeHandler`; nothing is read before the batch is written."""
         leaves = list(map(_leaf_of, values))
         if capability(self._values, ArrayStorage) is None:  # it does not write plain arrays
-            whole_values = [cast("LazyArray", value).get() for value in values]
+            whole_values = [cast(LazyArray, value).get() for value in values]
             return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
         return await self._values.serialize(list(map(_snapshot, leaves)), infos, args)
@@ -79,7 +79,7 @@ class LazyHandler:
 
 
 def _leaf_of(value: object) -> LazyLeaf:
-    return cast("LazyArray", value).leaf
+    return cast(LazyArray, value).leaf
 
 
 def _snapshot(leaf: LazyLeaf) -> ArraySnapshot:

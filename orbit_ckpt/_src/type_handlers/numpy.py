@@ -56,7 +56,7 @@ class NumpyHandler:
             return None
         if isinstance(value, np.ma.MaskedArray):
             return "its mask would be lost; save .data and .mask as two leaves"
-        dtype = cast("HostArray", np.asarray(value)).dtype
+        dtype = cast(HostArray, np.asarray(value)).dtype
         return why_not_storable(dtype)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:

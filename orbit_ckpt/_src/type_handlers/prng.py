@@ -18,7 +18,7 @@ def key_data(keys: jax.Array) -> jax.Array:
 
 def key_impl(keys: jax.Array) -> str:
     """Return the name of the keys' implementation, `threefry2x32` or `rbg` for example."""
-    return str(cast("object", jax.random.key_impl(keys)))
+    return str(cast(object, jax.random.key_impl(keys)))
 
 
 def wrap_keys(data: jax.Array, impl: str | None) -> jax.Array:
@@ -35,9 +35,9 @@ def key_type(impl: str) -> tuple[DType, int]:
     Raises:
         ValueError: JAX has no implementation of that name.
     """
-    eval_shape = cast("Callable[..., jax.ShapeDtypeStruct]", jax.eval_shape)
+    eval_shape = cast(Callable[..., jax.ShapeDtypeStruct], jax.eval_shape)
     key = eval_shape(lambda: jax.random.key(0, impl=impl))
-    return cast("DType", key.dtype), len(eval_shape(jax.random.key_data, key).shape)
+    return cast(DType, key.dtype), len(eval_shape(jax.random.key_data, key).shape)
 
 
 def unsupported_key(keys: jax.Array) -> str | None:
@@ -45,7 +45,7 @@ def unsupported_key(keys: jax.Array) -> str | None:
 
     An implementation without a registered name cannot be found again on restore.
     """
-    impl = cast("object", jax.random.key_impl(keys))
+    impl = cast(object, jax.random.key_impl(keys))
     if isinstance(impl, str):
         return None
     return f"its PRNG implementation {impl} is not registered under a name"

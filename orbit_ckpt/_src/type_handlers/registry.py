@@ -182,7 +182,7 @@ def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
     handler: object = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(handler, TypeHandler):
         raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")
-    types = cast("tuple[type, ...]", getattr(handler, "types", ()))
+    types = cast(tuple[type, ...], getattr(handler, "types", ()))
     if not types or not all(isinstance(ty, type) for ty in types):  # pyright: ignore[reportUnnecessaryIsInstance] - anybody's
         raise TypeError(f"{handler!r} does not say in `types` which classes it handles")
     handler.typestr()

@@ -207,12 +207,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
             if found is not None:
                 shardings.add(found)
         meshes = {
-            cast("NamedSharding", sharding).mesh
+            cast(NamedSharding, sharding).mesh
             for sharding in shardings
             if can_broadcast(sharding, np.dtype(np.uint8), self._axis)
         }
         # the same order on all processes, so that no two groups wait for each other
-        return sorted({_processes_of(cast("Mesh", mesh)) for mesh in meshes})
+        return sorted({_processes_of(cast(Mesh, mesh)) for mesh in meshes})
 
     def _readers(
         self, sharding: jax.sharding.Sharding, dtype: DType
@@ -220,7 +220,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """Return the devices whose parts of an array are read, None for all."""
         if not can_broadcast(sharding, dtype, self._axis):
             return None
-        mesh = cast("Mesh", cast("NamedSharding", sharding).mesh)
+        mesh = cast(Mesh, cast(NamedSharding, sharding).mesh)
         return replica_devices(mesh, self._axis, self._replica)
 
     def _is_sent(self, target: ArrayTarget) -> bool:
@@ -263,7 +263,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         if self._max_bytes is not None:
             return self._max_bytes
         device: Any = jax.local_devices()[0]
-        memory = cast("dict[str, int]", device.memory_stats() or {})
+        memory = cast(dict[str, int], device.memory_stats() or {})
         if "bytes_limit" not in memory:
             return _DEFAULT_BYTES
         free = memory["bytes_limit"] - memory.get("bytes_in_use", 0)
@@ -305,4 +305,4 @@ def _wait(arrays: Sequence[jax.Array]) -> None:
 
 
 def _mesh_of(target: ArrayTarget) -> Mesh:
-    return cast("Mesh", cast("NamedSharding", target.sharding).mesh)
+    return cast(Mesh, cast(NamedSharding, target.sharding).mesh)

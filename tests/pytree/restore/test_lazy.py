@@ -158,7 +158,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     for number, (layout,) in enumerate(parameters.values for parameters in LAYOUTS):
         for use_compression in (True, False):
             path = root / f"{number}{use_compression}"
-            save_state(path, use_compression=use_compression, **cast("Layout", layout))
+            save_state(path, use_compression=use_compression, **cast(Layout, layout))
             found.append(ocp.load(path, lazy=True))
     return found
 
@@ -269,7 +269,7 @@ def test_any_event_loop_and_any_thread_may_read(tmp_path: Path) -> None:
     value = {str(i): np.full((100, 100), i) for i in range(20)}
     ocp.save(tmp_path / "x", value)
     limited = TreeIO(memory=ocp.MemoryOptions(read_concurrent_bytes=1))
-    lazy = cast("dict[str, Any]", limited.restore(tmp_path / "x", RestoreOptions(lazy=True)))
+    lazy = cast(dict[str, Any], limited.restore(tmp_path / "x", RestoreOptions(lazy=True)))
     # the limit of a load belongs to its event loop
     assert lazy["0"].leaf.info.load_batch.reader.limiter.max_bytes is None
 

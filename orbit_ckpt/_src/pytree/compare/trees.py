@@ -226,7 +226,7 @@ def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
     if isinstance(value, bytes):
         return _Leaf(record, _BYTES, _BYTES, (len(value),), np.dtype(np.uint8))
     if isinstance(value, np.ndarray | np.generic | int | float | complex):
-        host = np.asarray(cast("object", value))
+        host = np.asarray(cast(object, value))
         kind = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         return _Leaf(record, kind, UNKNOWN_TYPE, host.shape, host.dtype)
     return _Leaf(record, type(value).__name__, UNKNOWN_TYPE)
@@ -332,18 +332,18 @@ def _containers(source: StoredTree) -> dict[NamePath, str]:
         if node is leaf:
             return
         if is_namedtuple(node):
-            fields = cast("tuple[str, ...]", getattr(node, "_fields"))  # noqa: B009 - untyped
+            fields = cast(tuple[str, ...], getattr(node, "_fields"))  # noqa: B009 - untyped
             is_known = find_namedtuple(class_name(node), fields) is type(node)
             kinds[path] = f"namedtuple {class_name(node) if is_known else type(node).__name__}"
             children = list(zip(fields, node, strict=True))
         elif isinstance(node, dict):
-            mapping = cast("dict[object, object]", node)
+            mapping = cast(dict[object, object], node)
             types = {type(key).__name__ for key in mapping} - {"str"}
             kinds[path] = f"dict with keys of {', '.join(sorted(types))}" if types else "dict"
             children = [(str(key), child) for key, child in mapping.items()]
         else:
             kinds[path] = "tuple" if isinstance(node, tuple) else "list"
-            sequence = cast("Sequence[object]", node)
+            sequence = cast(Sequence[object], node)
             children = [(str(i), child) for i, child in enumerate(sequence)]
         for name, child in children:
             walk(child, (*path, name))

@@ -171,7 +171,7 @@ class _ArrayPair(Struct, frozen=True):
         arithmetic = choose_arithmetic(a.dtype, b.dtype)
         if a.key_dimensions:
             arithmetic = Arithmetic.BITS
-        return cls(names, a, b, cast("Arithmetic", arithmetic), _choose_block(a, b, max_bytes))
+        return cls(names, a, b, cast(Arithmetic, arithmetic), _choose_block(a, b, max_bytes))
 
     @property
     def itemsize(self) -> int:
@@ -229,7 +229,7 @@ def _parts(pairs: Iterable[_ArrayPair], max_bytes: int) -> Iterator[_Part]:
     """Yield parts of arrays that one thread reads or compares at once."""
     for pair in pairs:
         size = max(1, min(max_bytes, _PART_BYTES) // pair.itemsize)
-        for region in split_by_rows(whole(pair.a.layout.shape), cast("Shape", pair.block), size):
+        for region in split_by_rows(whole(pair.a.layout.shape), cast(Shape, pair.block), size):
             yield _Part(pair, region)
 
 
@@ -344,5 +344,5 @@ def _as_array(value: object) -> HostArray | None:
         value = np.frombuffer(value, np.uint8)
     elif not isinstance(value, np.ndarray | np.generic | int | float | complex):
         return None
-    host = cast("HostArray", np.asarray(cast("object", value)))
+    host = cast(HostArray, np.asarray(cast(object, value)))
     return host if storable(host.dtype) else None

@@ -288,7 +288,7 @@ def _array_change(
     if isinstance(wanted, bool | int | float | complex):
         shape, dtype = (), number_dtype(wanted)
     elif hasattr(wanted, "shape") and hasattr(wanted, "dtype"):
-        array = cast("ArrayLike", wanted)
+        array = cast(ArrayLike, wanted)
         shape, dtype = tuple(array.shape), array.dtype
     else:
         return None
@@ -320,7 +320,7 @@ def _describe(leaf: object) -> str:
 
 def _metadata_of(value: object) -> Metadata | None:
     if isinstance(value, str):
-        return StringMetadata("", cast("Path", None))
+        return StringMetadata("", cast(Path, None))
     if isinstance(value, bool | int | float | complex):
         return made_of((), number_dtype(value))
     array: Any = value
@@ -329,4 +329,4 @@ def _metadata_of(value: object) -> Metadata | None:
 
 def made_of(shape: Shape, dtype: object) -> ArrayMetadata:
     """Return metadata of an array that is not stored."""
-    return ArrayMetadata("", cast("Path", None), shape, None, cast("DType", dtype))
+    return ArrayMetadata("", cast(Path, None), shape, None, cast(DType, dtype))

@@ -132,7 +132,7 @@ class _Origins:
 
 def _is_numeric(value: object) -> bool:
     """Return whether JAX could hold a value as an array, unlike text, dates and objects."""
-    return not isinstance(value, np.ndarray) or cast("HostArray", value).dtype.kind not in "SUOmM"
+    return not isinstance(value, np.ndarray) or cast(HostArray, value).dtype.kind not in "SUOmM"
 
 
 async def _read(
@@ -154,8 +154,8 @@ async def _read(
 async def _fill(names: NamePath, node: Apply, fetch: _Fetch) -> HostArray:
     """Return a stack of arrays, only a few of which are held at a time besides it."""
     info = node.info
-    result = aligned_empty(cast("tuple[int, ...]", info.shape), as_dtype(info.dtype))
-    rows = np.moveaxis(result, cast("int", node.stack_axis), 0)
+    result = aligned_empty(cast(tuple[int, ...], info.shape), as_dtype(info.dtype))
+    rows = np.moveaxis(result, cast(int, node.stack_axis), 0)
     done = 0
     for batch in _batches([[(names, part)] for part in node.inputs], _BATCH_BYTES):
         parts = [part for _, part in batch]
@@ -222,7 +222,7 @@ def _batches(groups: Sequence[_Named], max_bytes: int) -> Iterator[_Named]:
 def _nbytes(node: Read | Apply) -> int:
     """Return the size of a result, 0 if unknown."""
     shape, dtype = node.info.shape, node.info.dtype
-    return 0 if shape is None else math.prod(shape) * cast("DType", dtype).itemsize
+    return 0 if shape is None else math.prod(shape) * cast(DType, dtype).itemsize
 
 
 def _in_turn(sources: Sequence[Read]) -> list[dict[NamePath, Read]]:
@@ -293,12 +293,12 @@ class Evaluation:
         if not self._uses[key]:
             return self._values.pop(key)
         value = self._values[key]
-        return cast("HostArray", value).copy() if isinstance(value, np.ndarray) else value
+        return cast(HostArray, value).copy() if isinstance(value, np.ndarray) else value
 
     def _make(self, names: NamePath, node: Node) -> object:
         match node:
             case Part():
-                return self._part(node, cast("Sequence[object]", self(names, node.of)))
+                return self._part(node, cast(Sequence[object], self(names, node.of)))
             case Apply():
                 return self._apply(names, node)
             case Read() | FromTarget():  # the engine rejects computations with these
@@ -309,7 +309,7 @@ class Evaluation:
         part = parts[node.index]
         if not node.of.is_cut or not isinstance(part, np.ndarray):
             return part
-        host = cast("HostArray", part)
+        host = cast(HostArray, part)
         is_lean = host.flags.c_contiguous and self._parts[id(node.of)] == len(parts)
         return host if is_lean else host.copy()
 
@@ -344,7 +344,7 @@ def call(
 def _to_jax(names: NamePath, value: object) -> object:
     if not isinstance(value, np.ndarray):
         return value
-    check_width(names, cast("HostArray", value).dtype)
+    check_width(names, cast(HostArray, value).dtype)
     return jnp.asarray(value)
 
 

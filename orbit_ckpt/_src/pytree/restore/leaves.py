@@ -211,7 +211,7 @@ def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreAr
     if not _is_numeric(value):
         return value
     if is_keys(value):
-        return _placed_keys(path, cast("jax.Array", value), arg)
+        return _placed_keys(path, cast(jax.Array, value), arg)
     if isinstance(arg, ArrayRestoreArgs) or arg.restore_type is jax.Array:
         return _on_devices(batch, path, value, as_array_args(arg))
     wanted = arg.restore_type
@@ -221,7 +221,7 @@ def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreAr
     if not is_known and isinstance(value, jax.Array):
         stays = ArrayRestoreArgs(dtype=arg.dtype, sharding=value.sharding)
         return _on_devices(batch, path, value, stays)
-    return _on_host(path, value, arg, cast("type", wanted) if is_known else type(value))
+    return _on_host(path, value, arg, cast(type, wanted) if is_known else type(value))
 
 
 def _is_numeric(value: object) -> bool:
@@ -247,7 +247,7 @@ def _on_host(path: KeyPath, value: object, arg: RestoreArgs, kind: type) -> obje
     if issubclass(kind, np.generic):
         return host[()] if arg.dtype is not None else cast_host(host, kind, path)[()]
     number = python_scalar(host)
-    return number if arg.restore_type is None else cast("Callable[[object], object]", kind)(number)
+    return number if arg.restore_type is None else cast(Callable[[object], object], kind)(number)
 
 
 def _on_devices(batch: LoadBatch, path: KeyPath, value: object, arg: ArrayRestoreArgs) -> jax.Array:

@@ -62,7 +62,7 @@ def casts_of(
     }
     made = {names: node.info.dtype for names, node in transformed.computed.items()}
     fallback = {
-        names: cast("object", getattr(value, "dtype"))  # noqa: B009 - any array
+        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
         for names, value in alignment.filled.items()
         if alignment.origins[names] == "fallback" and hasattr(value, "dtype")
     }
@@ -93,7 +93,7 @@ def casts_by_patterns(given: object) -> PatternMap[object]:
         TypeError: It is something else.
     """
     is_map = isinstance(given, Mapping)
-    casts = dict(cast("PatternMap[object]", given)) if is_map else {"**": given}
+    casts = dict(cast(PatternMap[object], given)) if is_map else {"**": given}
     for pattern, dtype in casts.items():
         where = f"cast[{pattern!r}]" if is_map else "cast"
         if not _is_dtype(dtype):
@@ -103,7 +103,7 @@ def casts_by_patterns(given: object) -> PatternMap[object]:
                 "target's dtypes, a dtype such as jnp.bfloat16, or dtypes by patterns, "
                 "{'params/**': jnp.bfloat16}."
             )
-    return cast("PatternMap[object]", casts)
+    return cast(PatternMap[object], casts)
 
 
 def _is_dtype(value: object) -> bool:
@@ -122,7 +122,7 @@ def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
     """
     flat = flatten(tree)
     arrays = {
-        names: cast("object", getattr(value, "dtype"))  # noqa: B009 - any array
+        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
         for names, value in zip(flat.names, flat.values, strict=True)
         if hasattr(value, "dtype")
     }
@@ -203,7 +203,7 @@ def shardings_of(
             f"sharding: no pattern matches {len(missing)} JAX arrays: "
             f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all.'
         )
-    return {names: cast("jax.sharding.Sharding", sharding) for names, sharding in found.items()}
+    return {names: cast(jax.sharding.Sharding, sharding) for names, sharding in found.items()}
 
 
 def _match(
@@ -252,4 +252,4 @@ def adjust(
 
 
 def _replace(arg: RestoreArgs, **changes: object) -> RestoreArgs:
-    return dataclasses.replace(arg, **cast("Any", changes))
+    return dataclasses.replace(arg, **cast(Any, changes))

@@ -204,7 +204,7 @@ def restore_args_of(
     if isinstance(leaf, type):
         return RestoreArgs(restore_type=leaf)
     if isinstance(leaf, _JAX_TYPES) and not isinstance(leaf, LazyHostArray):
-        own = cast("object", getattr(leaf, "sharding", None))
+        own = cast(object, getattr(leaf, "sharding", None))
         return _array_args(leaf, sharding or own, set_global_shape=set_global_shape, strict=strict)
     if isinstance(leaf, Metadata):
         return _as_saved(leaf, sharding)
@@ -226,11 +226,11 @@ def to_shape_dtype_struct(
     advice = "Give a function of a Python or numpy scalar."
     check_callable("scalar_dtype", scalar_dtype, advice)
     if isinstance(leaf, int | float | np.number):
-        scalar = cast("object", leaf)
+        scalar = cast(object, leaf)
         return scalar if scalar_dtype is None else scalar_dtype(scalar)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return leaf
-    array = cast("ArrayLike", leaf)
+    array = cast(ArrayLike, leaf)
     sharding = _inner_sharding(getattr(leaf, "sharding", None))
     if isinstance(sharding, ShardingMetadata):
         sharding = sharding.to_jax_sharding()
@@ -275,19 +275,19 @@ def _host_type(leaf: object) -> type | None:
     if isinstance(leaf, np.ndarray | LazyHostArray):
         return np.ndarray
     if isinstance(leaf, np.generic):
-        return type(cast("object", leaf))
+        return type(cast(object, leaf))
     return next((t for t in _PYTHON_TYPES if isinstance(leaf, t)), None)
 
 
 def _host_dtype(leaf: object) -> DType | None:
     is_numpy = isinstance(leaf, np.ndarray | np.generic | LazyHostArray)
-    return cast("ArrayLike", leaf).dtype if is_numpy else None
+    return cast(ArrayLike, leaf).dtype if is_numpy else None
 
 
 def _array_args(
     leaf: object, sharding: object, *, set_global_shape: bool, strict: bool
 ) -> ArrayRestoreArgs:
-    array = cast("ArrayLike", leaf)
+    array = cast(ArrayLike, leaf)
     if is_prng_dtype(array.dtype):
         return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
     # without a sharding it need not be JAX's: `jax.eval_shape` accepts numpy arrays

@@ -275,7 +275,7 @@ def apply_legacy_function(
                 f"{format_path(names)}: legacy_transform_fn returned {info!r}, expected the "
                 "ParamInfo of a leaf of this checkpoint."
             )
-        if not cast("ParamInfo", info).skip_deserialize:
+        if not cast(ParamInfo, info).skip_deserialize:
             records[names] = structs.replace(record, path=path, names=names)
     return TransformedTree(stored, records), target
 

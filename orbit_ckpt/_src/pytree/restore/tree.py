@@ -263,7 +263,7 @@ def _through_legacy(
         args = requested_args(options, target, TransformedTree(records, {}))
         return apply_legacy_transforms(options.legacy, records, target, args), target, args
     infos = dict(zip(records, stored.infos(list(records.values())), strict=True))
-    fn = cast("LegacyFunction", options.legacy)
+    fn = cast(LegacyFunction, options.legacy)
     transformed, target = apply_legacy_function(fn, options.target, records, infos)
     return transformed, target, requested_args(options, target, transformed)
 
@@ -302,7 +302,7 @@ def _check_computed(
 ) -> None:
     """Check a function's result against the target's leaf."""
     if isinstance(value, np.ndarray | jax.Array):
-        array = cast("jax.Array", value)
+        array = cast(jax.Array, value)
         dtype: object = getattr(wanted, "dtype", array.dtype) if is_cast else array.dtype
         made = made_of(array.shape, dtype)
         policy = options.cast_policy
