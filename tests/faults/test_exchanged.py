@@ -206,6 +206,24 @@ def test_an_item_of_another_step_is_found(items: tuple[Path, Path], item: str) -
             ocp.load(mine / item)
 
 
+def test_the_metrics_of_another_step_do_not_rank_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["accuracy"])
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, {"step": step}, metrics={"accuracy": step})
+        manager.wait_until_finished()
+        assert manager.best_step() == 2
+        shutil.rmtree(tmp_path / "1" / "metrics")
+        (tmp_path / "2" / "metrics").rename(tmp_path / "1" / "metrics")
+        with pytest.raises(CorruptionError, match="another checkpoint"):
+            manager.metrics(1)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.best_step() is None
+    assert "Step 1 counts as one without metrics" in caplog.text
+
+
 @pytest.mark.parametrize("part", ["", "/jax_random_key"])
 def test_the_random_key_of_another_step_is_found(tmp_path: Path, part: str) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:

@@ -14,7 +14,7 @@ from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, rea
 from orbit_ckpt._src.metadata.codec import read_json_item
 from orbit_ckpt._src.runtime.forking import ForkSafeLock
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
-from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.integrity import open_checked
 from orbit_ckpt._src.storage.layout import PINNED
 from orbit_ckpt._src.storage.path import describe_unfinished, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
@@ -305,7 +305,7 @@ def read_metrics(path: Path) -> Mapping[str, object] | None:
     """
     directory = path / METRICS_ITEM
     try:
-        return cast(Mapping[str, object], read_json_item(CheckedDirectory(directory), METRICS_ITEM))
+        return cast(Mapping[str, object], read_json_item(open_checked(directory), METRICS_ITEM))
     except CheckpointError:
         if directory.is_dir():
             raise
