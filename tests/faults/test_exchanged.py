@@ -382,6 +382,16 @@ def test_the_lost_manifest_of_an_item_is_found(items: tuple[Path, Path], item: s
     assert [one.file for one in report.damage] == [str(items[0] / item / MANIFEST)]
 
 
+def test_an_item_without_a_manifest_in_the_place_of_one_that_had_it_is_logged(
+    items: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = items[0] / "params"
+    (mine / MANIFEST).unlink()
+    (mine / "commit_success.txt").unlink()  # which tells of it too
+    assert values_are_of(mine, 1)
+    assert f"{mine}: {MANIFEST} is missing" in caplog.text
+
+
 def test_a_checkpoint_that_never_had_a_manifest_is_checked_as_far_as_possible(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -177,29 +177,37 @@ class CheckedDirectory:
         Raises:
             CorruptionError: The item belongs to another checkpoint.
         """
-        if self.manifest is None and has_lost_manifest(self.path):
+        if self.has_record(STEP_METADATA):
+            return  # a checkpoint, not an item of one
+        own = self._own_record
+        around = self._manifest_around()
+        name, recorded = around or ("", None)
+        if own is None and (recorded is not None or has_lost_manifest(self.path)):
             _logger.warning(
                 "%s: %s is missing: nothing but the checksums of its chunks is compared",
                 self.path,
                 MANIFEST,
             )
-        if self._own_record is None or self.has_record(STEP_METADATA):
-            return  # a checkpoint, not an item of one
+        elif own is not None and recorded not in (None, own):
+            raise damaged_file(
+                self.path / MANIFEST,
+                f"it is not the one that {name} records; the item is of another checkpoint, or was "
+                "saved anew",
+            )
+
+    def _manifest_around(self) -> tuple[str, FileRecord | None] | None:
+        """Return the manifest of the enclosing checkpoint, if any, and its record of this one's."""
+        if self._own_record is None and isinstance(self.path, StorePath):
+            return None  # asking costs a request
         directory, name = self.path, MANIFEST
         for _ in range(_ITEM_DEPTH):
             if isinstance(directory, StorePath) and not directory.key:
-                return  # a bucket
+                return None  # a bucket
             directory, name = directory.parent, f"{directory.name}/{name}"
             around = read_manifest(directory)
-            if around is None:
-                continue
-            if around.files.get(name, self._own_record) != self._own_record:
-                raise damaged_file(
-                    self.path / MANIFEST,
-                    f"it is not the one that {directory / MANIFEST} records; the item is of "
-                    "another checkpoint, or was saved anew",
-                )
-            return
+            if around is not None:
+                return f"{directory / MANIFEST}", around.files.get(name)
+        return None
 
     def read_bytes(self, name: str) -> bytes | None:
         """Return the contents of a small file, None if it neither exists nor is recorded.
