@@ -202,3 +202,35 @@ def test_what_is_no_checkpoint_is_refused(what: str, tmp_path: Path) -> None:
     error = IncompleteCheckpointError if what == "unfinished" else CheckpointNotFoundError
     with pytest.raises(error):
         ocp.verify(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage", b"\0" * 60, b"Checkpoint commit was succ"],
+    ids=["garbage", "zeros", "truncated"],
+)
+def test_a_commit_marker_with_other_content_is_damage_but_commits(
+    tmp_path: Path, content: bytes
+) -> None:
+    ocp.save(tmp_path / "1", {"w": np.ones(3)})
+    marker = tmp_path / "1" / "commit_success.txt"
+    marker.write_bytes(content)
+    (damage,) = ocp.verify(tmp_path / "1").damage
+    assert damage.file == str(marker)
+    assert ocp.load(tmp_path / "1")["w"].tolist() == [1, 1, 1]
+
+
+def test_an_empty_commit_marker_may_be_a_person_s_and_is_named(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "1", {"w": np.ones(3)})
+    (tmp_path / "1" / "commit_success.txt").write_bytes(b"")
+    report = ocp.verify(tmp_path / "1")
+    assert report.is_intact
+    assert "commit marker that is empty" in str(report)
+
+
+def test_a_moved_checkpoint_is_intact(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "1", {"w": np.ones(3)})
+    (tmp_path / "1").rename(tmp_path / "best")
+    report = ocp.verify(tmp_path / "best")
+    assert report.is_intact
+    assert not report.unchecked

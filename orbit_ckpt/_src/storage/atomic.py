@@ -266,6 +266,9 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+_COMMITTED = "Checkpoint commit was successful to "
+"""How Orbax begins the commit marker, of which its readers look at the name only."""
+
 RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
 """Note in the commit marker of a directory with a manifest, which reveals its loss."""
 
@@ -278,7 +281,15 @@ def write_marker(directory: Path, final: Path) -> None:
 def marker_text(directory: Path, final: Path) -> str:
     """Return the content of a directory's commit marker; see `write_marker`."""
     note = f"\n{RECORDED_NOTE}" if (directory / MANIFEST).is_file() else ""
-    return f"Checkpoint commit was successful to {final}{note}"
+    return f"{_COMMITTED}{final}{note}"
+
+
+def is_marker_text(data: bytes) -> bool:
+    """Return whether a commit marker has the content that saves write.
+
+    The path in it is not compared: a checkpoint may have been moved.
+    """
+    return data.startswith(_COMMITTED.encode()) and b"\0" not in data
 
 
 def sync_directory(path: Path) -> None:

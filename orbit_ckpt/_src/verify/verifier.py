@@ -23,8 +23,9 @@ from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
+from orbit_ckpt._src.storage.atomic import is_marker_text
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
-from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, sizes_below
+from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner, sizes_below
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, has_lost_manifest
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
@@ -85,6 +86,7 @@ class Verifier:
         if checked.manifest is None and has_lost_manifest(directory):
             what = "it is missing: nothing tells whether the other files are those that were saved"
             self.findings.record(damaged_file(directory / MANIFEST, what))
+        self._check_marker(directory)
         await self._check_recorded(checked)
         self._check_items(checked)
         is_tree = holds_tree(directory)
@@ -95,6 +97,22 @@ class Verifier:
         self._check_process_databases(checked)
         for child in _parts(directory, is_tree=is_tree):
             await self._check_directory(child)
+
+    def _check_marker(self, directory: Path) -> None:
+        """Check the content of the commit marker; a load asks only whether it exists."""
+        try:
+            marker = read_inner(directory, COMMIT_MARKER)
+        except FileNotFoundError:
+            return
+        except UnsafePathError as error:
+            self.findings.record(error)
+            return
+        if not marker:
+            what = "commit marker that is empty: put there by hand, or damaged"
+            self.findings.skip(directory, what, 1)
+        elif not is_marker_text(marker):
+            what = f"it is not what a save writes: {marker[:60]!r}"
+            self.findings.record(damaged_file(directory / COMMIT_MARKER, what))
 
     async def _check_recorded(self, checked: CheckedDirectory) -> None:
         """Compare all files that a manifest records."""
