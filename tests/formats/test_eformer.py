@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -448,3 +449,31 @@ def test_what_eformer_writes_is_read(tmp_path: Path) -> None:
     assert tx["opt"][0]["mu"]["dense"]["bias"].dtype == jnp.bfloat16
     assert ocp.metadata(tmp_path / "structured" / "tx").custom_metadata == {"loss": 0.25}
     assert sorted(ocp.load(tmp_path / "m.safetensors")) == ["a.w", "b"]
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "checkpoint_metadata.json", "tx_structure.json"])
+def test_a_document_of_another_step_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    mine = Path(shutil.copytree(RUNS / "run-20_structured", tmp_path / "run-20"))
+    file = mine / name
+    assert ocp.verify(mine).is_intact
+    ocp.load(mine)
+    assert not caplog.records
+    file.write_text(re.sub(r'"step": 20', '"step": 40', file.read_text()))
+    (damage,) = ocp.verify(mine).damage
+    assert name in damage.what
+    assert "step 40" in damage.what
+    caplog.clear()
+    ocp.load(mine)
+    assert "step 40" in caplog.text
+
+
+def test_verify_names_the_documents_that_it_can_only_parse() -> None:
+    def unbound(name: str) -> list[str]:
+        unchecked = ocp.verify(RUNS / name).unchecked
+        return [one.what for one in unchecked if "nothing binds" in one.what]
+
+    (what,) = unbound("run-20_structured")
+    assert "metadata.json, checkpoint_metadata.json, model_structure.json" in what
+    assert not unbound("validated")

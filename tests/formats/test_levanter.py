@@ -135,3 +135,24 @@ def test_keys_with_dots_that_collide_are_refused(tmp_path: Path) -> None:
     write_array(step / "a" / "b", np.ones(2))
     with pytest.raises(FormatError, match="do not tell them apart"):
         ocp.load(step)
+
+
+def test_the_metadata_of_another_step_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = copy_step(tmp_path)
+    report = ocp.verify(step)
+    assert report.is_intact
+    assert any("(metadata.json): parsed only" in one.what for one in report.unchecked)
+    assert not caplog.records
+    mark(step, 8, "2026-01-02T00:00:00")
+    (damage,) = ocp.verify(step).damage
+    assert "metadata.json records step 8" in damage.what
+    caplog.clear()
+    ocp.load(step)
+    assert "records step 8" in caplog.text
+
+
+def test_a_directory_whose_name_is_no_step_may_hold_any(tmp_path: Path) -> None:
+    copy_step(tmp_path).rename(tmp_path / "best")
+    assert ocp.verify(tmp_path / "best").is_intact

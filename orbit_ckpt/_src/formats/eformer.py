@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import pickletools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,13 @@ from typing_extensions import override
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
 from orbit_ckpt._src.formats.eformer_checksums import checksums_of_trees
-from orbit_ckpt._src.formats.run_metadata import marked_step, read_run_metadata, several_message
+from orbit_ckpt._src.formats.eformer_values import decode_literal
+from orbit_ckpt._src.formats.run_metadata import (
+    find_mixed,
+    marked_step,
+    read_run_metadata,
+    several_message,
+)
 from orbit_ckpt._src.formats.zarr_tree import (
     ArrayEntry,
     has_arrays,
@@ -33,7 +38,7 @@ from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocume
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.foreign import ForeignStore
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
-from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT
+from orbit_ckpt._src.storage.layout import RUN_METADATA, ZARR2_DOCUMENT
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path, name_path
 
 INDEX = "tensorstore_index.json"
@@ -93,6 +98,8 @@ class EFormerFormat(Format, StepRecognizer):
                 r.name: leaf.value for r, leaf in pairs if leaf.entry is None and not r.is_empty
             },
             fingerprint_file=root / INDEX,
+            unbound=checkpoint.unbound(trees, is_summed=bool(sums)),
+            mixed=checkpoint.mixed(trees),
         )
 
     @override
@@ -168,6 +175,7 @@ class _Checkpoint:
                 raise self._bad(f"prefix {prefix[:80]!r} is not a name")
         structures = sorted(p.name for p in root.iterdir() if p.name.endswith(STRUCTURE_SUFFIX))
         self._details = _read_details(files.file(DETAILS))
+        self._run = read_run_metadata(root)
         self._structures = {n.removesuffix(STRUCTURE_SUFFIX): files.file(n) for n in structures}
         for prefix, file in self._structures.items():
             if prefix not in self._index.prefixes:
@@ -222,7 +230,6 @@ class _Checkpoint:
         That of a tree is what was given when it was saved, and the step, time and whether it is
         temporary; that of a checkpoint has `extras` with what was given for each of its trees.
         """
-        run = read_run_metadata(self._root)
         found: dict[str, object] = {}
         if prefix is None:
             found |= self._details.custom_metadata or {}
@@ -231,9 +238,27 @@ class _Checkpoint:
         elif any(tree.extras for tree in trees):
             pairs = zip(self.prefixes, trees, strict=True)
             found["extras"] = {p: dict(t.extras) for p, t in pairs if p is not None and t.extras}
-        if run is not None:
-            found |= structs.asdict(run)
+        if self._run is not None:
+            found |= structs.asdict(self._run)
         return found
+
+    def mixed(self, trees: Sequence[_Tree]) -> str | None:
+        """Return what shows that documents of several steps are mixed; see `find_mixed`."""
+        recorded = {tree.file.name: tree.extras.get("step") for tree in trees if tree.file}
+        if self._details.custom_metadata:
+            recorded[DETAILS] = self._details.custom_metadata.get("step")
+        return find_mixed(self._root, self._run, recorded)
+
+    def unbound(self, trees: Sequence[_Tree], *, is_summed: bool) -> list[Path]:
+        """Return the documents that no checksum binds to the arrays.
+
+        Args:
+            trees: The trees.
+            is_summed: Whether the details have checksums of arrays, which bind them.
+        """
+        names = [RUN_METADATA] if self._run is not None else []
+        names += [DETAILS] if self._details.custom_metadata and not is_summed else []
+        return [*(self._root / name for name in names), *(t.file for t in trees if t.file)]
 
     def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArrayChecksum]:
         """Return the sums of some arrays, given and returned by storage name."""
@@ -361,51 +386,3 @@ def _check_names(records: Sequence[LeafRecord], root: Path) -> None:
                 "of the checkpoint at a time."
             )
         seen.add(record.name)
-
-
-_LITERALS = frozenset(
-    {
-        *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "FLOAT", "BINFLOAT"),
-        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"),
-        *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    }
-)
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"})
-
-
-class PickledValue(Struct, frozen=True):
-    """A value that a checkpoint holds as a pickle, which loading does not run.
-
-    A pickle can do anything when it is loaded; call `pickle.loads(value.data)` only if you trust
-    the writer of the checkpoint.
-
-    Attributes:
-        data: The pickle.
-    """
-
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"PickledValue({len(self.data)} bytes)"
-
-
-def decode_literal(data: bytes) -> object:
-    """Return the number, text, bytes, boolean or None in a pickle, else a `PickledValue`.
-
-    Raises:
-        ValueError: It is no pickle.
-    """
-    values: list[object] = []
-    is_literal = True
-    try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name in _LITERALS:
-                values.append(argument)
-            elif opcode.name in _CONSTANTS:
-                values.append(_CONSTANTS[opcode.name])
-            elif opcode.name not in _WITHOUT_EFFECT and opcode.name != "STOP":
-                is_literal = False
-    except (ValueError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"not a pickle: {error}") from error
-    return values[0] if is_literal and len(values) == 1 else PickledValue(bytes(data))

@@ -12,7 +12,12 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
-from orbit_ckpt._src.formats.run_metadata import is_marked, marked_step, read_run_metadata
+from orbit_ckpt._src.formats.run_metadata import (
+    find_mixed,
+    is_marked,
+    marked_step,
+    read_run_metadata,
+)
 from orbit_ckpt._src.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.foreign import ForeignStore, LinkedArray
@@ -67,6 +72,8 @@ class LevanterFormat(Format, StepRecognizer):
             TreeDocument(records, custom_metadata=metadata and structs.asdict(metadata)),
             lambda: TreeParts(ForeignStore(arrays, [root / RUN_METADATA])),
             fingerprint_file=root / RUN_METADATA,
+            unbound=[root / RUN_METADATA],
+            mixed=find_mixed(root, metadata, {}),
         )
 
     @override

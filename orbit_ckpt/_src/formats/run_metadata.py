@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from orbit_ckpt._src.storage.layout import RUN_METADATA
 from orbit_ckpt._src.text import shorten_list
 
 _MAX_BYTES = 1 << 20
+_STEP_NAME = re.compile(r"(?:run|step)-([0-9]+)")
+"""Names that eFormer and Levanter give to the directories of steps."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -62,6 +67,35 @@ def read_run_metadata(directory: Path) -> RunMetadata | None:
     except (ValueError, OverflowError, OSError) as error:
         raise FormatError(f"{file}: timestamp: {error}. The file is damaged.") from error
     return found
+
+
+def find_mixed(
+    directory: Path, metadata: RunMetadata | None, recorded: Mapping[str, object]
+) -> str | None:
+    """Return the first sign that files of several steps are mixed, None without one.
+
+    Logs it. The step is all that both formats record of the save to which a document belongs.
+
+    Args:
+        directory: The checkpoint's directory; its name may have the step.
+        metadata: What its `metadata.json` holds.
+        recorded: Steps that other documents record, by the name of their file; others than whole
+            numbers are ignored.
+    """
+    if metadata is None or metadata.step < 0:
+        return None
+    named = _STEP_NAME.fullmatch(directory.name)
+    steps = {**recorded, **({"the name of its directory": int(named[1])} if named else {})}
+    for place, step in steps.items():
+        if type(step) is int and step != metadata.step:
+            what = f"{RUN_METADATA} records step {metadata.step}, {place} step {step}"
+            _logger.warning(
+                "%s: %s: one of them belongs to another checkpoint, and other files may do so too",
+                directory,
+                what,
+            )
+            return f"{what}: files of two steps are mixed, or the directory was renamed"
+    return None
 
 
 def is_marked(directory: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,9 @@ class StoredTree(Struct, frozen=True):
         is_inferred: Whether nothing records its structure, so that empty containers, the kinds of
             containers and the types of leaves are not known.
         read_whole: Returns the tree with all values, where that is all that can be done with it.
+        unbound: Documents that nothing binds to the arrays, so that those of another checkpoint
+            could be in their place.
+        mixed: What shows that files of several checkpoints are mixed, None if nothing does.
     """
 
     path: Path
@@ -67,6 +70,8 @@ class StoredTree(Struct, frozen=True):
     has_checksums: bool = False
     is_inferred: bool = False
     read_whole: Callable[[], object] | None = None
+    unbound: Sequence[Path] = ()
+    mixed: str | None = None
 
     @property
     def loss(self) -> str | None:

@@ -312,6 +312,11 @@ async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None
         findings.record(error)
         findings.skip(path, "tree, because it cannot be opened", 1)
         return
+    if source.mixed is not None:
+        findings.add(source.mixed)
+    unbound = shorten_list([file.name for file in source.unbound], 5)
+    what = f"documents of {reader.name} that nothing binds to the arrays ({unbound}): parsed only"
+    findings.skip(path, what, len(source.unbound))
     inline, strings = source.inline, batch.strings
     records = [r for r in source.document.leaves if not r.is_empty or r.name in inline]
     findings.leaves += len(records)
