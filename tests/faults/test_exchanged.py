@@ -20,6 +20,7 @@ from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
+from orbit_ckpt._src.storage.integrity import forget_files
 from orbit_ckpt._src.storage.layout import MANIFEST, Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CheckpointError, CorruptionError
@@ -250,6 +251,21 @@ def test_an_item_that_is_saved_anew_is_part_of_its_step(items: tuple[Path, Path]
     ocp.save(mine / "params", tree(3), overwrite=True)
     assert values_are_of(mine / "params", 3)
     assert ocp.verify(mine).is_intact
+
+
+def test_an_item_is_part_of_its_step_again_after_a_replacement_that_was_killed(
+    items: tuple[Path, Path],
+) -> None:
+    mine, other = items
+    forget_files(mine, "params/")  # all that a replacement does before it may die
+    assert ocp.verify(mine).unchecked
+    ocp.save(mine / "params", tree(3), overwrite=True)
+    report = ocp.verify(mine)
+    assert report.is_intact
+    assert not report.unchecked
+    shutil.rmtree(mine / "params")
+    shutil.copytree(other / "params", mine / "params")
+    assert_found(mine)
 
 
 @pytest.fixture

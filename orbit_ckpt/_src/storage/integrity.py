@@ -109,15 +109,21 @@ def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
 def replacing_item(directory: Path) -> Generator[None]:
     """Renew the enclosing checkpoint's record of an item that the block replaces.
 
+    An existing item of a step is recorded even if the step lacks a record of it, because the
+    process that replaced it last may have been killed.
+
     Args:
-        directory: The item, or any other place, where this does nothing if nothing records it.
+        directory: The item, or any other place, where this does nothing.
     """
     prefix = f"{directory.name}/"
     try:
         around = read_manifest(directory.parent)
     except CheckpointError:
         around = None  # a damaged manifest stays for `verify` to report
-    if around is None or not any(path.startswith(prefix) for path in around.files):
+    if around is None or not (
+        any(path.startswith(prefix) for path in around.files)
+        or (STEP_METADATA in around.files and directory.exists())
+    ):
         yield
         return
     forget_files(directory.parent, prefix)  # no record is wrong, whenever this process dies
