@@ -13,6 +13,7 @@ import typer
 
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.formats.base import Format
+from orbit_ckpt._src.unique_keys import RepeatedKeyError, parse_unique
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.transform.engine import Rule
@@ -135,9 +136,11 @@ def read_rules(file: Path) -> list[Rule]:
         if file.suffix == ".toml":
             document: object = tomllib.loads(text)
         elif file.suffix == ".json":
-            document = json.loads(text)
+            document = parse_unique(text)
         else:
             raise TransformError(f"{file}: rules are in a file that ends in .toml or .json.")
+    except RepeatedKeyError as error:
+        raise TransformError(f"{file}: {error}; remove one of them.") from error
     except UnicodeDecodeError as error:
         raise TransformError(f"{file}: not a text in UTF-8: {error}") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.foreign import check_shape
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
+from orbit_ckpt._src.unique_keys import check_unique
 
 MAX_HEADER_BYTES = 100_000_000
 """What the format allows; the library itself reads no longer ones."""
@@ -164,7 +164,7 @@ def _parse(text: bytes, file: str, start: int) -> Header:
             tensors[name] = _tensor(raw, file, start)
         except (ValueError, msgspec.DecodeError) as error:
             raise ValueError(f"{name!r}: {error}") from error
-    json.loads(text.decode(), object_pairs_hook=_check_unique)
+    check_unique(text.decode())
     return Header(tensors, metadata)
 
 
@@ -209,13 +209,6 @@ def _check_cover(tensors: Mapping[str, Tensor], start: int, data_bytes: int) -> 
         raise ValueError(f"the file ends {beyond} bytes before the end of {last!r}")
     if beyond < 0:
         raise ValueError(f"the last {-beyond} bytes belong to no tensor")
-
-
-def _check_unique(pairs: Sequence[tuple[str, object]]) -> None:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        name = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"its header has {name!r} twice")
 
 
 def _bad(file: Path, what: str) -> FormatError:

@@ -81,9 +81,10 @@ def read_root_metadata(root: Path, given: Mapping[str, object]) -> RootMetadata:
         file = root / _DIRECTORY / name
         if file.is_file():
             data = read_inner(root, f"{_DIRECTORY}/{name}")
+            where = str(file)  # the user's values may be `{1: "a", "1": "b"}`
             if name == _OLD_FILE:  # holds the user's object only
-                return RootMetadata({}, decode_json(data, dict[str, object], str(file)))
-            found = decode_json(data, _Document, str(file))
+                return RootMetadata({}, decode_json(data, dict[str, object], where, repeats=True))
+            found = decode_json(data, _Document, where, repeats=True)
             custom = found.custom_metadata or found.custom or {}
             return RootMetadata(found.internal_metadata or {}, custom)
     return RootMetadata(custom_metadata=given)

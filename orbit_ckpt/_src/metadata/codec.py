@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,25 +14,54 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, check_v
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import describe_directory
 from orbit_ckpt._src.storage.store_path import StorePath, read_extent
+from orbit_ckpt._src.unique_keys import RepeatedKeyError, check_unique
 
 T = TypeVar("T")
 
 
-def decode_json(data: bytes, kind: type[T], where: str) -> T:
+def decode_json(data: bytes, kind: type[T], where: str, *, repeats: bool = False) -> T:
     """Decode a JSON document.
 
     Args:
         data: Its bytes.
         kind: The expected type, for msgspec.
         where: The file, for errors.
+        repeats: Whether an object may have a key twice; the last value counts. Only for documents
+            that decide on no data, or whose keys are checked otherwise: the check takes five times
+            as long as decoding a struct.
 
     Raises:
-        FormatError: It is not JSON, or a field is missing or has a wrong type.
+        FormatError: It is not JSON, a field is missing or has a wrong type, or a key is repeated.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+        found = _decode_slowly(data, kind, where)
+        repeats = repeats and kind is object  # it may be a replaced value that msgspec refuses
+    if not repeats:
+        check_keys(data, where)
+    return found
+
+
+def check_keys(data: bytes, where: str) -> None:
+    """Check that no object of a JSON document has a key twice.
+
+    Raises:
+        FormatError: One does.
+    """
+    try:
+        check_unique(data)
+    except RepeatedKeyError as error:
+        raise FormatError(
+            f"{where}: {error}, and nothing tells which of the two values is right. The file is "
+            "damaged, or was edited or merged by hand: remove one of them."
+        ) from error
+    except RecursionError:
+        return  # nested deeper than Python's json follows
+
+
+def _decode_slowly(data: bytes, kind: type[T], where: str) -> T:
+    """Decode what msgspec refuses, or raise what is wrong with it."""
     try:
         # Python's json, which Orbax uses, may write NaN, infinities and lone surrogates
         return msgspec.convert(json.loads(data), kind)
@@ -88,9 +118,11 @@ def decode_versioned(
     Raises:
         FormatError: It is not such a document, or a newer version wrote it.
     """
-    version = decode_json(data, _FormatVersion if key == "format_version" else _Version, where)
+    kind_of_version = _FormatVersion if key == "format_version" else _Version
+    # no save of ours writes a key twice, and a manifest records these documents
+    version = decode_json(data, kind_of_version, where, repeats=True)
     check_version(where, version.value, newest)
-    return decode_json(data, kind, where)
+    return decode_json(data, kind, where, repeats=True)
 
 
 class _FormatVersion(msgspec.Struct):
@@ -105,6 +137,8 @@ def encode_json(document: object) -> bytes:
     """Encode one of this library's documents; for users' values see `user_json`."""
     return msgspec.json.encode(document)
 
+
+_logger = logging.getLogger(__name__)
 
 JSON_FILE = "metadata"
 """Name of the file, unless a handler was given another one."""
@@ -128,7 +162,13 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
     for name in _names(directory, filename):
         data = item.read_bytes(name)
         if data is not None:
-            return decode_json(data, object, f"{directory}/{name}")
+            where = f"{directory}/{name}"
+            value = decode_json(data, object, where, repeats=True)
+            try:
+                check_keys(data, where)
+            except FormatError as error:  # Orbax writes and reads `{1: "a", "1": "b"}`
+                _logger.warning("%s The last value is used, as in Orbax.", error)
+            return value
     raise CheckpointNotFoundError(
         f"No JSON item at {directory}: there is no file {filename or JSON_FILE!r} "
         f"({describe_directory(directory)}). Give the item's own directory, or use load(path) for "

@@ -155,7 +155,8 @@ def read_shardings(
 def _decode_shardings(data: bytes, where: str) -> dict[str, ShardingMetadata]:
     shardings: dict[str, ShardingMetadata] = {}
     decoded: dict[str, ShardingMetadata | None] = {}  # most leaves share one
-    for key, text in decode_json(data, dict[str, str], where).items():
+    # which decide on the placement of data only
+    for key, text in decode_json(data, dict[str, str], where, repeats=True).items():
         try:
             if text not in decoded:
                 decoded[text] = decode_sharding(text)

@@ -16,7 +16,12 @@ from msgspec import UNSET, Struct, UnsetType, field
 from orbit_ckpt._src.arrays.dtypes import parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.metadata.codec import decode_json, decode_versioned, encode_json
+from orbit_ckpt._src.metadata.codec import (
+    check_keys,
+    decode_json,
+    decode_versioned,
+    encode_json,
+)
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.tree.keypath import (
     KeyKind,
@@ -131,7 +136,9 @@ class TreeDocument(Struct, frozen=True):
         Raises:
             FormatError: A field is missing or has a wrong type.
         """
-        tree = decode_json(data, _Tree, where)
+        tree = decode_json(data, _Tree, where, repeats=True)
+        if data.count(_ONCE_PER_LEAF) != len(tree.tree_metadata):
+            check_keys(data, where)  # slow: only if a leaf may have been dropped
         return cls(
             leaves=_decode_leaves(tree.tree_metadata, f"{where}: tree_metadata"),
             use_ocdbt=None if tree.use_ocdbt is None else bool(tree.use_ocdbt),
@@ -242,7 +249,9 @@ def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
     Raises:
         FormatError: A field is missing or has a wrong type.
     """
-    arrays = [row.array_metadata for row in decode_json(data, _Arrays, where).array_metadatas]
+    # a list, every entry of which names its array
+    rows = decode_json(data, _Arrays, where, repeats=True).array_metadatas
+    arrays = [row.array_metadata for row in rows]
     return [
         ArrayRecord(
             array.param_name,
@@ -295,7 +304,7 @@ class StepDocument(Struct, frozen=True):
             FormatError: A field has a wrong type.
         """
         step = decode_json(data, _Step, where)
-        other = decode_json(data, dict[str, Any], where)
+        other = decode_json(data, dict[str, Any], where, repeats=True)  # checked above
         handlers = step.item_handlers
         if isinstance(handlers, dict):
             handlers = {name: typestr for name, typestr in handlers.items() if typestr is not None}
@@ -333,6 +342,10 @@ class _Tree(Struct):
     store_array_data_equal_to_fill_value: _Flag = False
     custom_metadata: Any = None
     value_metadata_tree: str | UnsetType | None = UNSET
+
+
+_ONCE_PER_LEAF = b'"value_metadata":'
+"""Occurs once for every leaf, because quotes in texts are escaped."""
 
 
 class _Extra(Struct):

@@ -19,6 +19,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
+from orbit_ckpt._src.unique_keys import parse_unique
 
 _MAX_RATIOS: Mapping[str, int] = {"gzip": 1032, "zlib": 1032, "zstd": 1 << 16, "bz2": 1 << 21}
 _MAX_RATIO = 1 << 17
@@ -159,7 +160,7 @@ def parse_array(document: bytes, *, zarr_format: int, where: str) -> ZarrArray:
         FormatError: The document is not JSON, lacks a field, or has one of a wrong type.
     """
     try:
-        fields = cast(Mapping[str, Any], json.loads(document))
+        fields = cast(Mapping[str, Any], parse_unique(document))
         return _parse_zarr2(fields) if zarr_format == 2 else _parse_zarr3(fields)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
