@@ -19,7 +19,7 @@ from orbit_ckpt._src.unique_keys import RepeatedKeyError, check_unique
 T = TypeVar("T")
 
 
-def decode_json(data: bytes, kind: type[T], where: str, *, repeats: bool = False) -> T:
+def decode_json(data: bytes, kind: type[T], where: str | Path, *, repeats: bool = False) -> T:
     """Decode a JSON document.
 
     Args:
@@ -162,7 +162,7 @@ def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any: 
     for name in _names(directory, filename):
         data = item.read_bytes(name)
         if data is not None:
-            where = f"{directory}/{name}"
+            where = directory / name
             value = decode_json(data, object, where, repeats=True)
             try:
                 check_keys(data, where)

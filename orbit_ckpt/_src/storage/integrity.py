@@ -167,10 +167,10 @@ class CheckedDirectory:
     A name or link that leads outside raises `UnsafePathError`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
         self.files = InnerFiles(path)
-        data = _contents(path)
+        self.path = self.files.root
+        data = self._contents(MANIFEST)
         self.manifest = None if data is None else Manifest.from_bytes(data, f"{path}/{MANIFEST}")
         self._own_record = None if data is None else _record_of(data)
         self._verified: dict[str, Fingerprint] = {}
@@ -222,14 +222,11 @@ class CheckedDirectory:
             CorruptionError: The file differs from its record.
         """
         record = self._record(name)
-        try:
-            data = read_inner(self.path, name)
-        except FileNotFoundError:
-            if record is not None:
-                raise damaged_file(self.path / name, "it is missing") from None
-            return None
+        data = self._contents(name)
         if record is not None:
-            _compare(self.path / name, _record_of(data), record)
+            if data is None:
+                raise damaged_file(self.path / name, "it is missing")
+            _compare(self.path, name, _record_of(data), record)
         return data
 
     def inner(self, name: str) -> Path:
@@ -266,7 +263,7 @@ class CheckedDirectory:
         try:
             fingerprint = self._fingerprint(name)
             if self._verified.get(name) != fingerprint:
-                _compare(file, _measure(file), record)
+                _compare(self.path, name, _measure(file), record)
                 self._verified[name] = fingerprint
         except FileNotFoundError:
             raise damaged_file(file, "it is missing") from None
@@ -305,6 +302,13 @@ class CheckedDirectory:
     def unrecorded(self) -> list[str]:
         """Return the files that the existing manifest does not record."""
         return _unrecorded(self.path, self.manifest or Manifest())
+
+    def _contents(self, name: str) -> bytes | None:
+        if isinstance(self.path, StorePath):
+            with contextlib.suppress(FileNotFoundError):
+                return read_inner(self.path, name)
+            return None
+        return self.files.read_bytes(name)
 
     def _fingerprint(self, name: str) -> Fingerprint:
         if isinstance(self.path, StorePath):
@@ -394,10 +398,10 @@ def _blocks(file: Path) -> Iterator[bytes]:
             yield block
 
 
-def _compare(file: Path, found: FileRecord, expected: FileRecord) -> None:
+def _compare(directory: Path, name: str, found: FileRecord, expected: FileRecord) -> None:
     if found.nbytes != expected.nbytes:
-        raise damaged_file(file, f"it has {found.nbytes} bytes, {expected.nbytes} were written")
+        what = f"it has {found.nbytes} bytes, {expected.nbytes} were written"
+        raise damaged_file(directory / name, what)
     if found.crc32c != expected.crc32c:
-        raise damaged_file(
-            file, f"its checksum is {found.crc32c:08x}, {expected.crc32c:08x} was written"
-        )
+        what = f"its checksum is {found.crc32c:08x}, {expected.crc32c:08x} was written"
+        raise damaged_file(directory / name, what)
