@@ -138,11 +138,13 @@ class ListedStep(Struct, frozen=True):
     Attributes:
         info: The step as policies see it.
         path: Its path.
+        name: The last part of it, which a `Path` takes long to split off.
         entries: Contents of its directory; empty for a file, and in a store.
     """
 
     info: StepInfo
     path: Path
+    name: str
     entries: Sequence[os.DirEntry[str]] = ()
 
     def stored_bytes(self) -> int | None:
@@ -164,7 +166,7 @@ def list_run(located: Located) -> list[ListedStep] | None:
     found = [_foreign_step(one, one.foreign) for one in steps if one.foreign is not None]
     if len(found) < len(steps) and isinstance(root, StorePath):
         index = StepIndex(root, AnyStepName()).entries().values()
-        found += [ListedStep(entry.info, entry.path) for entry in index]
+        found += [ListedStep(entry.info, entry.path, entry.path.name) for entry in index]
     else:
         found += [step for one in steps if (step := _own_step(one)) is not None]
     if not found and located.problem is not None:
@@ -180,7 +182,7 @@ def _own_step(found: RunStep) -> ListedStep | None:
         entry = make_entry(record_step(cast(int, found.step), found))
     except FileNotFoundError:
         return None
-    return ListedStep(entry.info, entry.path, found.entries)
+    return ListedStep(entry.info, entry.path, os.path.basename(found.place), found.entries)
 
 
 UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
@@ -192,7 +194,7 @@ def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:
     number = -1 if one.step is None else one.step
     step = cast(int, number)  # or a fraction, which is listed, compared and kept alike
     info = StepInfo(step, time, pinned=found.is_pinned, temporary=found.is_temporary)
-    return ListedStep(info, one.path, one.entries)
+    return ListedStep(info, one.path, one.path.name, one.entries)
 
 
 def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:
@@ -210,7 +212,7 @@ def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:
             for name in begun
             if f"{name}/{IN_PROGRESS}" in keys and f"{name}/{COMMIT_MARKER}" not in keys
         )
-    known = {entry.path.name for entry in finished}
+    known = {entry.name for entry in finished}
     with os.scandir(root) as entries:
         others = [(e.name, is_directory(e)) for e in entries if e.name not in known]
     return sorted(

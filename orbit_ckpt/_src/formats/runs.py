@@ -50,6 +50,8 @@ class RunStep(Struct, frozen=True):
         foreign: Another program's records of it.
         entries: Entries of its directory; empty for a file, and in a store.
         is_bare: Whether only arrays show that it is a tree, as in Orbax's first releases.
+        place: `path` as text if it is local: to make it of a `Path` takes as long as to read a
+            document, and a run may have 20,000 steps. Else empty.
     """
 
     path: Path
@@ -58,11 +60,7 @@ class RunStep(Struct, frozen=True):
     foreign: ForeignStep | None = None
     entries: Sequence[os.DirEntry[str]] = ()
     is_bare: bool = False
-
-    @property
-    def names(self) -> set[str]:
-        """Names of what its directory holds."""
-        return {entry.name for entry in self.entries}
+    place: str = ""
 
 
 class Run(Struct, frozen=True):
@@ -119,44 +117,45 @@ def locate_run(root: Path) -> Run:
         entries = None if is_unfinished(child.name) else _scan(child)
         if entries is None or _is_begun(entries):
             unfinished.append(child.name)
-        elif (step := locate_step(root / child.name, entries)) is not None:
+        elif (step := locate_step(child.path, entries)) is not None:
             steps.append(step)
     if len(steps) == 1 and steps[0].path.is_file():
         steps = []  # the directory of a single file is that checkpoint
     return Run(sorted(steps, key=_order), unfinished)  # those of one number stay sorted by name
 
 
-def locate_step(path: Path, entries: Sequence[os.DirEntry[str]]) -> RunStep | None:
+def locate_step(place: str, entries: Sequence[os.DirEntry[str]]) -> RunStep | None:
     """Return the checkpoint at a local path, None if there is none that is complete.
 
     Args:
-        path: A file or directory.
+        place: The path of a file or directory.
         entries: What the directory holds.
     """
+    path = Path(place)
     names = {entry.name for entry in entries}
     if IN_PROGRESS in names:
         return None
     if STEP_METADATA not in names and (not entries or not _FOREIGN_FILES.isdisjoint(names)):
         found = foreign_step(path)
         if found is not None:
-            return structs.replace(found, entries=entries)
-    if STEP_METADATA in names or looks_like_checkpoint(path, entries):
-        return RunStep(path, number_in(path.name), entries=entries)
-    if entries and _is_old_tree(path):
-        return RunStep(path, number_in(path.name), entries=entries, is_bare=True)
-    return None
+            return structs.replace(found, entries=entries, place=place)
+    is_complete = STEP_METADATA in names or looks_like_checkpoint(path, entries)
+    if not is_complete and not (entries and _is_old_tree(path)):
+        return None
+    step = number_in(os.path.basename(place))
+    return RunStep(path, step, entries=entries, is_bare=not is_complete, place=place)
 
 
-def scan_step(path: Path) -> RunStep | None:
+def scan_step(path: Path | str) -> RunStep | None:
     """Scan a local path; return the complete checkpoint there, None if there is none.
 
     Raises:
         OSError: It cannot be read, or does not exist.
     """
-    entries: Sequence[os.DirEntry[str]] = ()
-    with contextlib.suppress(NotADirectoryError), os.scandir(path) as scanned:
+    place, entries = os.fspath(path), ()
+    with contextlib.suppress(NotADirectoryError), os.scandir(place) as scanned:
         entries = tuple(scanned)
-    return locate_step(path, entries)
+    return locate_step(place, entries)
 
 
 def foreign_step(path: Path) -> RunStep | None:
@@ -198,7 +197,7 @@ def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
 
 def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
     """Return whether a local directory is an unfinished save in marker mode."""
-    return any(entry.name == IN_PROGRESS for entry in entries)
+    return IN_PROGRESS in [entry.name for entry in entries]
 
 
 def _is_old_tree(directory: Path) -> bool:

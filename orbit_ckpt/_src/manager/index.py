@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -280,7 +281,7 @@ def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) 
     """
     if metrics is None and METRICS_ITEM in record.items:
         try:
-            metrics = read_metrics(record.path)
+            metrics = read_metrics(record.place or record.path)
         except CheckpointError as error:
             if isinstance(error, StorageError) and isinstance(record.path, StorePath):
                 raise  # it has metrics, perhaps the best ones
@@ -297,17 +298,17 @@ def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) 
     return StepEntry(info, record.path)
 
 
-def read_metrics(path: Path) -> Mapping[str, object] | None:
+def read_metrics(path: Path | str) -> Mapping[str, object] | None:
     """Return the metrics stored with a step, None if it has none.
 
     Raises:
         CheckpointError: They cannot be read.
     """
-    directory = path / METRICS_ITEM
+    directory = path / METRICS_ITEM if isinstance(path, Path) else f"{path}{os.sep}{METRICS_ITEM}"
     try:
         return cast(Mapping[str, object], read_json_item(open_checked(directory), METRICS_ITEM))
     except CheckpointError:
-        if directory.is_dir():
+        if os.path.isdir(directory) if isinstance(directory, str) else directory.is_dir():
             raise
         return None  # checked last: nearly every step queried has metrics
 

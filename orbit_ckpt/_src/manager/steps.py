@@ -9,7 +9,7 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from orbit_ckpt._src.formats.runs import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.step_details import read_step_details
 from orbit_ckpt._src.runtime.checks import check_int, check_type, show
-from orbit_ckpt._src.storage.inner_path import read_inner
+from orbit_ckpt._src.storage.inner_path import read_inner, read_listed
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -154,6 +154,7 @@ class StepRecord:
         temporary: Whether it is kept only until the next permanent step.
         foreign: Whether another program wrote it.
         items: Names of its items; empty if another program wrote it.
+        place: See `RunStep`.
     """
 
     step: int
@@ -163,6 +164,7 @@ class StepRecord:
     temporary: bool = False
     foreign: bool = False
     items: frozenset[str] = frozenset()
+    place: str = ""
 
 
 def as_step(value: object) -> int:
@@ -240,7 +242,7 @@ def latest_step(root: Path, names: StepNames) -> StepRecord | None:
         return None
 
 
-def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
+def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path | str]]:
     """Yield directories by name alone; the preferred one of each number comes first."""
     if isinstance(names, StepParser):
         yield from _parsed(root, names)
@@ -256,14 +258,14 @@ def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path]]:
         )
 
 
-def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
-    found: list[tuple[bool, str, int]] = []
+def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path | str]]:
+    found: list[tuple[bool, str, int, Path | str]] = []
     if isinstance(root, StorePath):
         for name in root.directories():
             step = names.parse(name)
             if step is not None:
-                found.append((name != names.build_name(step), name, as_step(step)))
-        return [(step, root / name) for _, name, step in sorted(found)]
+                found.append((name != names.build_name(step), name, as_step(step), root / name))
+        return [(step, path) for _, _, step, path in sorted(found)]
     try:
         entries = os.scandir(root)
     except FileNotFoundError:
@@ -274,11 +276,12 @@ def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path]]:
                 continue
             step = names.parse(entry.name)
             if step is not None:  # Flax's are files
-                found.append((entry.name != names.build_name(step), entry.name, as_step(step)))
-    return [(step, root / name) for _, name, step in sorted(found)]
+                is_padded = entry.name != names.build_name(step)
+                found.append((is_padded, entry.name, as_step(step), entry.path))
+    return [(step, place) for _, _, step, place in sorted(found)]
 
 
-def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecord | None:
+def read_step(step: int, path: Path | str, *, needs_marker: bool = False) -> StepRecord | None:
     """Return the record of a step's directory, None if it is not a committed checkpoint."""
     if isinstance(path, StorePath):
         return _read_stored(step, path)
@@ -289,7 +292,9 @@ def read_step(step: int, path: Path, *, needs_marker: bool = False) -> StepRecor
             return None  # deleted meanwhile, or a link to itself
         raise
     if found is None or (
-        needs_marker and found.reader is None and COMMIT_MARKER not in found.names
+        needs_marker
+        and found.reader is None
+        and all(entry.name != COMMIT_MARKER for entry in found.entries)
     ):
         return None
     return record_step(step, found)
@@ -307,9 +312,20 @@ def record_step(step: int, found: RunStep) -> StepRecord:
             temporary=foreign.is_temporary,
             foreign=True,
         )
-    directories = (e.name for e in found.entries if is_directory(e))
-    items = frozenset(name for name in directories if not is_temporary_name(name))
-    return _record(step, found.path, found.names, items, is_bare=found.is_bare)
+    entries = {entry.name: entry for entry in found.entries}
+    is_foreign = found.is_bare or _is_early(entries.keys())
+    items = [n for n, e in entries.items() if is_directory(e) and not is_temporary_name(n)]
+    document = entries.get(STEP_METADATA)
+    return StepRecord(
+        step,
+        found.path,
+        _commit_time(found.path, document and (lambda: read_listed(found.path, document))),
+        pinned=PINNED in entries,
+        temporary=STEP_DETAILS in entries and _is_temporary(found.path),
+        foreign=is_foreign,
+        items=frozenset() if is_foreign else _shared(frozenset(items)),
+        place=found.place,
+    )
 
 
 def _read_stored(step: int, path: StorePath) -> StepRecord | None:
@@ -317,22 +333,21 @@ def _read_stored(step: int, path: StorePath) -> StepRecord | None:
     if COMMIT_MARKER not in names:
         return None
     items = frozenset(name.partition("/")[0] for name in names if "/" in name)
-    return _record(step, path, names, items)
-
-
-def _record(
-    step: int, path: Path, names: Set[str], items: frozenset[str], *, is_bare: bool = False
-) -> StepRecord:
-    is_foreign = is_bare or (AGGREGATE in names and not _OWN_FILES & names)  # or of an early Orbax
+    has_document, is_foreign = STEP_METADATA in names, _is_early(names)
     return StepRecord(
         step,
         path,
-        commit_time=_commit_time(path, recorded=STEP_METADATA in names),
+        _commit_time(path, (lambda: read_inner(path, STEP_METADATA)) if has_document else None),
         pinned=PINNED in names,
         temporary=STEP_DETAILS in names and _is_temporary(path),
         foreign=is_foreign,
         items=frozenset() if is_foreign else _shared(items),
     )
+
+
+def _is_early(names: Set[str]) -> bool:
+    """Return whether an early release of Orbax wrote a step, from the names in its directory."""
+    return AGGREGATE in names and not _OWN_FILES & names
 
 
 @functools.lru_cache(maxsize=64)
@@ -347,11 +362,10 @@ class _CommitTime(Struct):
     commit_timestamp_nsecs: int | None = None
 
 
-def _commit_time(path: Path, *, recorded: bool) -> datetime:
-    if recorded:
+def _commit_time(path: Path, read: Callable[[], bytes] | None) -> datetime:
+    if read is not None:
         try:
-            data = read_inner(path, STEP_METADATA)
-            nsecs = decode_json(data, _CommitTime, str(path)).commit_timestamp_nsecs
+            nsecs = decode_json(read(), _CommitTime, path).commit_timestamp_nsecs
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
         except StorageError:
