@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 from orbit_ckpt._src.cli.output import (
     echo,
@@ -66,29 +65,29 @@ def _list_run(
 ) -> None:
     infos = [entry.info for entry in entries]
     kept = keeping.rules(infos) if keeping.is_given else None
-    steps = [
-        step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
-        for entry in entries
-    ]
     if as_json:
+        steps = [
+            step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
+            for entry in entries
+        ]
         print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
         return
     names = list(dict.fromkeys(name for info in infos for name in info.metrics or ()))
     header = ["step", "size", "time", *names, "marks", "kept by", "name"]
     rows: list[list[str]] = []
-    for entry, step in zip(entries, steps, strict=True):
-        info = entry.info
-        marks = [name for name in ("pinned", "temporary") if step[name]]
+    for entry in entries:
+        info, number = entry.info, str(entry.info.step)
+        marks = [name for name in ("pinned", "temporary") if getattr(info, name)]
         metrics = info.metrics or {}
         rows.append(
             [
-                str(info.step),
-                human_bytes(cast(int | None, step["bytes"])),
+                number,
+                human_bytes(entry.stored_bytes()),
                 "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
                 ", ".join(marks),
                 "" if kept is None else ", ".join(kept[info.step]) or "-",
-                "" if entry.path.name == str(info.step) else entry.path.name,
+                "" if entry.name == number else entry.name,
             ]
         )
     print_table(header, rows, right={"step", "size", *names})
@@ -117,4 +116,4 @@ def step_fields(entry: ListedStep) -> dict[str, object]:
 
 def format_time(time: datetime) -> str:
     """Format a time in UTC."""
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return time.astimezone(UTC).isoformat(" ", "seconds").removesuffix("+00:00")
