@@ -135,7 +135,7 @@ class Manifest(Struct, frozen=True):
             VersionError: A later version wrote it.
         """
         body, _, tail = data.rstrip(b"\n").rpartition(b"\n")
-        if tail != f"{crc32c(body):08x}".encode():
+        if tail != b"%08x" % crc32c(body):
             raise damaged_file(file, "its checksum does not match")
         try:
             document = _DECODER.decode(body)
@@ -143,7 +143,7 @@ class Manifest(Struct, frozen=True):
             document = _decode_slowly(body, file)
         check_version(file, document.format_version, FORMAT_VERSION)
         files, database = document.files, document.database
-        for path in chain(files, database.files if database else ()):
+        for path in chain(files, database.files) if database else files:
             if not is_inner_name(path):
                 check_name(path, file)
         return cls(files, document.self_checked, document.format_version, database)
