@@ -14,7 +14,7 @@ import nox
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
-PARALLEL = "-n", "auto", "--dist", "loadgroup"
+PARALLEL = "-n", "auto"  # tests/scheduling.py says how
 CORE = [
     *("tests/arrays", "tests/checkpointer", "tests/type_handlers", "tests/items", "tests/metadata"),
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),

@@ -31,6 +31,22 @@ from tests.soak import SOAK  # noqa: E402 - the package of tests is only now on 
 settings.load_profile("soak" if SOAK else "quick")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Distribute units of tests, unless the command line asks for another way."""
+    from tests.scheduling import UnitScheduling  # noqa: PLC0415 - xdist may be absent
+
+    return UnitScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the slow tests where several workers share the run."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import slowest_first  # noqa: PLC0415 - xdist may be absent
+
+        slowest_first(items)
+
+
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no thread be started, as while Python 3.12 exits."""

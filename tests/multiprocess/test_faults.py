@@ -22,8 +22,7 @@ from tests.multiprocess.run_worker import COUNT, OF_OTHERS, OF_PRIMARY, PHASES, 
 from tests.multiprocess.support import Life
 from tests.soak import rounds
 
-# not several groups at once
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 ROUNDS = rounds(1, 50)
 """How many random faults."""

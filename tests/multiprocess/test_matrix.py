@@ -24,8 +24,6 @@ from orbit_ckpt.errors import CorruptionError
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
 from tests.support import free_port
 
-pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
-
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
 GROUPS = [("ours", count, DEVICES[count]) for count in COUNTS] + [("orbax", 2, [2, 2])]

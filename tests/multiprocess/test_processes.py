@@ -15,8 +15,6 @@ import orbit_ckpt as ocp
 from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
 from tests.support import free_port
 
-pytestmark = pytest.mark.xdist_group("processes")  # not several groups at once
-
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 

@@ -16,7 +16,7 @@ from tests.multiprocess.test_processes import assert_done, run
 from tests.multiprocess.trees import check_tree, make_tree
 
 # not several groups at once
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.slow
 
 PHASES = [phase for phase in OF_SECOND if phase != "before the decision"]
 
