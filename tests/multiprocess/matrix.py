@@ -1,15 +1,14 @@
 """One process of several that save, and load what others have saved.
 
-Run as `matrix.py <index> <count> <devices> <port> <directory>`. All groups of processes run at the
-same time: each saves its checkpoints, waits for those of the others and loads them all. What a
-process has seen it writes to `<directory>/report_<count>_<index>.json`.
+All groups of processes run at the same time: each saves its checkpoints, waits for those of the
+others and loads them all. What a process has seen it writes to
+`<directory>/report_<scenario>_<count>_<index>.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,18 +337,14 @@ SCENARIOS = {
 }
 
 
-def main() -> None:
-    index, count, devices, port, scenario, directory = sys.argv[1:]
-    if int(count) > 1:
-        jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
-    assert len(jax.local_devices()) == int(devices)
+def main(index: int, count: int, devices: int, port: int, scenario: str, directory: Path) -> None:
+    """Take all steps of a scenario as one of several processes."""
+    if count > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    assert len(jax.local_devices()) == devices
     report: dict[str, Any] = {"loaded": [], "read": {}, "broadcast": {}, "disagreed": {}}
     for step in SCENARIOS[scenario]:
-        step(Path(directory), report)
-    if int(count) > 1:
+        step(directory, report)
+    if count > 1:
         jax.distributed.shutdown()
-    Path(directory, f"report_{scenario}_{count}_{index}.json").write_text(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()
+    (directory / f"report_{scenario}_{count}_{index}.json").write_text(json.dumps(report))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -138,19 +137,20 @@ def named(error: BaseException) -> list[int]:
     return []
 
 
+def report_raised(error: Exception) -> None:
+    report(raised=type(error).__name__, text=str(error), named=named(error))
+
+
 def meet(manager: ocp.CheckpointManager, step: int, fault: Fault) -> Exception | None:
     """Save a step, to which a fault comes; report and return what is raised first."""
     fault.arm()
     first: Exception | None = None
     # what fails at once on one process fails in the background on others: all make both calls
     for call in (lambda: manager.save(step, tree(step)), manager.wait_until_finished):
-        began = time.monotonic()
         try:
             call()
         except Exception as error:  # noqa: BLE001 - reported
-            seconds = time.monotonic() - began
-            kind = type(error).__name__
-            report(raised=kind, text=str(error), named=named(error), seconds=seconds)
+            report_raised(error)
             first = first or error
             if fault.action == "stop" and not fault.is_mine:
                 report(wake=fault.victim)
@@ -184,7 +184,8 @@ def settle(manager: ocp.CheckpointManager) -> None:
     for _ in range(4):
         try:
             manager.wait_until_finished()
-        except (CheckpointError, ValueError):
+        except (CheckpointError, ValueError) as error:
+            report_raised(error)
             continue
         return
     raise AssertionError("errors do not end")
@@ -197,7 +198,7 @@ def save_on(manager: ocp.CheckpointManager, step: int) -> NoReturn:
             step += 1
             save(manager, step)
     except Exception as error:  # noqa: BLE001 - reported
-        report(raised=type(error).__name__, text=str(error), named=named(error), seconds=0)
+        report_raised(error)
     os._exit(0)  # JAX would wait for the other one
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 import os
 import signal
 import threading
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from tests.multiprocess import run_worker
+from tests.programs import context
 from tests.support import free_port
-
-ROOT = Path(__file__).parents[2]
-
-
-@functools.cache
-def server() -> ForkServerContext:
-    """Return what starts processes that have imported everything already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.multiprocess.run_worker"])
-    return context
 
 
 class Life:
@@ -38,14 +25,12 @@ class Life:
         self._reported = threading.Condition()
         self._processes: list[Any] = []
         self._readers: list[threading.Thread] = []
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         for index, log in enumerate(self.logs):
-            ours, theirs = server().Pipe(duplex=False)
-            process = server().Process(
+            ours, theirs = context().Pipe(duplex=False)
+            process = context().Process(
                 target=run_worker.live, args=(index, count, port, plan, theirs, log)
             )
-            with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}):
-                process.start()
+            process.start()
             theirs.close()
             reader = threading.Thread(target=self._read, args=(index, ours))
             self._processes.append(process)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 ROUNDS = rounds(1, 50)
 """How many random faults."""
 
-DEADLINE_S, HEARTBEAT_S, ENDED_S = 5.0, 10, 90.0
+DEADLINE_S, HEARTBEAT_S, ENDED_S = 3.0, 5, 90.0
 
 OF_FIRST = [phase for phase in PHASES if phase not in OF_OTHERS]
 OF_SECOND = [phase for phase in PHASES if phase not in OF_PRIMARY]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,73 +17,38 @@ from orbit_ckpt._src.storage.integrity import CheckedDirectory, read_manifest
 from orbit_ckpt._src.storage.kvstore import open_store
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CorruptionError
+from tests.multiprocess import matrix
 from tests.multiprocess.matrix import COUNTS, DEVICES, LAYOUTS, ORBAX_LAYOUTS, OTHERS, host
+from tests.programs import Program, wait_for_all
 from tests.support import free_port
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 240
 GROUPS = [("ours", count, DEVICES[count]) for count in COUNTS] + [("orbax", 2, [2, 2])]
 SEVERAL = tuple(count for count in COUNTS if count > 1)
 Reports = dict[tuple[int, int], dict[str, Any]]
 
 
-def start(directory: Path, scenario: str, devices: list[int]) -> list[subprocess.Popen[bytes]]:
+def start(directory: Path, scenario: str, devices: list[int]) -> list[Program]:
     """Start a group of processes."""
     port = free_port()
-    processes: list[subprocess.Popen[bytes]] = []
-    for index, count in enumerate(devices):
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }
-        arguments = (index, len(devices), count, port, scenario, directory)
-        with open(directory / f"log_{scenario}_{len(devices)}_{index}", "wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, Path(__file__).with_name("matrix.py"), *map(str, arguments)],
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-    return processes
+    return [
+        Program(
+            matrix.main,
+            *(index, len(devices), count, port, scenario, directory),
+            environment={"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+        )
+        for index, count in enumerate(devices)
+    ]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which all groups of processes have saved and loaded."""
     directory = tmp_path_factory.mktemp("matrix")
-    groups = {(name, count): start(directory, name, devices) for name, count, devices in GROUPS}
-    processes = [process for group in groups.values() for process in group]
-    deadline = time.monotonic() + TIMEOUT_S
-    try:
-        while any(process.poll() is None for process in processes):
-            if time.monotonic() > deadline or any(process.poll() for process in processes):
-                break  # the others would wait for long
-            time.sleep(0.1)
-    finally:
-        codes = [process.poll() for process in processes]
-        for process in processes:
-            process.kill()
-            process.wait()
-    failed = [
-        f"{name}, process {index} of {count}: {code}\n"
-        + (directory / f"log_{name}_{count}_{index}").read_text()[-3000:]
-        for (name, count, index), code in zip(
-            [
-                (name, count, i)
-                for (name, count), group in groups.items()
-                for i in range(len(group))
-            ],
-            codes,
-            strict=True,
-        )
-        if code
+    programs = [
+        program for name, _, devices in GROUPS for program in start(directory, name, devices)
     ]
-    assert not failed, "\n".join(failed)
-    assert not any(codes), "the processes have not ended in time"
+    failed = [ended for ended in wait_for_all(programs) if ended.returncode]
+    assert not failed, "\n".join(f"{ended.returncode}: {ended.stderr[-3000:]}" for ended in failed)
     return directory
 
 

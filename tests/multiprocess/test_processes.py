@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from tests.multiprocess import worker
 from tests.multiprocess.trees import OTHERS, SPECS, check_tree, host_values, make_tree
+from tests.programs import Program
 from tests.support import free_port
-
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120
 
 
 def run(scenario: str, directory: Path | str) -> list[subprocess.CompletedProcess[str]]:
     """Run a scenario of `worker.py` in two processes with two devices each."""
     port = free_port()
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("worker.py"), *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in [(index, 2, port, scenario, directory) for index in range(2)]
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    programs = [
+        Program(worker.main, index, 2, port, scenario, str(directory), environment=environment)
+        for index in range(2)
     ]
-    try:
-        results = [(p, *p.communicate(timeout=TIMEOUT_S)) for p in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [subprocess.CompletedProcess(p.args, p.returncode, o, e) for p, o, e in results]
+    return [program.wait() for program in programs]
 
 
 def assert_done(process: subprocess.CompletedProcess[str]) -> None:

@@ -1,14 +1,10 @@
-"""One process of a program; run as `worker.py <index> <count> <port> <scenario> <directory>`.
-
-Prints `done` if all is as it should be.
-"""
+"""One process of a program, which prints `done` if all is as it should be."""
 
 from __future__ import annotations
 
 import functools
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,15 +285,11 @@ def hosts(directory: Path) -> None:
         assert "and this one saves alone" in str(error), error
 
 
-def main() -> None:
-    index, count, port, scenario, directory = sys.argv[1:]
-    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
-    assert len(jax.devices()) == 2 * int(count)
+def main(index: int, count: int, port: int, scenario: str, directory: str) -> None:
+    """Run a scenario in a directory as one of several processes."""
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    assert len(jax.devices()) == 2 * count
     assert np.prod(make_mesh().devices.shape) == 4
     globals()[scenario](resolve_path(directory))
     jax.distributed.shutdown()
     print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main()
