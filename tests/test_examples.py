@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt
+from tests.programs import run_command, run_script
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -59,14 +59,10 @@ MULTIHOST_STATE = """
 
 def run(script: Path, directory: Path, *path: Path) -> str:
     """Run a script in a directory, with directories to import from; return what it prints."""
-    paths = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        [sys.executable, script],
-        check=False,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **COMPILING, "PYTHONPATH": paths.strip(os.pathsep)},
+    environment = {"PYTHONPATH": os.pathsep.join([*map(str, path), *sys.path]), **COMPILING}
+    config = {name.lower(): value == "1" for name, value in COMPILING.items()}
+    result = run_script(
+        script, path=path, directory=directory, environment=environment, config=config
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -103,13 +99,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
     commands = re.findall(r"^orbit-ckpt (.*?)(?: {2,}#.*)?$", page, re.MULTILINE)
     assert len(commands) >= 7
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "orbit_ckpt.cli", *shlex.split(command)],
-            check=False,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        done = run_command(*shlex.split(command), directory=tmp_path)
         status = 1 if command.startswith("diff") else 0  # two steps do differ
         assert done.returncode == status, command + done.stdout + done.stderr
 

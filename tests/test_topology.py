@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import run_script
+
 PREAMBLE = """
-import logging, sys
+import logging, sys, warnings
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import orbit_ckpt as ocp
 
+warnings.simplefilter("error")
 logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s")
 path = sys.argv[1]
 values = np.arange(128, dtype=np.float32).reshape(16, 8)
@@ -68,14 +68,7 @@ print(tree["sharded"].sharding.shape, tree["sharded"].sharding.partition_spec)
 def run(script: str, path: Path, devices: int) -> list[str]:
     """Run a script in a new process with some devices; return the lines it printed."""
     flags = f"--xla_force_host_platform_device_count={devices}"
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PREAMBLE + script, path],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=os.environ
-        | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    result = run_script(PREAMBLE + script, path, environment={"XLA_FLAGS": flags})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout.splitlines()
 
