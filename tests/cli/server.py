@@ -55,6 +55,8 @@ def warm_up() -> None:
     """Import all that commands need."""
     for module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
         importlib.import_module(module.name)
+    # every call of a Typer application builds its commands
+    typer.main.get_command = functools.cache(typer.main.get_command)
     for command in ("plugins", "--help"):
         sys.argv = ["orbit-ckpt", command]
         out = io.TextIOWrapper(io.BytesIO())
@@ -62,8 +64,6 @@ def warm_up() -> None:
             main()
     assert threading.active_count() == 1  # threads do not survive a fork
     gc.freeze()
-    # every call of a Typer application builds its commands
-    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def run(request: dict[str, Any], files: list[int]) -> None:
