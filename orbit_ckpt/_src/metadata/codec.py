@@ -43,7 +43,7 @@ def decode_json(data: bytes, kind: type[T], where: str | Path, *, repeats: bool 
     return found
 
 
-def check_keys(data: bytes, where: str) -> None:
+def check_keys(data: bytes, where: str | Path) -> None:
     """Check that no object of a JSON document has a key twice.
 
     Raises:
