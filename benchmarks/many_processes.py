@@ -14,7 +14,6 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.recorded_sharding import NamedShardingMetadata, encode_sharding
 from orbit_ckpt._src.arrays.replicas import (
@@ -24,7 +23,13 @@ from orbit_ckpt._src.arrays.replicas import (
     divide_among,
     owners_of,
 )
-from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices
+from orbit_ckpt._src.arrays.slices import (
+    Region,
+    Shape,
+    choose_chunk_shape,
+    chunk_indices,
+    effective_chunk_bytes,
+)
 from orbit_ckpt._src.metadata.schema import (
     JAX_ARRAY,
     ArrayRecord,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
+from orbit_ckpt._src.arrays.slices import choose_chunk_shape, effective_chunk_bytes
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from flax import serialization
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args
-from orbit_ckpt._src.formats.detect import BUILT_IN, built_in_formats
+from orbit_ckpt._src.formats.base import BUILT_IN, built_in_formats
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from tests.formats.zarr_samples import SAMPLES
 

@@ -24,7 +24,7 @@ from orbit_ckpt._src.manager.garbage_collection import StepDeleter
 from orbit_ckpt._src.manager.writer import StepWriter
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
-from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.objects import ObjectDirectory
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.value_write import DatabaseWriter

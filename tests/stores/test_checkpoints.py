@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST
-from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.objects import ObjectDirectory
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (

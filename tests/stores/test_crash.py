@@ -14,7 +14,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.buckets import Bucket
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
-from orbit_ckpt._src.storage.object_commit import is_half_removed, withdraw
+from orbit_ckpt._src.storage.objects import is_half_removed, withdraw
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import IncompleteCheckpointError, StorageError

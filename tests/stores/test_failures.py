@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import buckets, object_commit, reachable
+from orbit_ckpt._src.storage import buckets, objects, reachable
 from orbit_ckpt._src.storage.buckets import Bucket
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt._src.storage.path import resolve_path
@@ -86,7 +86,7 @@ def test_a_store_that_keeps_silent_is_told_within_the_deadline(
 def test_cleaning_up_in_a_store_that_keeps_silent_has_a_deadline_of_its_own(
     s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(object_commit, "_CLEANUP_S", 0.2)
+    monkeypatch.setattr(objects, "_CLEANUP_S", 0.2)
     begin_write = Bucket.begin_write
 
     def silenced(bucket: Bucket, key: str, data: bytes) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.manager import garbage_collection
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, STEP_METADATA
-from orbit_ckpt._src.storage.object_commit import remove_checkpoint
+from orbit_ckpt._src.storage.objects import remove_checkpoint
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import (

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.transform.engine import Leaves, PatternRule
-from orbit_ckpt._src.transform.nodes import Apply, Node
+from orbit_ckpt._src.transform.nodes import Apply
+from orbit_ckpt._src.transform.rules import Node
 from orbit_ckpt.errors import TransformError, TreeMismatchError, UnsupportedLeafError
 from orbit_ckpt.transform import (
     AssignmentMap,

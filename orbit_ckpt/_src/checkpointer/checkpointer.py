@@ -38,7 +38,7 @@ from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
-from orbit_ckpt._src.warn import warn_set
+from orbit_ckpt._src.text import warn_set
 
 
 class _DescribesItems(Protocol):

@@ -31,7 +31,7 @@ from orbit_ckpt._src.storage.atomic import AtomicDirectory, sync_files
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name
 from orbit_ckpt._src.storage.integrity import has_lost_manifest, replacing_item
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
-from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.objects import ObjectDirectory
 from orbit_ckpt._src.storage.path import (
     PathLike,
     check_outside,

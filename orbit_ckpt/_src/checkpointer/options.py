@@ -16,7 +16,7 @@ from orbit_ckpt._src.runtime.checks import (
 from orbit_ckpt._src.runtime.jax_process_group import default_group
 from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt._src.storage.atomic import AtomicityMode
-from orbit_ckpt._src.warn import warn_set
+from orbit_ckpt._src.text import warn_set
 
 
 @dataclass(frozen=True)

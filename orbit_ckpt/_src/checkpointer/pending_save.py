@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 
 from orbit_ckpt._src.checkpointer.save import SaveHandle
 from orbit_ckpt._src.errors import BackgroundSaveError
-from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
+from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
 
 _logger = logging.getLogger(__name__)
 

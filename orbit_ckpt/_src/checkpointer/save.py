@@ -24,9 +24,8 @@ from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typest
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.step_details import StepDetails
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
-from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
-from orbit_ckpt._src.runtime.process import acting_as
+from orbit_ckpt._src.runtime.process import acting_as, reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.path import storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath

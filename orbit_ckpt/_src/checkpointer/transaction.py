@@ -21,13 +21,12 @@ from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.loop import run_checked
-from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, Rendezvous
+from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, Rendezvous, reset_in_child
 from orbit_ckpt._src.runtime.rendezvous import pace
 from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode
 from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
-from orbit_ckpt._src.storage.object_commit import ObjectDirectory
+from orbit_ckpt._src.storage.objects import ObjectDirectory
 from orbit_ckpt._src.storage.store_path import StorePath
 
 _CHECK_S = 1.0

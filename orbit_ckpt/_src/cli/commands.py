@@ -110,7 +110,7 @@ def diff(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Compare two checkpoints; exit with 1 if they differ."""
-    from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import inspect as command  # noqa: PLC0415 - see above
 
     command.diff(a, b, values, everything, reader, as_json)
 

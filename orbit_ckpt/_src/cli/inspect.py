@@ -1,4 +1,4 @@
-"""Commands that list the items and leaves of one checkpoint."""
+"""Commands that list the items and leaves of a checkpoint, and compare two."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+import typer
 from msgspec import Struct, structs
 
+from orbit_ckpt._src.checkpointer.inspect import diff as compare
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.listing import format_time, print_unfinished
 from orbit_ckpt._src.cli.output import (
@@ -24,6 +26,7 @@ from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
+from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
 from orbit_ckpt._src.storage.path import resolve_path
@@ -283,3 +286,33 @@ def _print_groups(path: str, groups: list[Leaf], order: Order, total: int, as_js
 
 def _share(nbytes: int, total: int) -> str:
     return f"{100 * nbytes / total:.1f} %" if total else ""
+
+
+def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
+    """Compare two checkpoints; exit with 1 if they differ."""
+    found = compare(a, b, values=values, reader=parse_reader(reader))
+    if as_json:
+        print_json(
+            "diff",
+            a=found.a,
+            b=found.b,
+            same=found.is_same,
+            values_compared=found.has_values,
+            common=found.common,
+            only_in_a=[_fields(leaf) for leaf in found.only_in_a],
+            only_in_b=[_fields(leaf) for leaf in found.only_in_b],
+            changed=[_change(change) for change in found.changed],
+            notes=[_change(change) for change in found.notes],
+        )
+    else:
+        echo(found.describe(most=None) if everything else str(found))
+    if found:
+        raise typer.Exit(1)
+
+
+def _fields(leaf: object) -> dict[str, object]:
+    return {name: getattr(leaf, name) for name in ("path", "leaf", "renamed")}
+
+
+def _change(change: LeafChange) -> dict[str, object]:
+    return {"path": change.path, "what": change.what, "detail": change.detail}

@@ -31,7 +31,7 @@ from orbit_ckpt._src.storage.layout import (
     number_in,
     partial_of,
 )
-from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.partial import remove_path, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
 from orbit_ckpt._src.storage.store_path import StorePath

@@ -10,13 +10,13 @@ from typing import cast
 import typer
 
 from orbit_ckpt._src.cli.output import echo, print_json, print_table
-from orbit_ckpt._src.formats.detect import BUILT_IN
+from orbit_ckpt._src.formats.base import BUILT_IN
 from orbit_ckpt._src.plugins import Plugin, PluginRegistry
 
 _GROUPS = {
     "orbit_ckpt.type_handlers": "type_handlers.registry",
     "orbit_ckpt.items": "items.registry",
-    "orbit_ckpt.formats": "formats.detect",
+    "orbit_ckpt.formats": "formats.base",
 }
 """The modules that have the registries of plug-ins; one is imported if its group has any."""
 

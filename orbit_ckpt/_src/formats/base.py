@@ -1,19 +1,27 @@
-"""The interface of other programs' formats: recognized by signs, then opened as a `StoredTree`.
+"""The interface of other programs' formats, and their detection.
 
-Recognition imports nothing that reads arrays.
+A format recognizes a path by signs and opens it as a `StoredTree`. Recognition imports nothing that
+reads arrays.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from msgspec import Struct
 
+from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.lazy_imports import lazy_getattr
+from orbit_ckpt._src.plugins import PluginRegistry
+from orbit_ckpt._src.storage.other_files import recognize
+from orbit_ckpt._src.storage.store_path import StorePath
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+
 
 _NAMES = ("StoredTree", "TreeParts")
 __getattr__ = lazy_getattr(
@@ -126,3 +134,105 @@ __all__ = [
     "WholeReader",
     "allows_linked_files",
 ]
+
+
+BUILT_IN = {
+    "eformer": "eFormer",
+    "safetensors": "safetensors",
+    "t5x": "T5X",
+    "tf_checkpoint": "TensorFlow",
+    "flax_msgpack": "flax msgpack",
+    "levanter": "Levanter",
+}
+"""Modules of this package with a `FORMAT`, and its name; those with the surest signs first."""
+
+ORBAX = "orbax"
+"""What `detect_format` calls Orbax's format, which is ours."""
+
+IN_STORES = ("safetensors", "t5x", "flax_msgpack")
+"""Formats that are recognized in object stores too. T5X's is recognized only to be refused, so that
+no other format claims its files.
+"""
+
+WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
+"""Formats with runs of steps, see `StepRecognizer`; the most specific first."""
+
+
+def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
+    """Yield the formats of other programs that this package reads."""
+    for name in names:
+        module = importlib.import_module(f"orbit_ckpt._src.formats.{name}")
+        yield cast(Format, module.FORMAT)
+
+
+def find_format(path: Path) -> tuple[Format | None, str]:
+    """Return the other program's format of a path; if None, text that explains why not.
+
+    For files known to be something else only plug-ins explain what is missing. A plug-in that fails
+    is skipped with a warning.
+
+    Raises:
+        StorageError: The path cannot be read.
+    """
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would block forever
+        return None, ""
+    lacks: list[str] = []
+    in_store = isinstance(path, StorePath)
+    for known in built_in_formats(IN_STORES if in_store else BUILT_IN):
+        try:
+            problem = known.sniff(path)
+        except OSError as error:
+            raise StorageError(
+                f"{path}: reading failed: {error}. Check that it can be read."
+            ) from error
+        if problem is None:
+            return known, ""
+        lacks.append(_lack(known, problem))
+    if recognize(path) is not None:  # the formats' explanations would only obscure it
+        lacks = []
+    for found, plugin in () if in_store else PLUGINS.usable():
+        try:
+            problem = plugin.sniff(path)
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            found.warn(error)
+            lacks.append(
+                f"\n  {plugin.name}: {found.title} failed: {type(error).__name__}: {error}"
+            )
+            continue
+        if problem is None:
+            return plugin, ""
+        lacks.append(_lack(plugin, problem))
+    if in_store and lacks:
+        lacks.append(
+            "\n  Others are read from a local file system only; copy the checkpoint there."
+        )
+    return None, "\nOther formats:" + "".join(lacks) if lacks else ""
+
+
+def _lack(known: Format, problem: str) -> str:
+    extra = f" (needs `pip install '{known.extra}'`)" if known.extra else ""
+    return f"\n  {known.name}{extra}: {problem}"
+
+
+def _prepare_plugin(plugin: object) -> Format:
+    """Return the format that a plug-in provides.
+
+    Raises:
+        TypeError: It provides something else.
+    """
+    found: object = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(found, Format):
+        raise TypeError(f"{found!r} does not have the methods of a Format")
+    return found
+
+
+PLUGINS = PluginRegistry("orbit_ckpt.formats", _prepare_plugin)
+"""Formats of installed packages."""
+
+
+def format_name(known: Format | None) -> str:
+    """Return the name of a format's module here, or the plug-in's name for it."""
+    if known is None:
+        return ORBAX
+    package, _, name = type(known).__module__.rpartition(".")
+    return name if package == __name__.rpartition(".")[0] else known.name

@@ -26,7 +26,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
     number_in,
 )
-from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import is_directory

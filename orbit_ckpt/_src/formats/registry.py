@@ -13,7 +13,7 @@ from orbit_ckpt._src.formats.orbax import open_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.storage.fingerprint import read_consistently
-from orbit_ckpt._src.warn import warn_caller
+from orbit_ckpt._src.text import warn_caller
 
 
 def open_checkpoint(

@@ -12,8 +12,13 @@ from typing import cast
 
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
-from orbit_ckpt._src.formats.detect import WITH_RUNS, built_in_formats
+from orbit_ckpt._src.formats.base import (
+    WITH_RUNS,
+    ForeignStep,
+    Format,
+    StepRecognizer,
+    built_in_formats,
+)
 from orbit_ckpt._src.formats.orbax_layout import holds_tree
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import (
@@ -26,7 +31,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
     number_in,
 )
-from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.system import is_directory
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from orbit_ckpt._src.errors import NameCollisionError, StorageError, UnsupportedLeafError
-from orbit_ckpt._src.formats.eformer_checksums import without_checksums
+from orbit_ckpt._src.formats.eformer_records import without_checksums
 from orbit_ckpt._src.formats.safetensors import INDEX, SINGLE, SUFFIX
 from orbit_ckpt._src.formats.safetensors_header import (
     DTYPES,

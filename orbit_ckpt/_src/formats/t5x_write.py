@@ -13,9 +13,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orbit_ckpt._src.arrays.chunking import choose_chunk_shape
 from orbit_ckpt._src.arrays.dtypes import as_dtype, logical_name
-from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape
 from orbit_ckpt._src.errors import NameCollisionError, StorageError
 from orbit_ckpt._src.formats.flax_write import is_writable
 from orbit_ckpt._src.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR

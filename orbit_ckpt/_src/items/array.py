@@ -13,8 +13,8 @@ from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import PathLike
+from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
-from orbit_ckpt._src.warn import warn_set
 
 
 @dataclass

@@ -18,7 +18,7 @@ from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.warn import warn_set
+from orbit_ckpt._src.text import warn_set
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""

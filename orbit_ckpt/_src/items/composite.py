@@ -39,8 +39,8 @@ from orbit_ckpt._src.storage.atomic import write_marker
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
+from orbit_ckpt._src.text import warn_caller, warn_set
 from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.warn import warn_caller, warn_set
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.integrity import open_checked, write_manifest
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
-from orbit_ckpt._src.warn import warn_set
+from orbit_ckpt._src.text import warn_set
 
 
 @dataclass

@@ -28,8 +28,8 @@ from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.runtime.checks import as_flag, check_flag_fields
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
-from orbit_ckpt._src.warn import warn_set
 
 
 class StandardHandler(ItemHandler["StandardSaveArgs"]):

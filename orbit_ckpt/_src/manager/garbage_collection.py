@@ -24,8 +24,8 @@ from orbit_ckpt._src.manager.retention import (
     keeps_all,
 )
 from orbit_ckpt._src.manager.steps import StepNames, StepParser
-from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
 from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
 from orbit_ckpt._src.storage.atomic import make_directories, remove_abandoned, sync_directory
 from orbit_ckpt._src.storage.integrity import forget_files
 from orbit_ckpt._src.storage.layout import (
@@ -35,7 +35,7 @@ from orbit_ckpt._src.storage.layout import (
     RUN_METADATA,
     TEMPORARY_SUFFIX,
 )
-from orbit_ckpt._src.storage.object_commit import (
+from orbit_ckpt._src.storage.objects import (
     is_committed,
     is_half_removed,
     remove_checkpoint,

@@ -13,7 +13,7 @@ from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageEr
 from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
 from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt._src.metadata.codec import read_json_item
-from orbit_ckpt._src.runtime.forking import ForkSafeLock
+from orbit_ckpt._src.runtime.process import ForkSafeLock
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.integrity import open_checked
 from orbit_ckpt._src.storage.layout import PINNED

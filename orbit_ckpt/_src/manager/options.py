@@ -47,7 +47,7 @@ from orbit_ckpt._src.runtime.checks import (
     check_type,
     show,
 )
-from orbit_ckpt._src.warn import warn_set
+from orbit_ckpt._src.text import warn_set
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from orbit_ckpt._src.manager.steps import (
 )
 from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.storage.layout import is_temporary_name
-from orbit_ckpt._src.storage.object_commit import is_committed
+from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 

@@ -20,7 +20,7 @@ from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
-from orbit_ckpt._src.runtime.forking import ForkSafeLock, reset_in_child
+from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
 from orbit_ckpt._src.storage.atomic import (
     AtomicDirectory,
     make_directories,

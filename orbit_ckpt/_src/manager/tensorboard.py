@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from crc32c import crc32c
 
-from orbit_ckpt._src.runtime.forking import ForkSafeLock
+from orbit_ckpt._src.runtime.process import ForkSafeLock
 from orbit_ckpt._src.storage.path import PathLike, resolve_local, storage_errors
 
 _FLOATS: Mapping[object, tuple[int, str]] = {1: (5, "<f4"), 2: (6, "<f8")}

@@ -38,9 +38,8 @@ from orbit_ckpt._src.errors import (
     StepAlreadyExistsError,
 )
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
-from orbit_ckpt._src.manager.coordinator import Round, RunCoordinator
+from orbit_ckpt._src.manager.coordinator import PreemptionWatch, Round, RunCoordinator
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
-from orbit_ckpt._src.manager.preemption import PreemptionWatch
 from orbit_ckpt._src.manager.save_policies import (
     DecisionContext,
     PreemptionCheckpointingPolicy,

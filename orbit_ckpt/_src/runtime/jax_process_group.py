@@ -11,13 +11,13 @@ from typing import Any
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
-from orbit_ckpt._src.runtime.forking import reset_in_child
 from orbit_ckpt._src.runtime.process import (
     Process,
     ProcessGroup,
     SingleProcess,
     distributed_state,
     process_of_jax,
+    reset_in_child,
 )
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup, KeyValueStore
 

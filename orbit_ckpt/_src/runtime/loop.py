@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from typing_extensions import TypeVarTuple, override
 
 from orbit_ckpt._src.lazy_imports import loaded_jax
-from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.process import reset_in_child
 
 PAUSE_VARIABLE = "ORBIT_CKPT_GC_PAUSE_MS"
 """Environment variable with the longest pause in milliseconds; 0 disables pauses."""

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
-from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
-from orbit_ckpt._src.runtime.forking import reset_in_child
+from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.layout import partial_name, partial_of
 

@@ -10,7 +10,6 @@ from typing import TypeVar, cast
 
 from msgspec import Struct
 
-from orbit_ckpt._src.arrays.chunking import choose_chunk_shape, effective_chunk_bytes
 from orbit_ckpt._src.arrays.dtypes import (
     DType,
     HostArray,
@@ -19,7 +18,7 @@ from orbit_ckpt._src.arrays.dtypes import (
     logical_name,
     stored_dtype,
 )
-from orbit_ckpt._src.arrays.slices import Shape, whole
+from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape, effective_chunk_bytes, whole
 from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import LeafDetail

@@ -31,8 +31,8 @@ from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
+from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path, jax_path
-from orbit_ckpt._src.warn import warn_set
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.sharding import ShardingResolver

@@ -27,6 +27,7 @@ from orbit_ckpt._src.runtime.jax_process_group import barrier_or_fail
 from orbit_ckpt._src.runtime.process import process_of_jax
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.type_handlers.array import ArrayHandler
 from orbit_ckpt._src.type_handlers.array_io import default_restore_args
 from orbit_ckpt._src.type_handlers.array_target import (
@@ -34,10 +35,9 @@ from orbit_ckpt._src.type_handlers.array_target import (
     ArrayTarget,
     plan_targets,
     requested_sharding,
+    wrap_keys,
 )
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of
-from orbit_ckpt._src.type_handlers.prng import wrap_keys
-from orbit_ckpt._src.warn import warn_set
 
 _COPIES = 3
 """Data being sent is in memory three times: as the source, as the result, and for the sum."""

@@ -31,13 +31,13 @@ from orbit_ckpt._src.transform.arrays import as_array
 from orbit_ckpt._src.transform.nodes import (
     Apply,
     FromTarget,
-    Node,
     Part,
     Read,
     inputs_of,
     node_key,
     sources_of,
 )
+from orbit_ckpt._src.transform.rules import Node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.array_target import check_width
 from orbit_ckpt._src.type_handlers.base import RestoreArgs

@@ -22,7 +22,6 @@ from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.transform.nodes import (
     Apply,
     ArrayInfo,
-    Node,
     Part,
     Read,
     inputs_of,
@@ -30,6 +29,7 @@ from orbit_ckpt._src.transform.nodes import (
     sources_of,
 )
 from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.transform.rules import Node
 from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs, requested_sharding

@@ -33,6 +33,7 @@ from orbit_ckpt._src.metadata.values import (
 )
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction, TransformedTree
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable
+from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
@@ -43,7 +44,6 @@ from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
-from orbit_ckpt._src.warn import warn_set
 
 Casting = Literal["exact", "same_kind", "unsafe"]
 """The allowed casts: none; within a kind of number or to a more general one; all."""

@@ -20,7 +20,6 @@ from orbit_ckpt._src.transform.nodes import (
     Apply,
     ArrayInfo,
     FromTarget,
-    Node,
     Part,
     Read,
     inputs_of,
@@ -34,6 +33,7 @@ from orbit_ckpt._src.transform.patterns import (
     names_matching,
     split_name,
 )
+from orbit_ckpt._src.transform.rules import Node
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import DictKey, KeyPath, NamePath, format_path
