@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.formats.t5x import (
+    from orbit_ckpt._src.formats.t5x.read import (
         T5XFormat,
         all_dataset_checkpoint_steps,
         all_steps,
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
         find_checkpoint,
         latest_step,
     )
-    from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat, TFVariable
-    from orbit_ckpt._src.formats.tf_names import T5_RULES, CheckpointTranslator, translate_t5
+    from orbit_ckpt._src.formats.tf_checkpoint.names import (
+        T5_RULES,
+        CheckpointTranslator,
+        translate_t5,
+    )
+    from orbit_ckpt._src.formats.tf_checkpoint.read import TensorFlowFormat, TFVariable
 
 __all__ = [
     "T5_RULES",
@@ -37,11 +41,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "formats.t5x": (
+        "formats.t5x.read": (
             "all_dataset_checkpoint_steps, all_steps, checkpoint_directory, dataset_prefix, "
             "find_checkpoint, latest_step, T5XFormat"
         ),
-        "formats.tf_checkpoint": "TensorFlowFormat, TFVariable",
-        "formats.tf_names": "CheckpointTranslator, T5_RULES, translate_t5",
+        "formats.tf_checkpoint.read": "TensorFlowFormat, TFVariable",
+        "formats.tf_checkpoint.names": "CheckpointTranslator, T5_RULES, translate_t5",
     },
 )

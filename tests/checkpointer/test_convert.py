@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.formats import flax_write
-from orbit_ckpt._src.formats.safetensors_header import DTYPES, PACKED_BITS
+from orbit_ckpt._src.formats.safetensors.header import DTYPES, PACKED_BITS
 from orbit_ckpt._src.formats.writing import new_directory, new_file
 from orbit_ckpt.errors import (
     CheckpointExistsError,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.formats.flax_write import write
+from orbit_ckpt._src.formats.flax_msgpack.write import write
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt.errors import FormatError
 from tests.support import assert_same_tree, scratch

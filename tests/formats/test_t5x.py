@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt import t5x
-from orbit_ckpt._src.formats.t5x_write import write
+from orbit_ckpt._src.formats.t5x.write import write
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt.errors import (
     CheckpointError,

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.formats.t5x_chunks import ChunkFiles, document_of
-from orbit_ckpt._src.formats.t5x_write import CHUNK_BYTES, choose_chunks, write
+from orbit_ckpt._src.formats.t5x.chunks import ChunkFiles, document_of
+from orbit_ckpt._src.formats.t5x.write import CHUNK_BYTES, choose_chunks, write
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt.errors import (
     CheckpointExistsError,

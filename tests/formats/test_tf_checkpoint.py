@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import orbit_ckpt as ocp
 from orbit_ckpt import t5x
 from orbit_ckpt._src.formats import tf_index
-from orbit_ckpt._src.formats.tf_index import decompress
+from orbit_ckpt._src.formats.tf_checkpoint.index import decompress
 from orbit_ckpt.errors import (
     CheckpointError,
     CheckpointNotFoundError,

@@ -19,7 +19,7 @@ from orbit_ckpt._src.checkpointer.options import (
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.save import SaveRequest, handled_item, save_now
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
-from orbit_ckpt._src.formats.orbax_layout import check_complete
+from orbit_ckpt._src.formats.orbax.layout import check_complete
 from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     PassedArgs,

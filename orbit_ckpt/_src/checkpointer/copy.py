@@ -212,9 +212,9 @@ _MAX_BYTES = 1 << 28
 
 ORBIT = "orbit"
 WRITERS: Mapping[str, str] = {
-    "flax": "orbit_ckpt._src.formats.flax_write",
-    "safetensors": "orbit_ckpt._src.formats.safetensors_write",
-    "t5x": "orbit_ckpt._src.formats.t5x_write",
+    "flax": "orbit_ckpt._src.formats.flax_msgpack.write",
+    "safetensors": "orbit_ckpt._src.formats.safetensors.write",
+    "t5x": "orbit_ckpt._src.formats.t5x.write",
 }
 """Other writable formats, and the modules whose `write` writes them."""
 

@@ -23,7 +23,7 @@ from orbit_ckpt._src.cli.output import (
 from orbit_ckpt._src.cli.readers import Order, parse_reader
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
-from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.compare.report import LeafChange

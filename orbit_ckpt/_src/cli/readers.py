@@ -80,10 +80,10 @@ def _step(text: str) -> int:
 
 def _readers() -> Mapping[str, _Reader]:
     """Return the formats by name, with their options."""
-    from orbit_ckpt._src.formats.t5x import T5XFormat  # noqa: PLC0415 - imports JAX
-    from orbit_ckpt._src.formats.t5x_spec import Uint16  # noqa: PLC0415 - as above
-    from orbit_ckpt._src.formats.tf_checkpoint import TensorFlowFormat  # noqa: PLC0415 - as above
-    from orbit_ckpt._src.formats.tf_names import translate_t5  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.formats.t5x.read import T5XFormat  # noqa: PLC0415 - imports JAX
+    from orbit_ckpt._src.formats.t5x.spec import Uint16  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.formats.tf_checkpoint.names import translate_t5  # noqa: PLC0415 - as above
+    from orbit_ckpt._src.formats.tf_checkpoint.read import TensorFlowFormat  # noqa: PLC0415 - as above
 
     options = {
         "step": _step,

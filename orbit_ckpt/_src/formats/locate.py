@@ -15,7 +15,7 @@ from orbit_ckpt._src.errors import (
     UnsafePathError,
 )
 from orbit_ckpt._src.formats.base import Format, find_format, format_name
-from orbit_ckpt._src.formats.orbax_layout import TreeSearch, explain_no_tree, find_items, find_tree
+from orbit_ckpt._src.formats.orbax.layout import TreeSearch, explain_no_tree, find_items, find_tree
 from orbit_ckpt._src.formats.run_metadata import latest_marked
 from orbit_ckpt._src.formats.runs import Run, is_one_checkpoint, locate_run
 from orbit_ckpt._src.storage.atomic import looks_like_checkpoint

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from orbit_ckpt._src.errors import CheckpointError, FormatError
 from orbit_ckpt._src.formats.base import Format, WholeReader
 from orbit_ckpt._src.formats.locate import locate
-from orbit_ckpt._src.formats.orbax import open_tree
+from orbit_ckpt._src.formats.orbax.read import open_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.storage.fingerprint import read_consistently

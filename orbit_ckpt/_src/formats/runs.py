@@ -19,7 +19,7 @@ from orbit_ckpt._src.formats.base import (
     StepRecognizer,
     built_in_formats,
 )
-from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,

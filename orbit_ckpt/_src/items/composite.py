@@ -11,7 +11,7 @@ from typing import Any, cast
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ItemNotFoundError
-from orbit_ckpt._src.formats.orbax_layout import find_items
+from orbit_ckpt._src.formats.orbax.layout import find_items
 from orbit_ckpt._src.items.base import (
     ORBAX_PREFIX,
     CheckpointArgs,

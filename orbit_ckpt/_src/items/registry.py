@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.items.base import (
     ARGUMENTS,
     ORBAX_PREFIX,

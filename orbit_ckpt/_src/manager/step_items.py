@@ -12,7 +12,7 @@ from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.errors import CheckpointNotFoundError
-from orbit_ckpt._src.formats.orbax_layout import holds_tree, is_tree
+from orbit_ckpt._src.formats.orbax.layout import holds_tree, is_tree
 from orbit_ckpt._src.formats.runs import foreign_step
 from orbit_ckpt._src.items.base import (
     CheckpointArgs,

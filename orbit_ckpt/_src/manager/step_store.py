@@ -11,7 +11,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.checkpointer.options import AtomicityOptions
 from orbit_ckpt._src.errors import CheckpointError, StorageError
-from orbit_ckpt._src.formats.orbax_layout import is_tree
+from orbit_ckpt._src.formats.orbax.layout import is_tree
 from orbit_ckpt._src.manager.coordinator import RunCoordinator
 from orbit_ckpt._src.manager.garbage_collection import StepCollector, StepDeleter
 from orbit_ckpt._src.manager.index import StepIndex

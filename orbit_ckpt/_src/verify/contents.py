@@ -18,7 +18,7 @@ from orbit_ckpt._src.errors import (
     UnsupportedLeafError,
 )
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.formats.orbax import open_arrays, open_tree
+from orbit_ckpt._src.formats.orbax.read import open_arrays, open_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord

@@ -15,7 +15,7 @@ from orbit_ckpt._src.errors import (
 )
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.locate import Kind, locate
-from orbit_ckpt._src.formats.orbax_layout import holds_tree
+from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.registry import handler_class_in

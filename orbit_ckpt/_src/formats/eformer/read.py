@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
-from orbit_ckpt._src.formats.eformer_records import checksums_of_trees, decode_literal
+from orbit_ckpt._src.formats.eformer.records import checksums_of_trees, decode_literal
 from orbit_ckpt._src.formats.run_metadata import (
     find_mixed,
     marked_step,

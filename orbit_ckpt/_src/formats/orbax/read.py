@@ -79,7 +79,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     Raises:
         FormatError: It is not msgpack, or holds what Orbax never wrote.
     """
-    from orbit_ckpt._src.formats.msgpack_scan import scan_bytes  # noqa: PLC0415 - for old ones only
+    from orbit_ckpt._src.formats.flax_msgpack.scan import scan_bytes  # noqa: PLC0415 - for old ones only
 
     tree = scan_bytes(data, f"{where}: not an aggregate file of Orbax")
     leaves: list[LeafRecord] = []

@@ -21,9 +21,9 @@ from orbit_ckpt._src.errors import (
     VersionError,
 )
 from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree
-from orbit_ckpt._src.formats.msgpack_scan import scan_file
-from orbit_ckpt._src.formats.nested_tree import LinkedNode, stored_tree
-from orbit_ckpt._src.formats.t5x_spec import SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
+from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
+from orbit_ckpt._src.formats.t5x.spec import SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from orbit_ckpt._src.arrays.dtypes import as_dtype, logical_name
 from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape
 from orbit_ckpt._src.errors import NameCollisionError, StorageError
-from orbit_ckpt._src.formats.flax_write import is_writable
-from orbit_ckpt._src.formats.msgpack_scan import COMPLEX, NDARRAY, SCALAR
-from orbit_ckpt._src.formats.nested_tree import unique_names
-from orbit_ckpt._src.formats.t5x import VERSION
-from orbit_ckpt._src.formats.t5x_chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.formats.flax_msgpack.scan import COMPLEX, NDARRAY, SCALAR
+from orbit_ckpt._src.formats.flax_msgpack.tree import unique_names
+from orbit_ckpt._src.formats.flax_msgpack.write import is_writable
+from orbit_ckpt._src.formats.t5x.chunks import MAX_OPEN, ChunkFiles, document_of
+from orbit_ckpt._src.formats.t5x.read import VERSION
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import Format, LinkedFiles, StoredTree, TreeParts
-from orbit_ckpt._src.formats.eformer_records import SUMS, checksums_of_texts
-from orbit_ckpt._src.formats.safetensors_header import (
+from orbit_ckpt._src.formats.eformer.records import SUMS, checksums_of_texts
+from orbit_ckpt._src.formats.safetensors.header import (
     MAX_HEADER_BYTES,
     Header,
     Tensor,

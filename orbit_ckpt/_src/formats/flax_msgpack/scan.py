@@ -19,7 +19,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.formats.nested_tree import ArrayNode, BytesNode, ObjectNode, with_values
+from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, BytesNode, ObjectNode, with_values
 from orbit_ckpt._src.storage.foreign import check_shape
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent

@@ -16,8 +16,8 @@ from orbit_ckpt._src.formats.base import (
     StoredTree,
     WholeReader,
 )
-from orbit_ckpt._src.formats.msgpack_scan import scan_file
-from orbit_ckpt._src.formats.nested_tree import stored_tree, whole_tree
+from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
+from orbit_ckpt._src.formats.flax_msgpack.tree import stored_tree, whole_tree
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.store_path import StorePath, file_names, read_extent
 from orbit_ckpt._src.text import shorten_list

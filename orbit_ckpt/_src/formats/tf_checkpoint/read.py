@@ -16,10 +16,16 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
 from orbit_ckpt._src.formats.base import Format, StoredTree
-from orbit_ckpt._src.formats.nested_tree import ArrayNode, LinkedNode, stored_tree
-from orbit_ckpt._src.formats.t5x import TF_STATE
-from orbit_ckpt._src.formats.tf_index import MAGIC, SUFFIX, IndexEntry, mask_checksum, read_index
-from orbit_ckpt._src.formats.tf_names import translate_t5
+from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, LinkedNode, stored_tree
+from orbit_ckpt._src.formats.t5x.read import TF_STATE
+from orbit_ckpt._src.formats.tf_checkpoint.index import (
+    MAGIC,
+    SUFFIX,
+    IndexEntry,
+    mask_checksum,
+    read_index,
+)
+from orbit_ckpt._src.formats.tf_checkpoint.names import translate_t5
 from orbit_ckpt._src.storage.foreign import RawArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT, Value

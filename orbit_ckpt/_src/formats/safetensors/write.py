@@ -10,15 +10,15 @@ from typing import BinaryIO
 import numpy as np
 
 from orbit_ckpt._src.errors import NameCollisionError, StorageError, UnsupportedLeafError
-from orbit_ckpt._src.formats.eformer_records import without_checksums
-from orbit_ckpt._src.formats.safetensors import INDEX, SINGLE, SUFFIX
-from orbit_ckpt._src.formats.safetensors_header import (
+from orbit_ckpt._src.formats.eformer.records import without_checksums
+from orbit_ckpt._src.formats.safetensors.header import (
     DTYPES,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
     METADATA,
     PACKED_BITS,
 )
+from orbit_ckpt._src.formats.safetensors.read import INDEX, SINGLE, SUFFIX
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,

@@ -15,7 +15,7 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CorruptionError, FormatError
-from orbit_ckpt._src.formats.t5x_chunks import document_of
+from orbit_ckpt._src.formats.t5x.chunks import document_of
 from orbit_ckpt._src.storage.foreign import ForeignArray, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Value

@@ -1,0 +1,1 @@
+"""Orbax's own format, which is this library's."""
