@@ -13,9 +13,11 @@ if TYPE_CHECKING:
         LinkedFiles,
         StepRecognizer,
         WholeReader,
+        WritableFormat,
     )
     from orbit_ckpt._src.formats.locate import detect_format
     from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+    from orbit_ckpt._src.formats.writing import WriteRequest
 
 __all__ = [
     "ForeignStep",
@@ -25,14 +27,19 @@ __all__ = [
     "StoredTree",
     "TreeParts",
     "WholeReader",
+    "WritableFormat",
+    "WriteRequest",
     "detect_format",
 ]
 
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "formats.base": "ForeignStep, Format, LinkedFiles, StepRecognizer, WholeReader",
+        "formats.base": (
+            "ForeignStep, Format, LinkedFiles, StepRecognizer, WholeReader, WritableFormat"
+        ),
         "formats.locate": "detect_format",
         "formats.stored_tree": "StoredTree, TreeParts",
+        "formats.writing": "WriteRequest",
     },
 )

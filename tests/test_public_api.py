@@ -58,6 +58,7 @@ PUBLIC = {
     "orbit_ckpt.cli": {"main", "write_report"},
     "orbit_ckpt.formats": {
         *("Format", "LinkedFiles", "StepRecognizer", "WholeReader"),
+        *("WritableFormat", "WriteRequest"),
         *("ForeignStep", "StoredTree", "TreeParts", "detect_format"),
     },
     "orbit_ckpt.metadata": {

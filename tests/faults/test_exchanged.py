@@ -21,9 +21,9 @@ from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.integrity import forget_files
-from orbit_ckpt._src.storage.layout import MANIFEST, Extent
+from orbit_ckpt._src.storage.layout import IN_PROGRESS, MANIFEST, Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
-from orbit_ckpt.errors import CheckpointError, CorruptionError
+from orbit_ckpt.errors import CheckpointError, CorruptionError, IncompleteCheckpointError
 from tests.faults.support import LAYOUTS, Layout, files_below
 
 DATABASES = [layout for layout in LAYOUTS if layout.use_ocdbt]
@@ -266,6 +266,32 @@ def test_an_item_is_part_of_its_step_again_after_a_replacement_that_was_killed(
     shutil.rmtree(mine / "params")
     shutil.copytree(other / "params", mine / "params")
     assert_found(mine)
+
+
+@pytest.fixture
+def half(items: tuple[Path, Path]) -> Path:
+    """A step with an item that a killed save in marker mode has replaced in part."""
+    step = items[0]
+    shutil.rmtree(step / "twin")
+    item = step / "params"
+    (item / IN_PROGRESS).write_bytes(b"")
+    for name in ("_METADATA", "_strings.json", MANIFEST, "commit_success.txt"):
+        (item / name).unlink()
+    return step
+
+
+def test_a_half_replaced_item_is_not_loaded_as_the_tree_of_its_step(half: Path) -> None:
+    for path in (half, half / "params"):
+        with pytest.raises(IncompleteCheckpointError, match="params"):
+            ocp.load(path)
+
+
+def test_a_half_replaced_item_is_damage_and_leaves_the_other_items(half: Path) -> None:
+    whats = [(one.file, one.what) for one in ocp.verify(half).damage]
+    assert (str(half / "params"), "the save that replaces it did not finish") in whats
+    config = ocp.args.Composite(config=ocp.args.JsonRestore())
+    with ocp.Checkpointer(ocp.CompositeHandler()) as checkpointer:
+        assert checkpointer.restore(half, args=config).config == {"seed": 1}
 
 
 @pytest.fixture

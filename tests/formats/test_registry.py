@@ -201,4 +201,4 @@ def test_what_has_no_format_is_refused_as_load_refuses_it(tmp_path: Path) -> Non
 
 def test_built_in_formats_are_listed_under_their_own_names() -> None:
     found = [(known.name, known.extra) for known in built_in_formats()]
-    assert found == [(name, None) for name in BUILT_IN.values()]
+    assert found == [(known.title, None) for known in BUILT_IN.values()]

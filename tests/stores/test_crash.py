@@ -93,6 +93,26 @@ def test_dying_at_any_change_never_leaves_half_a_checkpoint(store: str, overwrit
     assert order == sorted(order)
 
 
+@pytest.mark.slow
+def test_dying_while_an_item_is_replaced_never_leaves_half_an_item(store: str) -> None:
+    found: list[int | None] = []
+    died = True
+    for nth in range(1, 60):
+        step = f"{store}/{nth}"
+        items = {name: ocp.args.StandardSave(tree(1)) for name in ("params", "other")}
+        ocp.Checkpointer(ocp.CompositeHandler()).save(step, args=ocp.args.Composite(**items))
+        died = save_and_die(f"{step}/params", nth, 2, overwrite=True)
+        found.append(found_at(f"{step}/params"))
+        assert found_at(f"{step}/other") == 1
+        save(f"{step}/params", 3, overwrite=True)
+        assert found_at(f"{step}/params") == 3
+        assert ocp.verify(step).is_intact
+        if not died:
+            break
+    assert not died
+    assert set(found) == {1, None, 2}
+
+
 def test_a_dead_save_does_not_stop_the_next(store: str) -> None:
     assert save_and_die(f"{store}/1", 5, 1, overwrite=False)
     save(f"{store}/1", 2)

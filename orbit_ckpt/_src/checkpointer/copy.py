@@ -6,7 +6,6 @@ A copy appears complete and verified, or not at all.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import threading
 import typing
@@ -22,7 +21,7 @@ from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
-from orbit_ckpt._src.formats.base import Format, allows_linked_files
+from orbit_ckpt._src.formats.base import Format, allows_linked_files, writable_formats
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
@@ -204,19 +203,12 @@ def _differs(file: Path, destination: Path) -> CorruptionError:
     )
 
 
-__all__ = ["WRITERS", "convert"]
-
 _logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 1 << 28
 
 ORBIT = "orbit"
-WRITERS: Mapping[str, str] = {
-    "flax": "orbit_ckpt._src.formats.flax_msgpack.write",
-    "safetensors": "orbit_ckpt._src.formats.safetensors.write",
-    "t5x": "orbit_ckpt._src.formats.t5x.write",
-}
-"""Other writable formats, and the modules whose `write` writes them."""
+"""What `convert(to=...)` calls the format of this library."""
 
 Progress = Callable[[int, int], object]
 """Called with the bytes that have gone through so far, and how many there are."""
@@ -248,7 +240,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         dst: Where to write. For `"safetensors"`, a path that ends in `.safetensors` is a single
             file, any other a directory as on Hugging Face. For `"flax"` it is a file, for `"t5x"`
             the directory of a step, `checkpoint_<step>`.
-        to: `"orbit"`, `"safetensors"`, `"flax"` or `"t5x"`.
+        to: `"orbit"`, `"safetensors"`, `"flax"`, `"t5x"`, or the `writes_as` of a plug-in.
         only: Patterns of leaves to copy, as for `load`.
         skip: Patterns of leaves not to copy.
         transforms: Rules that rename, merge, split or compute leaves.
@@ -278,10 +270,10 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
         (2, 3)
     """
-    if to not in (ORBIT, *WRITERS):
-        raise ValueError(
-            f"to is {show(to)}; give one of {', '.join(map(repr, (ORBIT, *WRITERS)))}."
-        )
+    writers = {} if to == ORBIT else writable_formats()
+    if to != ORBIT and to not in writers:
+        names = ", ".join(map(repr, (ORBIT, *writers)))
+        raise ValueError(f"to is {show(to)}; give one of {names}.")
     check_int("max_bytes", max_bytes, least=1)
     is_overwrite = as_flag("overwrite", overwrite)
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
@@ -313,8 +305,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         elif isinstance(request.path, StorePath):
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
-            write: Callable[[WriteRequest], None] = importlib.import_module(WRITERS[to]).write
-            write(request)
+            writers[to].write(request)
             if other is not None:
                 what = "its custom metadata are left out, they are no JSON object"
                 _logger.warning("%s: %s: %r", src, what, other)

@@ -24,7 +24,6 @@ from orbit_ckpt._src.cli.readers import (
     RULES_OPTION,
     YES,
     Order,
-    Written,
 )
 
 
@@ -182,7 +181,13 @@ def report(
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
     source: str,
     destination: str,
-    to: Annotated[Written, typer.Option(help="The format to write.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="The format to write: orbit, safetensors, flax, t5x, or a plug-in's.",
+            metavar="FORMAT",
+        ),
+    ],
     rules: Annotated[Path | None, RULES_OPTION] = None,
     cast: Annotated[
         list[str],

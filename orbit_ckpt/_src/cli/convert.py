@@ -10,7 +10,7 @@ from orbit_ckpt._src.arrays.dtypes import as_dtype
 from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar, stored_bytes
-from orbit_ckpt._src.cli.readers import Written, parse_reader, read_rules
+from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.storage.path import resolve_path
@@ -20,7 +20,7 @@ from orbit_ckpt._src.storage.store_path import StorePath
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
     source: str,
     destination: str,
-    to: Written,
+    to: str,
     rules: Path | None,
     cast: list[str],
     only: list[str],
@@ -43,7 +43,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
         convert_checkpoint(
             start,
             end,
-            to=to.value,
+            to=to,
             only=only or None,
             skip=skip or None,
             transforms=read_rules(rules) if rules is not None else (),
@@ -56,9 +56,9 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
         )
     nbytes = stored_bytes(end)
     if as_json:
-        print_json("convert", source=start, destination=end, to=to.value, bytes=nbytes)
+        print_json("convert", source=start, destination=end, to=to, bytes=nbytes)
     else:
-        echo(f"{start} -> {end}: {to.value}, {human_bytes(nbytes)}")
+        echo(f"{start} -> {end}: {to}, {human_bytes(nbytes)}")
 
 
 def _casts(texts: list[str]) -> dict[str, object]:

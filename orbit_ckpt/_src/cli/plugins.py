@@ -24,7 +24,7 @@ _GROUPS = {
 def plugins(as_json: bool) -> None:
     """List the formats of other programs, and plug-ins; exit with 1 if one is unusable."""
     built_in: list[dict[str, object]] = [
-        {"name": name, "extra": None} for name in BUILT_IN.values()
+        {"name": known.title, "extra": None} for known in BUILT_IN.values()
     ]
     found: list[dict[str, object]] = []
     for plugin in _installed():

@@ -49,15 +49,6 @@ class Order(StrEnum):
     SIZE = "size"
 
 
-class Written(StrEnum):
-    """Formats that can be written."""
-
-    ORBIT = "orbit"
-    T5X = "t5x"
-    SAFETENSORS = "safetensors"
-    FLAX = "flax"
-
-
 _FLAGS = {"true": True, "false": False}
 
 _Reader = tuple[Callable[..., Format], Mapping[str, Callable[[str], object]]]

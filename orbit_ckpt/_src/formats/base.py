@@ -7,7 +7,7 @@ reads arrays.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -20,7 +20,8 @@ from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt._src.storage.store_path import StorePath
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+    from orbit_ckpt._src.formats.stored_tree import StoredTree
+    from orbit_ckpt._src.formats.writing import WriteRequest
 
 
 _NAMES = ("StoredTree", "TreeParts")
@@ -124,45 +125,81 @@ class StepRecognizer(Protocol):
         ...
 
 
-__all__ = [
-    "ForeignStep",
-    "Format",
-    "LinkedFiles",
-    "StepRecognizer",
-    "StoredTree",
-    "TreeParts",
-    "WholeReader",
-    "allows_linked_files",
-]
+@runtime_checkable
+class WritableFormat(Protocol):
+    """Optional addition to a `Format` that `convert` can write."""
+
+    @property
+    def writes_as(self) -> str:
+        """What `convert(to=...)` and `orbit-ckpt convert --to` call it."""
+        ...
+
+    def write(self, request: WriteRequest) -> None:
+        """Write a tree; what appears at its path is complete.
+
+        Args:
+            request: The tree, where to write it, and how much memory to use.
+
+        Raises:
+            CheckpointExistsError: The path exists, and is not to be replaced.
+            UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
+            ValueError: The format has no such option.
+        """
+        ...
 
 
-BUILT_IN = {
-    "eformer": "eFormer",
-    "safetensors": "safetensors",
-    "t5x": "T5X",
-    "tf_checkpoint": "TensorFlow",
-    "flax_msgpack": "flax msgpack",
-    "levanter": "Levanter",
-}
-"""Modules of this package with a `FORMAT`, and its name; those with the surest signs first."""
+class BuiltIn(Struct, frozen=True):
+    """A format of another program that this package reads.
+
+    Attributes:
+        title: Its name in messages.
+        in_stores: Whether it is recognized in object stores too. T5X's is recognized there only to
+            be refused, so that no other format claims its files.
+        has_runs: Whether its program writes runs of steps, see `StepRecognizer`.
+    """
+
+    title: str
+    in_stores: bool = False
+    has_runs: bool = False
+
 
 ORBAX = "orbax"
 """What `detect_format` calls Orbax's format, which is ours."""
 
-IN_STORES = ("safetensors", "t5x", "flax_msgpack")
-"""Formats that are recognized in object stores too. T5X's is recognized only to be refused, so that
-no other format claims its files.
-"""
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "eformer": BuiltIn("eFormer", has_runs=True),
+    "safetensors": BuiltIn("safetensors", in_stores=True),
+    "t5x": BuiltIn("T5X", in_stores=True, has_runs=True),
+    "tf_checkpoint": BuiltIn("TensorFlow"),
+    "levanter": BuiltIn("Levanter", has_runs=True),
+    "flax_msgpack": BuiltIn("flax msgpack", in_stores=True, has_runs=True),
+}
+"""The folders of this package whose `read` has a `FORMAT`; those with the surest signs first."""
 
-WITH_RUNS = ("t5x", "eformer", "levanter", "flax_msgpack")
-"""Formats with runs of steps, see `StepRecognizer`; the most specific first."""
+
+def built_in_format(name: str) -> Format:
+    """Return the format of a folder of this package."""
+    module = importlib.import_module(f"orbit_ckpt._src.formats.{name}.read")
+    return cast(Format, module.FORMAT)
 
 
-def built_in_formats(names: Iterable[str] = BUILT_IN) -> Iterator[Format]:
-    """Yield the formats of other programs that this package reads."""
-    for name in names:
-        module = importlib.import_module(f"orbit_ckpt._src.formats.{name}")
-        yield cast(Format, module.FORMAT)
+def built_in_formats(*, in_stores: bool = False, has_runs: bool = False) -> Iterator[Format]:
+    """Yield the formats of other programs that this package reads.
+
+    Args:
+        in_stores: Whether to omit those that are not recognized in object stores.
+        has_runs: Whether to omit those of programs that write no runs.
+    """
+    for name, known in BUILT_IN.items():
+        if known.in_stores >= in_stores and known.has_runs >= has_runs:
+            yield built_in_format(name)
+
+
+def writable_formats() -> Mapping[str, WritableFormat]:
+    """Return the formats that `convert` can write by name, those of plug-ins included."""
+    plugins = (plugin for _, plugin in PLUGINS.usable())
+    found = (known for known in (*plugins, *built_in_formats()))
+    return {known.writes_as: known for known in found if isinstance(known, WritableFormat)}
 
 
 def find_format(path: Path) -> tuple[Format | None, str]:
@@ -178,7 +215,7 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         return None, ""
     lacks: list[str] = []
     in_store = isinstance(path, StorePath)
-    for known in built_in_formats(IN_STORES if in_store else BUILT_IN):
+    for known in built_in_formats(in_stores=in_store):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -231,8 +268,11 @@ PLUGINS = PluginRegistry("orbit_ckpt.formats", _prepare_plugin)
 
 
 def format_name(known: Format | None) -> str:
-    """Return the name of a format's module here, or the plug-in's name for it."""
+    """Return the name of a format's folder here, or the plug-in's name for it."""
     if known is None:
         return ORBAX
-    package, _, name = type(known).__module__.rpartition(".")
-    return name if package == __name__.rpartition(".")[0] else known.name
+    folder, _, module = type(known).__module__.removeprefix(f"{_PACKAGE}.").partition(".")
+    return folder if folder in BUILT_IN and module else known.name
+
+
+_PACKAGE = __name__.rpartition(".")[0]

@@ -142,6 +142,8 @@ def locate(path: Path) -> Located:
         return Located(path, Kind.CHECKPOINT, problem=error)
     except CheckpointNotFoundError as error:
         missing = error
+    if search.problem is not None:
+        return Located(path, Kind.CHECKPOINT, problem=search.problem)
     tree = search.directory
     if search.is_sure and not (search.steps or _may_be_step(path, tree)):
         return Located(path, _kind_at(path, tree), tree)

@@ -13,10 +13,10 @@ from typing import cast
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.formats.base import (
-    WITH_RUNS,
     ForeignStep,
     Format,
     StepRecognizer,
+    built_in_format,
     built_in_formats,
 )
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
@@ -167,7 +167,7 @@ def foreign_step(path: Path) -> RunStep | None:
     """Return the checkpoint that another program finished at a path, None if there is none."""
     if not isinstance(path, StorePath) and not _has_foreign_sign(path):
         return None
-    for known in built_in_formats(WITH_RUNS):
+    for known in built_in_formats(has_runs=True):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None
         if found is not None:
             # a writer of eFormer's that was not told the step records -1
@@ -210,7 +210,7 @@ def _is_old_tree(directory: Path) -> bool:
 
     Such are also the saves of eFormer and Levanter that did not finish.
     """
-    others = built_in_formats(("eformer", "levanter"))
+    others = map(built_in_format, ("eformer", "levanter"))
     return holds_tree(directory) and all(known.sniff(directory) is not None for known in others)
 
 
@@ -223,7 +223,7 @@ def _locate_in_store(root: StorePath) -> Run:
     others = [at for at, is_own in zip(directories, committed, strict=True) if not is_own]
     begun = map_paths(is_in_progress, others, root=root)
     unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
-    (flax,) = built_in_formats(("flax_msgpack",))
+    flax = built_in_format("flax_msgpack")
     files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
     found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
     steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]

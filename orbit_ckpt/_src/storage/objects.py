@@ -268,6 +268,8 @@ def is_committed(path: StorePath) -> bool:
         parent = path.parent
         in_unfinished = (parent / IN_PROGRESS).is_file() and not (parent / COMMIT_MARKER).is_file()
         return not in_unfinished
+    if (path / IN_PROGRESS).is_file():
+        return False  # an item that is being replaced
     return (path.parent / COMMIT_MARKER).is_file()
 
 

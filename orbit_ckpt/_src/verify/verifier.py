@@ -11,11 +11,12 @@ from orbit_ckpt._src.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     CorruptionError,
+    IncompleteCheckpointError,
     UnsafePathError,
 )
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.locate import Kind, locate
-from orbit_ckpt._src.formats.orbax.layout import holds_tree
+from orbit_ckpt._src.formats.orbax.layout import check_item_complete, holds_tree
 from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.registry import handler_class_in
@@ -96,6 +97,10 @@ class Verifier:
             self._check_plain_item(directory)
         self._check_process_databases(checked)
         for child in _parts(directory, is_tree=is_tree):
+            try:
+                check_item_complete(child)
+            except IncompleteCheckpointError:
+                self.findings.add("the save that replaces it did not finish", str(child))
             await self._check_directory(child)
 
     def _check_marker(self, directory: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -15,12 +16,16 @@ from orbit_ckpt._src.formats.base import (
     StepRecognizer,
     StoredTree,
     WholeReader,
+    WritableFormat,
 )
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import stored_tree, whole_tree
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.store_path import StorePath, file_names, read_extent
 from orbit_ckpt._src.text import shorten_list
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.writing import WriteRequest
 
 SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
@@ -29,11 +34,12 @@ _DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
 """What long lists and dicts begin with."""
 
 
-class FlaxFormat(Format, WholeReader, StepRecognizer):
+class FlaxFormat(Format, WholeReader, StepRecognizer, WritableFormat):
     """Reads msgpack files of Flax; see `Format`."""
 
     name = "flax msgpack"
     extra = None
+    writes_as = "flax"
 
     @override
     def sniff(self, path: Path) -> str | None:
@@ -64,6 +70,12 @@ class FlaxFormat(Format, WholeReader, StepRecognizer):
         if match is None or not path.is_file():
             return None
         return ForeignStep(_step_of(match), path, _time_of(path))
+
+    @override
+    def write(self, request: WriteRequest) -> None:
+        from orbit_ckpt._src.formats.flax_msgpack.write import write  # noqa: PLC0415 - imports JAX
+
+        write(request)
 
 
 FORMAT = FlaxFormat()

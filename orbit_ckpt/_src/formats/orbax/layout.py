@@ -11,7 +11,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from orbit_ckpt._src.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt._src.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+)
 from orbit_ckpt._src.storage.atomic import is_in_progress
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import (
@@ -65,6 +69,16 @@ def check_complete(path: Path, *, needs_marker: bool = False) -> None:
         )
 
 
+def check_item_complete(item: Path) -> None:
+    """Check that an item of a complete checkpoint is not being replaced in place.
+
+    Raises:
+        IncompleteCheckpointError: The save that replaces it has not finished.
+    """
+    if (item / IN_PROGRESS).is_file():  # one request; a store may keep the file after the commit
+        check_complete(item)
+
+
 def _check_committed(path: StorePath) -> None:
     if is_committed(path):
         return
@@ -91,11 +105,13 @@ class TreeSearch(Struct, frozen=True, gc=False):
         is_sure: Whether it has a file that only such trees have. Old writers leave none: their
             trees are recognized by names that other programs use too.
         steps: Names of the directories at the path that are checkpoints by themselves.
+        problem: Why the tree of a step is not read: a save that replaces it did not finish.
     """
 
     directory: Path | None
     is_sure: bool = False
     steps: Sequence[str] = ()
+    problem: CheckpointError | None = None
 
 
 def find_tree(path: Path) -> TreeSearch:
@@ -124,8 +140,20 @@ def find_tree(path: Path) -> TreeSearch:
     for name in (*usual, *(name for name in items if name not in usual)):
         sign = _sign_of(path / name)
         if sign is not None:
+            problem = _problem_of(path / name)
+            if problem is not None:
+                return TreeSearch(None, problem=problem)
             return TreeSearch(inner_file(path, name), sign in _SURE_FILES, steps)
     return TreeSearch(None, steps=steps)
+
+
+def _problem_of(item: Path) -> CheckpointError | None:
+    """Return why an item of a step is incomplete; None for a directory in a run."""
+    try:
+        check_item_complete(item)
+    except IncompleteCheckpointError as error:
+        return error if (item.parent / STEP_METADATA).is_file() else None
+    return None
 
 
 def is_tree(directory: Path) -> bool:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import Format, LinkedFiles, StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import (
+    Format,
+    LinkedFiles,
+    StoredTree,
+    TreeParts,
+    WritableFormat,
+)
 from orbit_ckpt._src.formats.eformer.records import SUMS, checksums_of_texts
 from orbit_ckpt._src.formats.safetensors.header import (
     MAX_HEADER_BYTES,
@@ -38,17 +44,21 @@ from orbit_ckpt._src.storage.store_path import (
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.keypath import DictKey
 
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.writing import WriteRequest
+
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
 _SNIFFED_BYTES = 16
 
 
-class SafetensorsFormat(Format, LinkedFiles):
+class SafetensorsFormat(Format, LinkedFiles, WritableFormat):
     """Reads safetensors; see `Format`."""
 
     name = "safetensors"
     extra = None
+    writes_as = "safetensors"
     allows_linked_files = True
 
     @override
@@ -85,6 +95,12 @@ class SafetensorsFormat(Format, LinkedFiles):
             return TreeParts(ForeignStore(arrays, list(headers)), sums=by_name)
 
         return StoredTree(path, document, open_parts, fingerprint_file=main)
+
+    @override
+    def write(self, request: WriteRequest) -> None:
+        from orbit_ckpt._src.formats.safetensors.write import write  # noqa: PLC0415 - imports JAX
+
+        write(request)
 
 
 FORMAT = SafetensorsFormat()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from typing_extensions import override
 
@@ -20,7 +20,13 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     VersionError,
 )
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree
+from orbit_ckpt._src.formats.base import (
+    ForeignStep,
+    Format,
+    StepRecognizer,
+    StoredTree,
+    WritableFormat,
+)
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x.spec import SpecArray, Uint16, is_spec, parse_spec
@@ -36,6 +42,9 @@ from orbit_ckpt._src.storage.path import (
 )
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths, read_extent
 
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.writing import WriteRequest
+
 VERSION = 3
 """The latest version of the format."""
 
@@ -50,7 +59,7 @@ _BODY, _VERSION = "optimizer", "version"
 _KEY_BYTES = 64
 
 
-class T5XFormat(Format, StepRecognizer):
+class T5XFormat(Format, StepRecognizer, WritableFormat):
     """Reads checkpoints of T5X; see `Format`.
 
     Args:
@@ -62,6 +71,7 @@ class T5XFormat(Format, StepRecognizer):
 
     name = "T5X"
     extra = None
+    writes_as = "t5x"
 
     def __init__(
         self, *, step: int | None = None, uint16: Uint16 = "error", allow_legacy: bool = False
@@ -172,6 +182,12 @@ class T5XFormat(Format, StepRecognizer):
                 "t5x:uint16=as_bfloat16, reads it as it was meant."
             )
         return LinkedNode(SpecArray(spec, "/".join(keys), self._uint16))
+
+    @override
+    def write(self, request: WriteRequest) -> None:
+        from orbit_ckpt._src.formats.t5x.write import write  # noqa: PLC0415 - imports JAX
+
+        write(request)
 
 
 FORMAT = T5XFormat()
