@@ -220,6 +220,23 @@ def test_a_commit_marker_with_other_content_is_damage_but_commits(
     assert ocp.load(tmp_path / "1")["w"].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["commit_success.txt", "cfg/commit_success.txt", "cfg/metadata"])
+def test_a_directory_in_the_place_of_a_file_is_damage(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "1" / name
+    with ocp.Checkpointer(ocp.CompositeHandler()) as checkpointer:
+        args = ocp.args.Composite(cfg=ocp.args.JsonSave({"a": 1}))
+        checkpointer.save(tmp_path / "1", args=args)
+        file.unlink()
+        file.mkdir()
+        assert [one.file for one in ocp.verify(tmp_path / "1").damage] == [str(file)]
+        if file.name == "metadata":
+            with pytest.raises(CheckpointError, match="is a directory"):
+                checkpointer.restore(tmp_path / "1")
+        else:
+            wanted = ocp.args.Composite(cfg=ocp.args.JsonRestore())
+            assert checkpointer.restore(tmp_path / "1", args=wanted).cfg == {"a": 1}
+
+
 def test_an_empty_commit_marker_may_be_a_person_s_and_is_named(tmp_path: Path) -> None:
     ocp.save(tmp_path / "1", {"w": np.ones(3)})
     (tmp_path / "1" / "commit_success.txt").write_bytes(b"")

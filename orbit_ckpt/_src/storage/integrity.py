@@ -222,7 +222,10 @@ class CheckedDirectory:
             CorruptionError: The file differs from its record.
         """
         record = self._record(name)
-        data = self._contents(name)
+        try:
+            data = self._contents(name)
+        except IsADirectoryError:
+            raise damaged_file(self.path / name, "it is a directory") from None
         if record is not None:
             if data is None:
                 raise damaged_file(self.path / name, "it is missing")
@@ -326,7 +329,7 @@ def has_lost_manifest(directory: Path) -> bool:
     """Return whether the manifest is missing but existed when the checkpoint was committed."""
     try:
         marker = read_inner(directory, COMMIT_MARKER)
-    except (FileNotFoundError, NotADirectoryError, UnsafePathError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnsafePathError):
         return False
     return RECORDED_NOTE.encode() in marker and not (directory / MANIFEST).is_file()
 

@@ -112,6 +112,10 @@ class Verifier:
         except UnsafePathError as error:
             self.findings.record(error)
             return
+        except IsADirectoryError:
+            file = str(directory / COMMIT_MARKER)
+            self.findings.add("it is a directory", file)
+            return
         if not marker:
             what = "commit marker that is empty: put there by hand, or damaged"
             self.findings.skip(directory, what, 1)
