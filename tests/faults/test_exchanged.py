@@ -286,6 +286,26 @@ def test_a_half_replaced_item_is_not_loaded_as_the_tree_of_its_step(half: Path) 
             ocp.load(path)
 
 
+def test_another_item_is_not_loaded_in_the_place_of_one_that_is_hardly_begun(
+    items: tuple[Path, Path],
+) -> None:
+    step = items[0]
+    assert values_are_of(step, 1)
+    shutil.rmtree(step / "params")
+    (step / "params").mkdir()
+    (step / "params" / IN_PROGRESS).write_bytes(b"")
+    with pytest.raises(IncompleteCheckpointError, match="params"):
+        ocp.load(step)
+    assert values_are_of(step / "twin", 101)
+
+
+def test_a_half_replaced_item_of_another_kind_does_not_hide_the_tree(
+    items: tuple[Path, Path],
+) -> None:
+    (items[0] / "config" / IN_PROGRESS).write_bytes(b"")
+    assert values_are_of(items[0], 1)
+
+
 def test_a_half_replaced_item_is_damage_and_leaves_the_other_items(half: Path) -> None:
     whats = [(one.file, one.what) for one in ocp.verify(half).damage]
     assert (str(half / "params"), "the save that replaces it did not finish") in whats

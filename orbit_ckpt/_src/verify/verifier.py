@@ -16,7 +16,7 @@ from orbit_ckpt._src.errors import (
 )
 from orbit_ckpt._src.formats.base import Format, allows_linked_files
 from orbit_ckpt._src.formats.locate import Kind, locate
-from orbit_ckpt._src.formats.orbax.layout import check_item_complete, holds_tree
+from orbit_ckpt._src.formats.orbax.layout import TREE_HANDLERS, check_item_complete, holds_tree
 from orbit_ckpt._src.formats.registry import check_reader
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.registry import handler_class_in
@@ -47,7 +47,6 @@ from orbit_ckpt._src.verify.contents import verify_foreign, verify_tree
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
 
 _MEASURE_BYTES = 1 << 22
-_TREES = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
 _UNRECORDED = frozenset({MANIFEST, COMMIT_MARKER, IN_PROGRESS, PINNED})
 
 
@@ -179,7 +178,7 @@ class Verifier:
             self.findings.record(error)
             return
         if isinstance(handlers, str):
-            if handlers.endswith(_TREES) and not holds_tree(directory):
+            if handlers.endswith(TREE_HANDLERS) and not holds_tree(directory):
                 self.findings.add(f"there is no tree in {directory}")
             return
         for name, handler in handlers.items() if isinstance(handlers, Mapping) else ():
@@ -193,7 +192,7 @@ class Verifier:
                 continue
             if not item.is_dir():
                 self.findings.add(f"item {name!r} is missing", str(item))
-            elif str(handler).endswith(_TREES) and not holds_tree(item):
+            elif str(handler).endswith(TREE_HANDLERS) and not holds_tree(item):
                 self.findings.add(f"there is no tree in item {name!r}")
 
     def _check_plain_item(self, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """Find checkpoints of Orbax's format, and their items and trees, by file names.
 
-Opens no documents, and so imports nothing that reads them.
+Opens a document only where the save of an item was interrupted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from orbit_ckpt._src.errors import (
     CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
+from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.storage.atomic import is_in_progress
-from orbit_ckpt._src.storage.inner_path import inner_file
+from orbit_ckpt._src.storage.inner_path import inner_file, read_inner
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -93,6 +94,9 @@ def _check_committed(path: StorePath) -> None:
     raise CheckpointNotFoundError(explain_no_checkpoint(path, "Give the URL that was saved to."))
 
 
+TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
+"""How the recorded names of the handlers of trees end."""
+
 _CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
 """Names that other programs, who write no marker, do not use."""
 
@@ -139,21 +143,41 @@ def find_tree(path: Path) -> TreeSearch:
     usual = [name for name in _USUAL_ITEMS if name in items]
     for name in (*usual, *(name for name in items if name not in usual)):
         sign = _sign_of(path / name)
+        problem = _problem_of(path, name, is_tree=sign is not None)
+        if problem is not None:
+            return TreeSearch(None, problem=problem)
         if sign is not None:
-            problem = _problem_of(path / name)
-            if problem is not None:
-                return TreeSearch(None, problem=problem)
             return TreeSearch(inner_file(path, name), sign in _SURE_FILES, steps)
     return TreeSearch(None, steps=steps)
 
 
-def _problem_of(item: Path) -> CheckpointError | None:
-    """Return why an item of a step is incomplete; None for a directory in a run."""
+def _problem_of(step: Path, name: str, *, is_tree: bool) -> CheckpointError | None:
+    """Return why a tree of a step is incomplete; None if it is not, or is no tree.
+
+    Args:
+        step: The step; if it is a run, nothing is wrong with a step in progress.
+        name: The item.
+        is_tree: Whether the item is known to hold a tree; else what the step records counts.
+    """
     try:
-        check_item_complete(item)
+        check_item_complete(step / name)
     except IncompleteCheckpointError as error:
-        return error if (item.parent / STEP_METADATA).is_file() else None
+        try:
+            document = read_inner(step, STEP_METADATA)
+            handlers = decode_json(document, _Handlers, str(step / STEP_METADATA)).item_handlers
+        except FileNotFoundError:
+            return None
+        except CheckpointError:  # it is damaged
+            return error
+        recorded = handlers.get(name) if isinstance(handlers, dict) else None
+        return error if is_tree or str(recorded).endswith(TREE_HANDLERS) else None
     return None
+
+
+class _Handlers(Struct):
+    """The field of a step's document that tells trees from other items."""
+
+    item_handlers: str | dict[str, str | None] | None = None
 
 
 def is_tree(directory: Path) -> bool:
