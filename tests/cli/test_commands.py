@@ -440,13 +440,13 @@ def test_a_command_for_one_checkpoint_says_which_step_of_a_run_to_give(
     assert f"give one of them, for example {run_directory}" in err
 
 
-def test_paths_need_not_be_text(fresh: Run, tmp_path: Path) -> None:
+def test_paths_need_not_be_text(cli: Run, tmp_path: Path) -> None:
     directory = os.fsdecode(os.fsencode(tmp_path) + b"/na\xefve")
     ocp.save(tmp_path / "checkpoint", {"w": np.ones(2)})
     (tmp_path / "checkpoint").rename(directory)
-    assert fresh("ls", directory, "--json").json["path"] == directory
-    assert "na\\udcefve" in fresh("verify", directory).out
-    assert "na\\udcefve" in fresh("ls", f"{directory}/nothing", status=2).err
+    assert cli("ls", directory, "--json").json["path"] == directory
+    assert "na\\udcefve" in cli("verify", directory).out
+    assert "na\\udcefve" in cli("ls", f"{directory}/nothing", status=2).err
 
 
 def test_wrong_usage_exits_with_2(cli: Run, run_directory: Path) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orbit_ckpt._src.cli.app import app
-from tests.cli.conftest import ENVIRONMENT, Run
+from tests.cli.conftest import Run
+from tests.programs import run_script
 from tests.support import damage_chunk
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "cli.md"
@@ -47,9 +46,7 @@ def outputs(page: str, root: Path, cli: Run) -> Iterator[str]:
     (python,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (rules,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (root / "rules.toml").write_text(rules)
-    (root / "page.py").write_text(python)
-    env = {**ENVIRONMENT, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    subprocess.run([sys.executable, "page.py"], check=True, cwd=root, env=env)
+    run_script(python, directory=root, environment={"XLA_FLAGS": ""}).check_returncode()
     verified = 0
     for _, command, _ in _CONSOLE.findall(page):
         verified += command == "verify run"

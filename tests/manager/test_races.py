@@ -7,8 +7,6 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -34,6 +32,7 @@ from orbit_ckpt.errors import (
     VersionError,
 )
 from orbit_ckpt.policies import FixedIntervalPolicy, LatestN
+from tests.programs import run_script
 
 Options = ocp.CheckpointManagerOptions
 
@@ -758,4 +757,4 @@ with ocp.CheckpointManager({str(tmp_path)!r}, options=options) as manager:
     assert manager.reached_preemption(step)
 assert manager.all_steps() == [0, step]
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    run_script(script).check_returncode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple
 from orbit_ckpt.errors import FormatError
+from tests.programs import run_script
 from tests.support import assert_same_tree, checkpointer
 
 Pair = collections.namedtuple("Pair", "mu nu")
@@ -177,12 +177,6 @@ import orbit_ckpt
 t = orbit_ckpt.load({str(tmp_path / "x")!r})["t"]
 print(type(t).__name__, t._fields, t.mu.tolist(), t.nu)
 """
-    printed = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ).stdout
+    printed = run_script(script).stdout
     assert "Pair" in printed
     assert "('mu', 'nu') [1.0, 1.0] (1, 'x')" in printed

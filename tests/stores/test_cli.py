@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from tests.cli.conftest import Server, run_command
+from tests.programs import run_script
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 Run = Callable[..., str]
 
 
@@ -171,12 +169,9 @@ def test_a_copy_that_dies_is_not_there_and_is_made_again(s3: str, tmp_path: Path
     ocp.save(tmp_path / "1", tree(1))
     # all files, of which one is the marker, and what says that it is not finished
     writes = 1 + sum(path.is_file() for path in (tmp_path / "1").rglob("*"))
-    command = [sys.executable, "-c", DYING]
 
     def copy(count: int) -> int:
-        arguments = [str(count), "cp", str(tmp_path / "1"), f"{s3}/run/1"]
-        done = subprocess.run([*command, *arguments], check=False, cwd=ROOT, capture_output=True)
-        return done.returncode
+        return run_script(DYING, count, "cp", tmp_path / "1", f"{s3}/run/1").returncode
 
     for count in (0, 1, 4, writes - 1):
         assert copy(count) == -signal.SIGKILL

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from typing import Any
 from unittest import mock
 
@@ -18,6 +16,7 @@ from orbit_ckpt._src.storage.objects import is_half_removed, withdraw
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt.errors import IncompleteCheckpointError, StorageError
+from tests.programs import run_script
 
 CHANGES = ("begin_write", "delete", "delete_below")
 
@@ -167,8 +166,7 @@ ocp.save(url, {"a": np.full(20_000, 2), "n": 2, "s": "text"})
 @pytest.mark.parametrize("nth", [1, 2, 4, 7])
 def test_a_process_that_is_killed(s3: str, nth: int) -> None:
     url = f"{s3}/1"
-    died = subprocess.run([sys.executable, "-c", DYING, url, str(nth)], check=False)
-    assert died.returncode == -signal.SIGKILL
+    assert run_script(DYING, url, nth).returncode == -signal.SIGKILL
     assert found_at(url) is None
     save(url, 3)
     assert found_at(url) == 3

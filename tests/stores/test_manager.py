@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +23,7 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.policies import LatestN
 from orbit_ckpt.step import checkpoint_steps, find_step_path, is_path_finalized
+from tests.programs import run_script
 from tests.stores.proxy import Failure, Proxy
 
 Options = ocp.CheckpointManagerOptions
@@ -336,12 +334,7 @@ def test_a_run_goes_on_after_its_process_was_killed(
     s3: str, where: str, nth: int, steps: list[int]
 ) -> None:
     url = f"{s3}/run"
-    died = subprocess.run(
-        [sys.executable, "-c", DYING, url, where, str(nth)],
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert died.returncode == -signal.SIGKILL
+    assert run_script(DYING, url, where, nth).returncode == -signal.SIGKILL
     with ocp.CheckpointManager(url, options=Options(max_to_keep=2)) as run:
         assert run.all_steps() == steps
         assert run.restore()["step"] == steps[-1]
