@@ -32,6 +32,13 @@ settings.load_profile("soak" if SOAK else "quick")
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start a worker more than there are cores; tests of several processes mostly wait."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return 1 + (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Distribute units of tests, unless the command line asks for another way."""
     from tests.scheduling import UnitScheduling  # noqa: PLC0415 - xdist may be absent

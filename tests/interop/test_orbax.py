@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import tarfile
 import warnings
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 
 import orbit_ckpt as ocp
 from tests.interop.expected import checkpoints, comparison_for
+from tests.programs import run_script
 from tests.soak import SOAK
 from tests.support import assert_same_tree, put
 
@@ -136,7 +135,7 @@ def test_every_layout_that_orbax_writes_restores_exactly(tmp_path: Path) -> None
     written = tmp_path / "written"
     # Orbax takes a minute for these; `tests/golden` has what the same release has written
     patterns = () if SOAK else ("^(?!pytree-|standard$|v1-default$)",)
-    subprocess.run([sys.executable, script, written, *patterns], check=True, capture_output=True)
+    run_script(script, written, *patterns).check_returncode()
     wrong: list[str] = []
     with jax.enable_x64(True):
         for name, path, tree in checkpoints(written):

@@ -34,6 +34,7 @@ from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
+from tests.soak import SOAK
 from tests.support import LAYOUTS, checkpointer, put, scratch
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -170,9 +171,19 @@ def saved_grid(tmp_path_factory: pytest.TempPathFactory) -> SavedGrid:
     return path_of
 
 
-@pytest.mark.parametrize("max_bytes", [200, 4000, 50_000, 1 << 28])
-@pytest.mark.parametrize("grids", GRIDS, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+BUDGETS = (200, 4000, 50_000, 1 << 28)
+
+CUTS = [
+    pytest.param(*layout.values, grids, max_bytes, id=f"{layout.id}-{grids}-{max_bytes}")
+    for i, layout in enumerate(LAYOUTS)
+    for j, grids in enumerate(GRIDS)
+    for k, max_bytes in enumerate(BUDGETS)
+    if SOAK or (i + j + k) % len(BUDGETS) == 0
+]
+"""In a usual run every two of layout, grids and budget meet; under `nox -s soak` all three."""
+
+
+@pytest.mark.parametrize(("layout", "grids", "max_bytes"), CUTS)
 def test_chunks_may_be_cut_differently_and_the_budget_be_small(
     layout: dict[str, bool], grids: tuple[Any, Any], max_bytes: int, saved_grid: SavedGrid
 ) -> None:
