@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.formats import flax_write
+from orbit_ckpt._src.formats.flax_msgpack import write as flax_write
 from orbit_ckpt._src.formats.safetensors.header import DTYPES, PACKED_BITS
 from orbit_ckpt._src.formats.writing import new_directory, new_file
 from orbit_ckpt.errors import (

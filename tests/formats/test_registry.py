@@ -74,6 +74,26 @@ def test_a_format_of_a_plugin_is_read_like_any_other(
         ocp.load(tmp_path)
 
 
+WRITER = """
+    writes_as = "npy"
+
+    def write(self, request):
+        np.save(request.path, np.asarray(request.tree["w"]))
+"""
+
+
+def test_a_format_of_a_plugin_that_can_write_is_one_to_convert_to(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install("npy_writer", NPY + WRITER)
+    value = np.arange(6, dtype=np.float32)
+    ocp.save(tmp_path / "saved", {"w": value})
+    ocp.convert(tmp_path / "saved", tmp_path / "w.npy", to="npy")
+    assert np.array_equal(ocp.load(tmp_path / "w.npy")["array"], value)
+    with pytest.raises(ValueError, match="'npy'"):
+        ocp.convert(tmp_path / "saved", tmp_path / "w.h5", to="hdf5")
+
+
 def test_a_plugin_that_fails_is_a_warning_and_the_others_go_on(
     install: Callable[[str, str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt import t5x
-from orbit_ckpt._src.formats import tf_index
+from orbit_ckpt._src.formats.tf_checkpoint import index as tf_index
 from orbit_ckpt._src.formats.tf_checkpoint.index import decompress
 from orbit_ckpt.errors import (
     CheckpointError,
