@@ -23,9 +23,11 @@ from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
+    COMMITTED,
     IN_PROGRESS,
     MANIFEST,
     OCDBT_MANIFEST,
+    RECORDED_NOTE,
     STEP_METADATA,
     TEMPORARY_SUFFIX,
     TREE_METADATA,
@@ -266,13 +268,6 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-_COMMITTED = "Checkpoint commit was successful to "
-"""How Orbax begins the commit marker, of which its readers look at the name only."""
-
-RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
-"""Note in the commit marker of a directory with a manifest, which reveals its loss."""
-
-
 def write_marker(directory: Path, final: Path) -> None:
     """Write the file that makes a complete directory a checkpoint or item at `final`."""
     write_file(directory / COMMIT_MARKER, os.fsencode(marker_text(directory, final)))
@@ -281,7 +276,7 @@ def write_marker(directory: Path, final: Path) -> None:
 def marker_text(directory: Path, final: Path) -> str:
     """Return the content of a directory's commit marker; see `write_marker`."""
     note = f"\n{RECORDED_NOTE}" if (directory / MANIFEST).is_file() else ""
-    return f"{_COMMITTED}{final}{note}"
+    return f"{COMMITTED}{final}{note}"
 
 
 def is_marker_text(data: bytes) -> bool:
@@ -289,7 +284,7 @@ def is_marker_text(data: bytes) -> bool:
 
     The path in it is not compared: a checkpoint may have been moved.
     """
-    return data.startswith(_COMMITTED.encode()) and b"\0" not in data
+    return data.startswith(COMMITTED.encode()) and b"\0" not in data
 
 
 def sync_directory(path: Path) -> None:

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from msgspec import structs
 
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, UnsafePathError
-from orbit_ckpt._src.storage.atomic import RECORDED_NOTE, sync_directory, write_file
+from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_from, fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
 from orbit_ckpt._src.storage.layout import (
@@ -26,6 +26,7 @@ from orbit_ckpt._src.storage.layout import (
     IN_PROGRESS,
     MANIFEST,
     OCDBT_MANIFEST,
+    RECORDED_NOTE,
     STEP_METADATA,
 )
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest, damaged_file

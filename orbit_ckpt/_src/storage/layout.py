@@ -25,6 +25,12 @@ TREE_DETAILS = "orbit_tree.json"
 STEP_DETAILS = "orbit_step.json"
 IN_PROGRESS = "orbit_save_in_progress"
 
+COMMITTED = "Checkpoint commit was successful to "
+"""How Orbax begins the commit marker, of which its readers look at the name only."""
+
+RECORDED_NOTE = f"Its files are recorded in {MANIFEST}"
+"""Note in the commit marker of a directory with a manifest, which reveals its loss."""
+
 PINNED = "PINNED"
 """A file in a step's directory with which people pin the step; T5X's name."""
 
