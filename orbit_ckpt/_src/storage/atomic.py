@@ -279,14 +279,6 @@ def marker_text(directory: Path, final: Path) -> str:
     return f"{COMMITTED}{final}{note}"
 
 
-def is_marker_text(data: bytes) -> bool:
-    """Return whether a commit marker has the content that saves write.
-
-    The path in it is not compared: a checkpoint may have been moved.
-    """
-    return data.startswith(COMMITTED.encode()) and b"\0" not in data
-
-
 def sync_directory(path: Path) -> None:
     """Wait until a directory's entries are durable; in a store they are at once."""
     if isinstance(path, StorePath):

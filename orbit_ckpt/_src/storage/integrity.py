@@ -23,6 +23,7 @@ from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_from, f
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
+    COMMITTED,
     IN_PROGRESS,
     MANIFEST,
     OCDBT_MANIFEST,
@@ -333,6 +334,14 @@ def has_lost_manifest(directory: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnsafePathError):
         return False
     return RECORDED_NOTE.encode() in marker and not (directory / MANIFEST).is_file()
+
+
+def is_marker_text(data: bytes) -> bool:
+    """Return whether a commit marker has the content that saves write.
+
+    The path in it is not compared: a checkpoint may have been moved.
+    """
+    return data.startswith(COMMITTED.encode()) and b"\0" not in data
 
 
 def open_checked(directory: Path) -> CheckedDirectory:

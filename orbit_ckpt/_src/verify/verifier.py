@@ -24,10 +24,9 @@ from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
-from orbit_ckpt._src.storage.atomic import is_marker_text
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner, sizes_below
-from orbit_ckpt._src.storage.integrity import CheckedDirectory, has_lost_manifest
+from orbit_ckpt._src.storage.integrity import CheckedDirectory, has_lost_manifest, is_marker_text
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
     IN_PROGRESS,
