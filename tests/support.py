@@ -7,7 +7,9 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Wait for what another process does and gives no sign of."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{condition} is not met after {timeout_s} s"
+        threading.Event().wait(0.02)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from typing_extensions import override
 
@@ -65,6 +66,7 @@ class MemoryKeyValueStore(KeyValueStore):
     def add(self, key: str, amount: int) -> int:
         with self._changed:
             self._counters[key] = self._counters.get(key, 0) + amount
+            self._changed.notify_all()
             return self._counters[key]
 
     @override
@@ -73,6 +75,16 @@ class MemoryKeyValueStore(KeyValueStore):
             for held in (self._values, self._counters):
                 for name in [k for k in held if k == key or k.startswith(f"{key}/")]:
                     del held[name]
+
+    def wait_for_key(self, matches: Callable[[str], bool], timeout_s: float = 60) -> None:
+        """Wait until a key matches, in a thread that has to come after another one.
+
+        Raises:
+            TimeoutError: None matches in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: any(map(matches, self.keys)), timeout_s):
+                raise TimeoutError(f"no key matches within {timeout_s} s: {sorted(self.keys)}")
 
     @property
     def keys(self) -> set[str]:

@@ -50,8 +50,8 @@ class Parts:
 
         async def write() -> None:
             self.fail_at("write")
-            while self.store and not self.others_are_there(self.store):  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.001)
+            if self.store:
+                await asyncio.to_thread(self.wait_for_others, self.store)
             if self.is_endless:
                 await asyncio.Event().wait()
             write_file(directory / f"part_{self.index}", b"")
@@ -64,9 +64,9 @@ class Parts:
         return Commit(write, finalize)
 
     @staticmethod
-    def others_are_there(store: MemoryKeyValueStore) -> bool:
-        texts = [store.get(key, 0) for key in store.keys if key.endswith("/phase/1")]
-        return b"writing" in texts and any(k.endswith("/arrived/written/2") for k in store.keys)
+    def wait_for_others(store: MemoryKeyValueStore) -> None:
+        store.wait_for_key(lambda key: key.endswith("/phase/1") and store.get(key, 0) == b"writing")
+        store.wait_for_key(lambda key: key.endswith("/arrived/written/2"))
 
     def fail_at(self, phase: str) -> None:
         if self.failing == phase:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,8 +287,8 @@ def test_a_second_attempt_is_not_taken_for_the_first_by_those_that_are_slow(
     run.open()
 
     def save_twice(index: int) -> list[Any]:
-        while index != 0 and not any(key.endswith("outcome/created") for key in store.keys):
-            time.sleep(0.001)
+        if index != 0:
+            store.wait_for_key(lambda key: key.endswith("outcome/created"))
         answers: list[Any] = []
         for items in (None if index == 0 else tree(1), tree(10)):
             try:
@@ -492,8 +491,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
 
     def ask(index: int) -> Any:
         if index == 0:
-            while not any("arrived/rounds" in k and k.endswith("/2") for k in store.keys):
-                time.sleep(0.001)
+            store.wait_for_key(lambda key: "arrived/rounds" in key and key.endswith("/2"))
         return run.managers[index].wait_until_finished() if index != 1 else None
 
     errors = run.each(ask)

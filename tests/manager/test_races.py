@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -412,13 +411,13 @@ def test_a_step_that_is_committed_while_the_run_is_listed_is_not_forgotten(
 ) -> None:
     manager = run()
     save_all(manager, 1)
-    listed = threading.Event()
+    listed, committed = threading.Event(), threading.Event()
     listing = index.list_steps
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         found = listing(*args, **kwargs)
         listed.set()
-        time.sleep(0.3)  # the save is committed meanwhile
+        committed.wait(0.3)  # unless the save waits for this listing
         return found
 
     monkeypatch.setattr(index, "list_steps", slow)
@@ -426,8 +425,9 @@ def test_a_step_that_is_committed_while_the_run_is_listed_is_not_forgotten(
     thread.start()
     listed.wait()
     manager.save(2, tree(2), force=True)
-    thread.join()
     manager.wait_until_finished()
+    committed.set()
+    thread.join()
     assert manager.all_steps() == [1, 2]
 
 

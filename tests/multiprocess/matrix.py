@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from orbit_ckpt.type_handlers import (
     SingleReplicaArrayRestoreArgs,
     create_type_handler_registry,
 )
+from tests.support import wait_until
 
 WAIT_S = 100
 DEVICES = {1: [4], 2: [4, 2], 4: [2, 1, 1, 1]}
@@ -111,13 +111,6 @@ def check(tree: dict[str, Any], layout: str, wanted: dict[str, NamedSharding]) -
         np.testing.assert_equal(tree[name], value)
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} has not appeared"
-        time.sleep(0.1)
-
-
 def targets(wanted: dict[str, NamedSharding]) -> dict[str, Any]:
     """Return what a tree is to be loaded as."""
     arrays: dict[str, Any] = {}
@@ -137,7 +130,7 @@ def save_and_load(directory: Path, report: dict[str, Any]) -> None:
     for saved in COUNTS:
         for layout in LAYOUTS:
             path = directory / f"{layout}_{saved}"
-            wait_for(path)
+            wait_until(path.exists, WAIT_S)
             wanted = shardings(layout, mesh_for(layout))
             with counted() as total:
                 tree = ocp.load(path, like=make_tree(layout))
@@ -150,7 +143,7 @@ def save_and_load(directory: Path, report: dict[str, Any]) -> None:
 
 def load_from_orbax(directory: Path, report: dict[str, Any]) -> None:
     """Load what two processes of Orbax have saved."""
-    wait_for(directory / "orbax_done")
+    wait_until((directory / "orbax_done").exists, WAIT_S)
     for layout in ORBAX_LAYOUTS:
         wanted = shardings(layout, mesh_for(layout))
         check(ocp.load(directory / f"orbax_{layout}", like=targets(wanted)), layout, wanted)

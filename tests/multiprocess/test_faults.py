@@ -201,6 +201,6 @@ def strike(run: Run, rng: random.Random, action: str, victim: int, *, background
     """Let something happen to a process at a random moment."""
     life = run.begin([], background=background, endless=True)
     assert life.listen("durable", ENDED_S), run.text(life)
-    time.sleep(rng.uniform(0, 0.5))
+    life.listen("nothing", rng.uniform(0, 0.5))
     life.signal(victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
     return life

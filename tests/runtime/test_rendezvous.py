@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,14 +45,6 @@ def run_groups(groups, run, *, primary_s: float = LONG, others_s: float = LONG):
 
     with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(main, groups))
-
-
-def wait_for(store: MemoryKeyValueStore, end: str) -> None:
-    """Wait until a key has such an end; who waits for a short time only begins after it."""
-    deadline = time.monotonic() + LONG
-    while not any(key.endswith(end) for key in store.keys):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_barrier_lets_nobody_pass_before_all_have_come():
@@ -122,7 +113,7 @@ def test_deadline_names_who_is_missing_and_what_it_was_doing():
             return
         if process.is_primary:
             assert has_told.wait(LONG)
-            wait_for(store, "arrived/first/2")
+            store.wait_for_key(lambda key: key.endswith("arrived/first/2"))
         rendezvous.barrier("first")
 
     results = run_groups(groups_in(store, 3), run, primary_s=SHORT)
@@ -139,7 +130,7 @@ def test_process_that_never_begins_is_missing():
 
     def run(process, rendezvous):
         if process.is_primary:
-            wait_for(store, "arrived/first/1")
+            store.wait_for_key(lambda key: key.endswith("arrived/first/1"))
         rendezvous.barrier("first")
 
     errors = run_groups(groups_in(store, 3)[:2], run, primary_s=SHORT)
