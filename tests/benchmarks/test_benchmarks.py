@@ -19,8 +19,12 @@ from benchmarks.results import Disk, Group, Results, Row
 from benchmarks.storage import label_storages
 from benchmarks.trees import TREES, make_tree
 from benchmarks.verify import WrongValueError, verify
+from tests.soak import SOAK
 
 FAULTY = [f"tests.benchmarks.faulty:{name}" for name in ("Liar", "Dying", "Raising")]
+
+KINDS = TREES if SOAK else ("small-1000", "transformer", "1x2GB", "scalars", "sharded-8")
+"""The trees to try; those that `--small` makes alike only under `nox -s soak`."""
 
 
 def results_of(*rows: Row) -> Results:
@@ -31,14 +35,15 @@ def results_of(*rows: Row) -> Results:
 @pytest.mark.slow
 def test_small_run_fills_every_row_and_finds_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    status = main(["--small", "--storage", str(tmp_path / "storage"), "--json", str(path)])
+    arguments = ["--small", "--storage", str(tmp_path / "storage"), "--json", str(path)]
+    status = main([*arguments, "--trees", *KINDS])
     results = Results.read(path)
     assert failures(results) == ""
     assert status == 0
 
     contenders = [name for name in BUILT_IN if missing_package(name) is None]
     rows = {(g.tree, r.contender, r.operation): r for g in results.groups for r in g.rows}
-    assert set(rows) == set(product(TREES, contenders, OPERATIONS))
+    assert set(rows) == set(product(KINDS, contenders, OPERATIONS))
     assert set(results.left_out) == set(BUILT_IN) - set(contenders)
     assert all(row.unsupported or len(row.seconds) == 1 for row in rows.values())
     assert all(row.disk for row in rows.values() if row.operation == "save" and row.seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
@@ -235,7 +235,6 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
     "name",
     [*DOCUMENTS, "value_metadata_tree", "one sharding", "jax.keys/zarr.json", "bytes/zarr.json"],
 )
-@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_any_change_of_a_document_is_refused_or_gives_a_tree(
     name: str, data: st.DataObject, unchecked: Path
