@@ -52,6 +52,11 @@ def checkpointer(*, rich_types: bool = True, **options: Any) -> ocp.Checkpointer
     return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=metadata_options, **options))
 
 
+def entries(directory: Path) -> set[str]:
+    """Return the names in a directory."""
+    return {path.name for path in directory.iterdir()}
+
+
 def free_port() -> int:
     """Return a port of the loopback interface that nothing listens on."""
     with socket.socket() as probe:

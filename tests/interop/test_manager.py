@@ -19,7 +19,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.policies import FixedIntervalPolicy, TemporaryPolicy
 from tests.interop.test_orbax import assert_same_values
-from tests.support import put
+from tests.support import entries, put
 
 pytestmark = pytest.mark.interop
 
@@ -111,10 +111,6 @@ def save_all(manager: Any, module: Any, *steps: int, metrics: bool = False) -> N
         more = {"metrics": {"loss": 1 / (step + 1)}} if metrics else {}
         assert manager.save(step, args=module.args.StandardSave(state(step)), **more)
     manager.wait_until_finished()
-
-
-def entries(path: Path) -> set[str]:
-    return {entry.name for entry in path.iterdir()}
 
 
 @BOTH

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt.errors import CheckpointError
 from tests.forks import in_child
 from tests.soak import rounds
@@ -29,21 +28,6 @@ FORKS = rounds(3, 100)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
 TREE = {"a": np.arange(100_000)}
-
-
-@pytest.fixture
-def held_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Hold back everything that a save does in the background until the event is set."""
-    event = threading.Event()
-    run = Commit.run
-
-    async def wait(self: Commit) -> None:
-        await asyncio.to_thread(event.wait)
-        await run(self)
-
-    monkeypatch.setattr(Commit, "run", wait)
-    yield event
-    event.set()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -34,64 +32,13 @@ from orbit_ckpt.policies import (
     PreserveAll,
     TemporaryPolicy,
 )
+from tests.support import entries
 
 Options = ocp.CheckpointManagerOptions
 
 
 def tree(step: int) -> dict[str, Any]:
     return {"w": np.full(4, step, np.float32), "step": step}
-
-
-def entries(path: Path) -> set[str]:
-    return set(os.listdir(path))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., ocp.CheckpointManager]]:
-    """Open the run at `tmp_path / "run"`; all managers are closed in the end."""
-    opened: list[ocp.CheckpointManager] = []
-
-    def open_run(*, options: Options | None = None, **given: Any) -> ocp.CheckpointManager:
-        fields = {k: given.pop(k) for k in list(given) if k in Options.__dataclass_fields__}
-        manager = ocp.CheckpointManager(
-            tmp_path / "run", options=options or Options(**fields), **given
-        )
-        opened.append(manager)
-        return manager
-
-    yield open_run
-    for manager in opened:
-        manager.close()
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Commits wait until this event is set."""
-    release = threading.Event()
-    commit = atomic.AtomicDirectory.commit
-
-    def wait(self: atomic.AtomicDirectory) -> None:
-        assert release.wait(60)
-        commit(self)
-
-    monkeypatch.setattr(atomic.AtomicDirectory, "commit", wait)
-    yield release
-    release.set()
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Commits of the steps in this list fail."""
-    names: list[str] = []
-    commit = atomic.AtomicDirectory.commit
-
-    def fail(self: atomic.AtomicDirectory) -> None:
-        if self.final.name in names:
-            raise OSError(28, "No space left on device")
-        commit(self)
-
-    monkeypatch.setattr(atomic.AtomicDirectory, "commit", fail)
-    return names
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -240,10 +187,10 @@ def test_steps_are_integers(run: Any, value: Any) -> None:
 
 
 def test_a_failed_save_is_told_once_by_the_next_which_goes_on(
-    run: Any, failing: list[str], tmp_path: Path
+    run: Any, failing: set[str], tmp_path: Path
 ) -> None:
     manager = run()
-    failing.append("1")
+    failing.add("1")
     manager.save(1, tree(1))
     with pytest.raises(BackgroundSaveError, match=r"step 1 .*No space left") as caught:
         manager.save(2, tree(2))
@@ -256,9 +203,9 @@ def test_a_failed_save_is_told_once_by_the_next_which_goes_on(
 
 
 @pytest.mark.parametrize("method", ["check_for_errors", "wait_until_finished", "close"])
-def test_a_failed_save_is_told_by(run: Any, failing: list[str], method: str) -> None:
+def test_a_failed_save_is_told_by(run: Any, failing: set[str], method: str) -> None:
     manager = run()
-    failing.append("1")
+    failing.add("1")
     manager.save(1, tree(1))
     manager._writer._pending.wait()
     with pytest.raises(BackgroundSaveError, match="step 1"):
@@ -267,21 +214,21 @@ def test_a_failed_save_is_told_by(run: Any, failing: list[str], method: str) -> 
 
 
 def test_a_failed_save_is_told_by_a_save_that_the_policies_do_not_want(
-    run: Any, failing: list[str]
+    run: Any, failing: set[str]
 ) -> None:
     manager = run(save_interval_steps=10)
-    failing.append("10")
+    failing.add("10")
     manager.save(10, tree(10), force=True)
     manager._writer._pending.wait()
     with pytest.raises(BackgroundSaveError, match="step 10"):
         manager.save(11, tree(11))
 
 
-def test_old_steps_stay_if_the_new_one_fails(run: Any, failing: list[str]) -> None:
+def test_old_steps_stay_if_the_new_one_fails(run: Any, failing: set[str]) -> None:
     manager = run(max_to_keep=1)
     manager.save(1, tree(1))
     manager.wait_until_finished()
-    failing.append("2")
+    failing.add("2")
     manager.save(2, tree(2))
     with pytest.raises(BackgroundSaveError):
         manager.wait_until_finished()

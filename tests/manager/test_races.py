@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.items.base import ARGUMENTS, CheckpointArgs, register_with_handler
 from orbit_ckpt._src.manager import garbage_collection, index
-from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.storage import atomic
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -32,6 +29,7 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.policies import FixedIntervalPolicy, LatestN
 from tests.programs import run_script
+from tests.support import entries
 
 Options = ocp.CheckpointManagerOptions
 
@@ -46,59 +44,10 @@ def items(step: int, **more: Any) -> Any:
     )
 
 
-def entries(path: Path) -> set[str]:
-    return set(os.listdir(path))
-
-
 def save_all(manager: ocp.CheckpointManager, *steps: int) -> None:
     for step in steps:
         manager.save(step, tree(step), force=True)
     manager.wait_until_finished()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., ocp.CheckpointManager]]:
-    """Open the run at `tmp_path / "run"`."""
-    opened: list[ocp.CheckpointManager] = []
-
-    def open_run(**given: Any) -> ocp.CheckpointManager:
-        fields = {k: given.pop(k) for k in list(given) if k in Options.__dataclass_fields__}
-        opened.append(ocp.CheckpointManager(tmp_path / "run", options=Options(**fields), **given))
-        return opened[-1]
-
-    yield open_run
-    for manager in opened:
-        manager.close()
-
-
-@pytest.fixture
-def held_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Hold back everything that saves do in the background."""
-    event = threading.Event()
-    commit = Commit.run
-
-    async def wait(self: Commit) -> None:
-        await asyncio.to_thread(event.wait)
-        await commit(self)
-
-    monkeypatch.setattr(Commit, "run", wait)
-    yield event
-    event.set()
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Commits of the steps in this set fail."""
-    names: set[str] = set()
-    commit = atomic.AtomicDirectory.commit
-
-    def fail(self: atomic.AtomicDirectory) -> None:
-        if self.final.name in names:
-            raise OSError(28, "No space left on device")
-        commit(self)
-
-    monkeypatch.setattr(atomic.AtomicDirectory, "commit", fail)
-    return names
 
 
 def damage(step: Path) -> None:

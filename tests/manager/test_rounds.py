@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,6 @@ from orbit_ckpt.errors import BackgroundSaveError, StepNotFoundError, StorageErr
 from orbit_ckpt.policies import FixedIntervalPolicy, LatestN
 
 Act = Callable[[], object]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., ocp.CheckpointManager]]:
-    """Open the run at `tmp_path / "run"`; all managers are closed in the end."""
-    opened: list[ocp.CheckpointManager] = []
-
-    def open_run(**options: Any) -> ocp.CheckpointManager:
-        fields = ocp.CheckpointManagerOptions(**options)
-        opened.append(ocp.CheckpointManager(tmp_path / "run", options=fields))
-        return opened[-1]
-
-    yield open_run
-    for manager in opened:
-        manager.close()
 
 
 def save(manager: ocp.CheckpointManager, *steps: int, force: bool = False) -> None:
@@ -212,21 +197,6 @@ def test_a_step_that_becomes_durable_while_the_directory_is_read_is_listed(
     steps.reload()
     thread.join()
     assert steps.steps() == [1, 2]
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Commits wait until this event is set."""
-    release = threading.Event()
-    commit = AtomicDirectory.commit
-
-    def wait(self: AtomicDirectory) -> None:
-        assert release.wait(60)
-        commit(self)
-
-    monkeypatch.setattr(AtomicDirectory, "commit", wait)
-    yield release
-    release.set()
 
 
 def test_a_step_that_becomes_durable_while_policies_are_asked_is_not_saved_again(
