@@ -27,8 +27,8 @@ from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt._src.runtime.process import acting_as, reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
 _logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
             first, the save would overwrite the checkpoint of some of its lazy arrays.
     """
     in_place = options.atomicity.mode is AtomicityMode.COMMIT_FILE
-    if not request.overwrite or not (in_place or isinstance(request.path, StorePath)):
+    if not request.overwrite or not (in_place or not directory_of(request.path).has_rename):
         return
     how = "in marker mode" if in_place else "in a store"
     place = request.path.resolve()

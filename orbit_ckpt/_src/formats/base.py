@@ -16,11 +16,12 @@ from msgspec import Struct
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.lazy_imports import lazy_getattr
 from orbit_ckpt._src.plugins import PluginRegistry
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.other_files import recognize
-from orbit_ckpt._src.storage.store_path import StorePath
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.formats.stored_tree import StoredTree
+    from orbit_ckpt._src.formats.stored_tree import StoredTree as StoredTree
+    from orbit_ckpt._src.formats.stored_tree import TreeParts as TreeParts
     from orbit_ckpt._src.formats.writing import WriteRequest
 
 
@@ -127,12 +128,13 @@ class StepRecognizer(Protocol):
 
 @runtime_checkable
 class WritableFormat(Protocol):
-    """Optional addition to a `Format` that `convert` can write."""
+    """Optional addition to a `Format` that `convert` can write.
 
-    @property
-    def writes_as(self) -> str:
-        """What `convert(to=...)` and `orbit-ckpt convert --to` call it."""
-        ...
+    Attributes:
+        writes_as: What `convert(to=...)` and `orbit-ckpt convert --to` call it.
+    """
+
+    writes_as: str
 
     def write(self, request: WriteRequest) -> None:
         """Write a tree; what appears at its path is complete.
@@ -214,8 +216,8 @@ def find_format(path: Path) -> tuple[Format | None, str]:
     if not (path.is_file() or path.is_dir()):  # reading a pipe would block forever
         return None, ""
     lacks: list[str] = []
-    in_store = isinstance(path, StorePath)
-    for known in built_in_formats(in_stores=in_store):
+    is_local = directory_of(path).has_local_files
+    for known in built_in_formats(in_stores=not is_local):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -227,7 +229,7 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         lacks.append(_lack(known, problem))
     if recognize(path) is not None:  # the formats' explanations would only obscure it
         lacks = []
-    for found, plugin in () if in_store else PLUGINS.usable():
+    for found, plugin in PLUGINS.usable() if is_local else ():
         try:
             problem = plugin.sniff(path)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
@@ -239,7 +241,7 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         if problem is None:
             return plugin, ""
         lacks.append(_lack(plugin, problem))
-    if in_store and lacks:
+    if lacks and not is_local:
         lacks.append(
             "\n  Others are read from a local file system only; copy the checkpoint there."
         )

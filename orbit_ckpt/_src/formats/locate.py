@@ -19,9 +19,9 @@ from orbit_ckpt._src.formats.orbax.layout import TreeSearch, explain_no_tree, fi
 from orbit_ckpt._src.formats.run_metadata import latest_marked
 from orbit_ckpt._src.formats.runs import Run, is_one_checkpoint, locate_run
 from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import STEP_METADATA, number_in
 from orbit_ckpt._src.storage.path import resolve_local, resolve_path, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
 
 _MARKED = ("eFormer", "Levanter")
 
@@ -169,7 +169,7 @@ def locate(path: Path) -> Located:
 
 def _looks_complete(path: Path) -> bool:
     """Return whether a directory is a checkpoint without trees; in a store it has a marker."""
-    return isinstance(path, StorePath) or looks_like_checkpoint(path)
+    return directory_of(path).has_markers or looks_like_checkpoint(path)
 
 
 def _kind_at(path: Path, tree: Path | None) -> Kind:

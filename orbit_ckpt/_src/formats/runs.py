@@ -21,6 +21,7 @@ from orbit_ckpt._src.formats.base import (
 )
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -165,7 +166,7 @@ def scan_step(path: Path | str) -> RunStep | None:
 
 def foreign_step(path: Path) -> RunStep | None:
     """Return the checkpoint that another program finished at a path, None if there is none."""
-    if not isinstance(path, StorePath) and not _has_foreign_sign(path):
+    if directory_of(path).has_local_files and not _has_foreign_sign(path):
         return None
     for known in built_in_formats(has_runs=True):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None

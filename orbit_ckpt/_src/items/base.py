@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden, show
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.path import as_epath
-from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.text import warn_set
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
@@ -381,9 +381,9 @@ def foreign_args(handler_cls: type) -> tuple[type, type] | None:
 
 def foreign_path(handler: object, directory: Path) -> Path:
     """Convert a path to the type a handler expects: handlers for Orbax use etils' methods."""
-    if isinstance(directory, StorePath) and foreign_args(type(handler)) is None:
-        return directory
-    return as_epath(directory)
+    if directory_of(directory).has_local_files or foreign_args(type(handler)) is not None:
+        return as_epath(directory)
+    return directory
 
 
 def _orbax_args() -> Any | None:  # a module

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError, StorageError
+from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError
 from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
 from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt._src.metadata.codec import read_json_item
 from orbit_ckpt._src.runtime.process import ForkSafeLock
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import open_checked
 from orbit_ckpt._src.storage.layout import PINNED
 from orbit_ckpt._src.storage.path import describe_unfinished, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import map_paths
 
 METRICS_ITEM = "metrics"
 """Name of the item, and of the file in it, that holds the metrics of a step."""
@@ -283,7 +284,7 @@ def make_entry(record: StepRecord, metrics: Mapping[str, object] | None = None) 
         try:
             metrics = read_metrics(record.place or record.path)
         except CheckpointError as error:
-            if isinstance(error, StorageError) and isinstance(record.path, StorePath):
+            if directory_of(record.path).is_outage(error):
                 raise  # it has metrics, perhaps the best ones
             _logger.warning("Step %d counts as one without metrics: %s", record.step, error)
     info = StepInfo(
@@ -322,7 +323,7 @@ def readable_metrics(step: int, path: Path) -> Mapping[str, object]:
     try:
         return read_metrics(path) or {}
     except CheckpointError as error:
-        if isinstance(error, StorageError) and isinstance(path, StorePath):
+        if directory_of(path).is_outage(error):
             raise
         _logger.warning("%s: the metrics of step %d cannot be read: %s", path, step, error)
         return {}

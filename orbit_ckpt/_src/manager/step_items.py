@@ -35,8 +35,8 @@ from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.user_json import plain_scalar
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import check_elements, check_mapping, show
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
-from orbit_ckpt._src.storage.store_path import StorePath
 
 DEFAULT_ITEM = "default"
 """Name of the only item of a step that has no names for its items."""
@@ -293,7 +293,7 @@ def _holds_one_tree(path: Path) -> bool:
     """Return whether a step is itself a tree without items: another program's or saved directly."""
     if (path / DEFAULT_ITEM).is_dir():
         return False
-    if isinstance(path, StorePath):
+    if not directory_of(path).has_local_files:
         return is_tree(path)
     return foreign_step(path) is not None or (path.is_dir() and holds_tree(path))
 

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, check_version
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import describe_directory
-from orbit_ckpt._src.storage.store_path import StorePath, read_extent
+from orbit_ckpt._src.storage.store_path import read_extent
 from orbit_ckpt._src.unique_keys import RepeatedKeyError, check_unique
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def check_keys(data: bytes, where: str | Path) -> None:
         return  # nested deeper than Python's json follows
 
 
-def _decode_slowly(data: bytes, kind: type[T], where: str) -> T:
+def _decode_slowly(data: bytes, kind: type[T], where: str | Path) -> T:
     """Decode what msgspec refuses, or raise what is wrong with it."""
     try:
         # Python's json, which Orbax uses, may write NaN, infinities and lone surrogates
@@ -87,7 +88,7 @@ def decode_file(file: Path, kind: type[T], *, max_bytes: int) -> T:
         FormatError: It is not such a document, is too large, or is a pipe or a device.
         FileNotFoundError: It does not exist.
     """
-    if not isinstance(file, StorePath) and file.exists() and not file.is_file():
+    if directory_of(file).has_local_files and file.exists() and not file.is_file():
         raise FormatError(f"{file} is no regular file, and is not read.")
     data = read_extent(str(file), 0, max_bytes + 1)
     if len(data) > max_bytes:

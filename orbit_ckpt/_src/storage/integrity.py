@@ -31,9 +31,8 @@ from orbit_ckpt._src.storage.layout import (
     STEP_METADATA,
 )
 from orbit_ckpt._src.storage.manifest import FileRecord, Manifest, damaged_file
-from orbit_ckpt._src.storage.store_path import StorePath, file_size, map_paths
+from orbit_ckpt._src.storage.store_path import StorePath, file_size, map_paths, read_blocks
 
-_BLOCK_BYTES = 1 << 22
 _OBJECT_BLOCK_BYTES = 1 << 24
 
 _ITEM_DEPTH = 2
@@ -395,20 +394,11 @@ def _walk_keys(keys: Sequence[str]) -> Iterator[str]:
 def _measure(file: Path) -> FileRecord:
     nbytes = checksum = 0
     tail = b""
-    for block in _blocks(file):
+    for block in read_blocks(file, _OBJECT_BLOCK_BYTES):
         nbytes += len(block)
         checksum = crc32c(block, checksum)
         tail = (tail + block)[-4:] if len(block) < 4 else block[-4:]
     return FileRecord.of(nbytes, checksum, tail)
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    if isinstance(file, StorePath):
-        yield from file.blocks(_OBJECT_BLOCK_BYTES)
-        return
-    with open(file, "rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            yield block
 
 
 def _compare(directory: Path, name: str, found: FileRecord, expected: FileRecord) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PosixPath
@@ -23,6 +25,12 @@ _REQUESTS = 16
 
 _FIRST_BYTES = 1 << 20
 """Bytes of an object to request first; most are smaller, and need only one request."""
+
+_BLOCK_BYTES = 1 << 22
+"""Bytes of a file to hold at once when all of it is read."""
+
+OBJECT_BLOCK_BYTES = 1 << 26
+"""Bytes of an object to hold at once when all of it is read: several concurrent requests."""
 
 _PREFIXES = ("gs://", "memory://", "s3://")
 """URL prefixes of object stores; `memory` is one of this process, for tests."""
@@ -294,3 +302,43 @@ def read_extent(file: str, offset: int, nbytes: int) -> bytes:
         return read_at(descriptor, nbytes, offset)
     finally:
         os.close(descriptor)
+
+
+def read_blocks(file: Path, object_bytes: int = OBJECT_BLOCK_BYTES) -> Generator[bytes]:
+    """Yield the contents of a file or an object in blocks.
+
+    Args:
+        file: The file.
+        object_bytes: Size of the blocks of an object.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+    """
+    if isinstance(file, StorePath):
+        yield from file.blocks(object_bytes)
+        return
+    with file.open("rb") as reading:
+        while block := reading.read(_BLOCK_BYTES):
+            yield block
+
+
+@contextlib.contextmanager
+def open_extents(file: Path) -> Generator[tuple[Callable[[int, int], bytes], int]]:
+    """Open a file or an object to read many extents of it.
+
+    Yields:
+        A function that returns the bytes from a position, fewer at the end; the file's size.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+    """
+    if isinstance(file, StorePath):
+        yield functools.partial(read_extent, str(file)), file_size(file)
+        return
+    with file.open("rb", buffering=0) as stream:
+        descriptor = stream.fileno()
+
+        def read(start: int, length: int) -> bytes:
+            return read_at(descriptor, length, start)
+
+        yield read, os.fstat(descriptor).st_size

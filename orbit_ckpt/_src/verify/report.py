@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from orbit_ckpt._src.errors import CheckpointError, CorruptionError, StorageError, VersionError
+from orbit_ckpt._src.errors import CheckpointError, CorruptionError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.text import shorten_lines
 
 
@@ -113,7 +113,7 @@ class Findings(Struct):
         Raises:
             StorageError: A store does not answer, which is not damage.
         """
-        if isinstance(error, StorageError) and isinstance(self.checkpoint, StorePath):
+        if directory_of(self.checkpoint).is_outage(error):
             raise error
         if isinstance(error, VersionError):
             self._add_unverifiable(Unverifiable(self.checkpoint, str(error)))

@@ -31,6 +31,7 @@ from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.t5x.spec import SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED
 from orbit_ckpt._src.storage.path import (
@@ -40,7 +41,7 @@ from orbit_ckpt._src.storage.path import (
     resolve_path,
     storage_errors,
 )
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths, read_extent
+from orbit_ckpt._src.storage.store_path import map_paths, read_extent
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
@@ -123,7 +124,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
     @override
     def step_at(self, path: Path) -> ForeignStep | None:
         match, file = _STEP.fullmatch(path.name), path / AGGREGATE
-        if match is None or isinstance(path, StorePath) or not file.is_file():
+        if match is None or not directory_of(path).has_local_files or not file.is_file():
             return None
         if _lacks(file) is not None:
             return None
