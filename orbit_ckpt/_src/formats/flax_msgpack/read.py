@@ -20,8 +20,9 @@ from orbit_ckpt._src.formats.base import (
 )
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import stored_tree, whole_tree
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
-from orbit_ckpt._src.storage.store_path import StorePath, file_names, read_extent
+from orbit_ckpt._src.storage.store_path import file_names, read_extent
 from orbit_ckpt._src.text import shorten_list
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _step_of(match: re.Match[str]) -> float:
 
 
 def _time_of(file: Path) -> float | None:
-    return None if isinstance(file, StorePath) else file.stat().st_mtime
+    time_ns = directory_of(file).modified_ns()
+    return None if time_ns is None else time_ns / 1e9
 
 
 def begins_tree(data: bytes) -> bool:

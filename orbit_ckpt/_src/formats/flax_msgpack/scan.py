@@ -6,10 +6,8 @@ anything is allocated for it.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +20,7 @@ from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, BytesNode, ObjectNode, with_values
 from orbit_ckpt._src.storage.foreign import check_shape
 from orbit_ckpt._src.storage.layout import Extent, Value
-from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
-from orbit_ckpt._src.storage.system import read_at
+from orbit_ckpt._src.storage.store_path import open_extents
 from orbit_ckpt._src.storage.value_read import Pieces
 
 NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
@@ -58,15 +55,7 @@ def scan_file(file: Path) -> object:
         OSError: It cannot be read.
     """
     where = f"{file} is not a sound msgpack file of Flax"
-    if isinstance(file, StorePath):
-        return _scan(_File(str(file), file_size(file), partial(read_extent, str(file))), where)
-    with open(file, "rb", buffering=0) as stream:
-        descriptor = stream.fileno()
-        size = os.fstat(descriptor).st_size
-
-        def read(start: int, length: int) -> bytes:
-            return read_at(descriptor, length, start)
-
+    with open_extents(file) as (read, size):
         return _scan(_File(str(file), size, read), where)
 
 

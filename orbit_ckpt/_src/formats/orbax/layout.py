@@ -5,7 +5,6 @@ Opens a document only where the save of an item was interrupted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +12,13 @@ from msgspec import Struct
 
 from orbit_ckpt._src.errors import (
     CheckpointError,
-    CheckpointNotFoundError,
     IncompleteCheckpointError,
 )
 from orbit_ckpt._src.metadata.codec import decode_json
-from orbit_ckpt._src.storage.atomic import is_in_progress
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file, read_inner
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
-    COMMIT_MARKER,
     IN_PROGRESS,
     OCDBT_MANIFEST,
     STEP_METADATA,
@@ -31,10 +28,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
     number_in,
 )
-from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.path import explain_no_checkpoint
-from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.text import shorten_list
 
 _USUAL_ITEMS = ("default", "state", "pytree")
@@ -55,19 +49,7 @@ def check_complete(path: Path, *, needs_marker: bool = False) -> None:
         IncompleteCheckpointError: It is a save that did not finish.
         CheckpointNotFoundError: It is not a directory.
     """
-    if isinstance(path, StorePath):
-        _check_committed(path)
-        return
-    unmarked = needs_marker and not (path / COMMIT_MARKER).exists()
-    if is_temporary_name(path.name) or (path.is_dir() and (unmarked or is_in_progress(path))):
-        raise IncompleteCheckpointError(
-            f"Found incomplete checkpoint at {path}: the save that wrote it did not finish. "
-            "Restore an earlier one; this directory can be deleted."
-        )
-    if not path.is_dir():
-        raise CheckpointNotFoundError(
-            explain_no_checkpoint(path, "Give the directory that was saved to.")
-        )
+    directory_of(path).check_complete(needs_marker=needs_marker)
 
 
 def check_item_complete(item: Path) -> None:
@@ -80,25 +62,8 @@ def check_item_complete(item: Path) -> None:
         check_complete(item)
 
 
-def _check_committed(path: StorePath) -> None:
-    if is_committed(path):
-        return
-    names = path.keys_below()
-    is_tree = COMMIT_MARKER in names or not _CHECKPOINT_FILES.isdisjoint(names)
-    if IN_PROGRESS in names or is_tree:
-        raise IncompleteCheckpointError(
-            f"Found incomplete checkpoint at {path}: there is no {COMMIT_MARKER}, so the save or "
-            "copy that wrote it did not finish. Restore an earlier one; what is there can be "
-            f"deleted. If you know it to be complete, put an empty {COMMIT_MARKER} there."
-        )
-    raise CheckpointNotFoundError(explain_no_checkpoint(path, "Give the URL that was saved to."))
-
-
 TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
 """How the recorded names of the handlers of trees end."""
-
-_CHECKPOINT_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST})
-"""Names that other programs, who write no marker, do not use."""
 
 
 class TreeSearch(Struct, frozen=True, gc=False):
@@ -134,10 +99,7 @@ def find_tree(path: Path) -> TreeSearch:
         return TreeSearch(path, sign in _SURE_FILES)
     names = find_items(path)
     # an item has no such file of its own; a directory that has one is a checkpoint by itself
-    if isinstance(path, StorePath):
-        steps = [name for name in names if (path / name / STEP_METADATA).is_file()]
-    else:
-        steps = [name for name in names if _is_step(f"{path}/{name}")]
+    steps = directory_of(path).subdirectories_with(STEP_METADATA, names)
     others = {*steps, *_NEVER_TREES} - {*_USUAL_ITEMS}
     items = [name for name in names if name not in others]
     usual = [name for name in _USUAL_ITEMS if name in items]
@@ -200,26 +162,14 @@ def _sign_of(path: Path) -> str | None:
 
 def _holds_arrays(path: Path) -> bool:
     """Return whether there are arrays right below a directory, as in trees of old writers."""
-    if isinstance(path, StorePath):  # where one request lists everything
-        keys = (key.partition("/") for key in path.keys_below())
-        return any(rest in _ARRAY_FILES for _, _, rest in keys)
-    with os.scandir(path) as entries:  # of a run, perhaps tens of thousands
-        below = [entry.path for entry in entries if is_directory(entry)]
-    return not any(map(_is_step, below)) and any(
-        os.path.isfile(f"{at}/{name}") for at in below for name in _ARRAY_FILES
-    )
-
-
-def _is_step(directory: str) -> bool:
-    return os.path.isfile(f"{directory}/{STEP_METADATA}")
+    found = directory_of(path).find_in_children((STEP_METADATA, *_ARRAY_FILES))
+    _, first = next(found, ("", STEP_METADATA))
+    return first != STEP_METADATA  # a directory of steps is no tree
 
 
 def find_items(path: Path) -> list[str]:
     """Return the names of the items of a checkpoint: its directories."""
-    if isinstance(path, StorePath):
-        return path.directories()
-    with os.scandir(path) as entries:
-        return sorted(e.name for e in entries if is_directory(e) and not is_temporary_name(e.name))
+    return [n for n in directory_of(path).subdirectories() if not is_temporary_name(n)]
 
 
 def explain_no_tree(path: Path, steps: Sequence[str] = ()) -> str:

@@ -5,7 +5,6 @@ Before `_METADATA`, structures were recorded in msgpack files and names of direc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from orbit_ckpt._src.metadata.schema import (
     LeafRecord,
     TreeDocument,
 )
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt._src.storage.kvstore import open_store
 from orbit_ckpt._src.storage.layout import (
@@ -37,8 +37,6 @@ from orbit_ckpt._src.storage.layout import (
 )
 from orbit_ckpt._src.storage.ocdbt import is_ocdbt, read_index
 from orbit_ckpt._src.storage.path import describe_directory
-from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
 from orbit_ckpt._src.tree.keypath import KeyPath, make_key
 from orbit_ckpt._src.type_handlers.base import LoadBatch
@@ -130,32 +128,11 @@ def _string_names(strings: Mapping[str, object], prefix: str = "") -> Iterator[s
 
 
 def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of document of every array, also those whose names have slashes."""
-    if is_ocdbt(directory) or isinstance(directory, StorePath):
-        yield from _near_documents(directory)
-        return
-    for at, below, file_names in os.walk(directory):
-        below.sort()
-        name = Path(at).relative_to(directory).as_posix()
-        for document in _DOCUMENTS:
-            if name != "." and document in file_names:
-                yield name, document
-
-
-def _near_documents(directory: Path) -> Iterator[tuple[str, str]]:
+    """Return name and kind of document of every array, also those whose names have slashes."""
     if is_ocdbt(directory):
         keys = (key.rpartition("/") for key in read_index(directory))
-        yield from ((name, last) for name, _, last in keys if last in _DOCUMENTS)
-    elif isinstance(directory, StorePath):  # where one request lists everything
-        keys = (key.rpartition("/") for key in directory.keys_below())
-        yield from ((name, last) for name, _, last in keys if name and last in _DOCUMENTS)
-    else:
-        with os.scandir(directory) as entries:  # of a run, perhaps tens of thousands
-            found = [entry for entry in entries if is_directory(entry)]
-        for entry in found:
-            for document in _DOCUMENTS:
-                if os.path.isfile(f"{entry.path}/{document}"):
-                    yield entry.name, document
+        return ((name, last) for name, _, last in keys if last in _DOCUMENTS)
+    return directory_of(directory).find_below(_DOCUMENTS)
 
 
 def empty_typestr(value: object) -> str:

@@ -15,9 +15,10 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import check_shape
 from orbit_ckpt._src.storage.layout import Extent
-from orbit_ckpt._src.storage.store_path import StorePath, file_size, read_extent
+from orbit_ckpt._src.storage.store_path import file_size, read_extent
 from orbit_ckpt._src.unique_keys import check_unique
 
 MAX_HEADER_BYTES = 100_000_000
@@ -118,7 +119,7 @@ def read_header(file: Path) -> Header:
     start = LENGTH_BYTES + length
     # the size of an object is known cheaply once its header is
     size = len(first) if len(first) < LENGTH_BYTES else None
-    if size is None and not (isinstance(file, StorePath) and length <= MAX_HEADER_BYTES):
+    if size is None and (directory_of(file).knows_sizes or length > MAX_HEADER_BYTES):
         size = file_size(file)
     if size is not None and (size < LENGTH_BYTES or size < start):
         raise _bad(file, f"it has {size} bytes, fewer than the {length} of its header")

@@ -32,10 +32,10 @@ from orbit_ckpt._src.formats.safetensors.header import (
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
-from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
+from orbit_ckpt._src.storage.inner_path import is_inner_name
 from orbit_ckpt._src.storage.store_path import (
-    StorePath,
     file_names,
     file_size,
     map_paths,
@@ -149,12 +149,10 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
     expected: dict[str, set[str]] = {}
     for tensor, name in places.items():
         expected.setdefault(name, set()).add(tensor)
-    inner = InnerFiles(index.parent, allow_linked_files=True)
     for name in expected:
         if "\\" in name or not is_inner_name(name):
             raise FormatError(f"{index}: {name[:200]!r} is not the name of a file beside the index")
-        if not isinstance(index, StorePath):
-            inner.status(name)
+    directory_of(index.parent).check_links(expected, allow_linked_files=True)
     files = [index.parent / name for name in sorted(expected)]
     are_there = map_paths(lambda file: file.is_file(), files, root=index)
     for file, is_there in zip(files, are_there, strict=True):
