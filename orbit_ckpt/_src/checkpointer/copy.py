@@ -270,10 +270,10 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
         >>> orbit_ckpt.load("run/w.safetensors")["w"].shape
         (2, 3)
     """
-    writers = {} if to == ORBIT else writable_formats()
-    if to != ORBIT and to not in writers:
-        names = ", ".join(map(repr, (ORBIT, *writers)))
-        raise ValueError(f"to is {show(to)}; give one of {names}.")
+    writers = writable_formats()
+    names = (ORBIT, *sorted(writers))
+    if to not in names:
+        raise ValueError(f"to is {show(to)}; give one of {', '.join(map(repr, names))}.")
     check_int("max_bytes", max_bytes, least=1)
     is_overwrite = as_flag("overwrite", overwrite)
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")

@@ -14,21 +14,13 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.lazy_imports import lazy_getattr
 from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.other_files import recognize
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.formats.stored_tree import StoredTree as StoredTree
-    from orbit_ckpt._src.formats.stored_tree import TreeParts as TreeParts
+    from orbit_ckpt._src.formats.stored_tree import StoredTree
     from orbit_ckpt._src.formats.writing import WriteRequest
-
-
-_NAMES = ("StoredTree", "TreeParts")
-__getattr__ = lazy_getattr(
-    globals(), {name: f"orbit_ckpt._src.formats.stored_tree:{name}" for name in _NAMES}
-)
 
 
 @runtime_checkable

@@ -343,7 +343,7 @@ def is_marker_text(data: bytes) -> bool:
     return data.startswith(COMMITTED.encode()) and b"\0" not in data
 
 
-def open_checked(directory: Path) -> CheckedDirectory:
+def open_checked(directory: Path | str) -> CheckedDirectory:
     """Open a directory to restore from; see `CheckedDirectory.check_origin`.
 
     Raises:

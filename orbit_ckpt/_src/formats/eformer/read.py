@@ -17,7 +17,7 @@ from msgspec import Struct, field, structs
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
 from orbit_ckpt._src.formats.eformer.records import checksums_of_trees, decode_literal
 from orbit_ckpt._src.formats.run_metadata import (
     find_mixed,
@@ -25,6 +25,7 @@ from orbit_ckpt._src.formats.run_metadata import (
     read_run_metadata,
     several_message,
 )
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.formats.zarr_tree import (
     ArrayEntry,
     has_arrays,

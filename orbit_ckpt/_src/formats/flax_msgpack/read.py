@@ -14,12 +14,12 @@ from orbit_ckpt._src.formats.base import (
     ForeignStep,
     Format,
     StepRecognizer,
-    StoredTree,
     WholeReader,
     WritableFormat,
 )
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import stored_tree, whole_tree
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.store_path import file_names, read_extent

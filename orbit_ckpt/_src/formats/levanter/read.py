@@ -11,13 +11,14 @@ from msgspec import structs
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, IncompleteCheckpointError
-from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, StoredTree, TreeParts
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer
 from orbit_ckpt._src.formats.run_metadata import (
     find_mixed,
     is_marked,
     marked_step,
     read_run_metadata,
 )
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.foreign import ForeignStore, LinkedArray

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import StoredTree, TreeParts
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.schema import (
     EMPTY_TYPES,

@@ -14,13 +14,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.base import (
-    Format,
-    LinkedFiles,
-    StoredTree,
-    TreeParts,
-    WritableFormat,
-)
+from orbit_ckpt._src.formats.base import Format, LinkedFiles, WritableFormat
 from orbit_ckpt._src.formats.eformer.records import SUMS, checksums_of_texts
 from orbit_ckpt._src.formats.safetensors.header import (
     MAX_HEADER_BYTES,
@@ -29,6 +23,7 @@ from orbit_ckpt._src.formats.safetensors.header import (
     looks_like_header,
     read_header,
 )
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum

@@ -20,15 +20,10 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     VersionError,
 )
-from orbit_ckpt._src.formats.base import (
-    ForeignStep,
-    Format,
-    StepRecognizer,
-    StoredTree,
-    WritableFormat,
-)
+from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, WritableFormat
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.formats.t5x.spec import SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
 from orbit_ckpt._src.storage.directories import directory_of

@@ -15,8 +15,9 @@ from typing_extensions import override
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, FormatError
-from orbit_ckpt._src.formats.base import Format, StoredTree
+from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, LinkedNode, stored_tree
+from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.formats.t5x.read import TF_STATE
 from orbit_ckpt._src.formats.tf_checkpoint.index import (
     MAGIC,
