@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import socket
+import tarfile
 import tempfile
 import threading
 import time
@@ -22,6 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
+
+GOLDEN = Path(__file__).with_name("golden")
+"""Archives of what released versions of Orbax wrote."""
 
 LAYOUTS = [
     pytest.param(
@@ -50,6 +54,13 @@ def checkpointer(*, rich_types: bool = True, **options: Any) -> ocp.Checkpointer
     """Return a checkpointer of trees; with the defaults it stores what `ocp.save` does."""
     metadata_options = ocp.PyTreeMetadataOptions(support_rich_types=rich_types)
     return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=metadata_options, **options))
+
+
+def unpack(archive: str, directory: Path) -> Path:
+    """Extract an archive of `GOLDEN` into a directory, and return the directory."""
+    with tarfile.open(GOLDEN / archive) as tar:
+        tar.extractall(directory, filter="data")
+    return directory
 
 
 def entries(directory: Path) -> set[str]:

@@ -12,7 +12,6 @@ import pty
 import shutil
 import subprocess
 import sys
-import tarfile
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ import pytest
 from pexpect import fdpexpect
 
 import orbit_ckpt as ocp
-from tests.support import put
+from tests.support import put, unpack
 
 COMMAND = [sys.executable, "-m", "orbit_ckpt.cli"]
 
@@ -222,7 +221,4 @@ def own_run(run_directory: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint that Orbax wrote."""
-    directory = tmp_path_factory.mktemp("golden")
-    with tarfile.open(Path(__file__).parent.parent / "golden" / "orbax-0.12.8.tar.gz") as tar:
-        tar.extractall(directory, filter="data")
-    return directory / "pytree-ocdbt-zarr2"
+    return unpack("orbax-0.12.8.tar.gz", tmp_path_factory.mktemp("golden")) / "pytree-ocdbt-zarr2"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +24,12 @@ from orbit_ckpt._src.storage.layout import IN_PROGRESS, MANIFEST, Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CheckpointError, CorruptionError, IncompleteCheckpointError
 from tests.faults.support import LAYOUTS, Layout, files_below
+from tests.support import unpack
 
 DATABASES = [layout for layout in LAYOUTS if layout.use_ocdbt]
 PLAIN = [layout for layout in DATABASES if not layout.use_compression]
 FILES = [layout for layout in LAYOUTS if not layout.use_ocdbt]
 of_databases = pytest.mark.parametrize("pair", DATABASES, indirect=True, ids=str)
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def tree(seed: int) -> dict[str, Any]:
@@ -468,8 +467,7 @@ def test_a_checkpoint_that_never_had_a_manifest_is_checked_as_far_as_possible(
 
 
 def test_manifests_of_earlier_releases_are_read_and_said_to_cover_less(tmp_path: Path) -> None:
-    with tarfile.open(GOLDEN / "manifest-without-database.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack("manifest-without-database.tar.gz", tmp_path)
     run = tmp_path / "manifest-without-database"
     report = ocp.verify(run)
     assert report.is_intact

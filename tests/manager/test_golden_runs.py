@@ -18,8 +18,8 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import StepNotFoundError
 from tests.interop.expected import Comparison, comparison_for, variants
+from tests.support import GOLDEN, unpack
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 RUNS = sorted(GOLDEN.glob("runs-*.tar.gz"))
 CHECKPOINTS = sorted(GOLDEN.glob("orbax-*.tar.gz"))
 AFTER_ALL = 2_000_000
@@ -47,9 +47,7 @@ ARGS: Mapping[str, Any] = {
 @pytest.fixture(params=RUNS, ids=lambda path: path.name)
 def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return the directory of the runs of one release."""
-    with tarfile.open(request.param) as tar:
-        tar.extractall(tmp_path, filter="data")
-    return tmp_path
+    return unpack(request.param.name, tmp_path)
 
 
 def options_of(described: Mapping[str, Any], **more: Any) -> ocp.CheckpointManagerOptions:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import tarfile
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -33,9 +32,10 @@ from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_detail
 from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode, looks_like_checkpoint
 from orbit_ckpt._src.storage.layout import IN_PROGRESS, PINNED, STEP_DETAILS, STEP_METADATA
 from orbit_ckpt.errors import StepNotFoundError, StorageError
+from tests.support import GOLDEN, unpack
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 ARABIC_7 = "\N{ARABIC-INDIC DIGIT SEVEN}"
+
 TREE = {"w": np.arange(3.0)}
 
 formats = st.builds(
@@ -429,9 +429,7 @@ def test_steps_of_past_releases_of_orbax_are_listed(tmp_path: Path) -> None:
     names = {"manager-step-name": StepNameFormat("ckpt", 8)}
     runs = 0
     for archive in GOLDEN.glob("orbax-*.tar.gz"):
-        with tarfile.open(archive) as tar:
-            tar.extractall(tmp_path / archive.name, filter="data")
-        for run in (tmp_path / archive.name).glob("manager-*"):
+        for run in unpack(archive.name, tmp_path / archive.name).glob("manager-*"):
             assert numbers(run, names.get(run.name)) == [7], run
             runs += 1
     assert runs >= 14

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,14 @@ from tests.formats.zarr_samples import write_array
 from tests.interop.expected import checkpoints, comparison_for
 from tests.soak import SOAK
 from tests.stores.proxy import Failure, Proxy
+from tests.support import unpack
 
 WITH_ODD_NAMES = ("pytree-files-zarr2",)
 """Checkpoints with files of names that a URL has to quote."""
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 
-
-def unpack(release: str, directory: Path) -> Path:
-    with tarfile.open(GOLDEN / f"orbax-{release}.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+def unpack_release(release: str, directory: Path) -> Path:
+    unpack(f"orbax-{release}.tar.gz", directory)
     (root,) = (path.parent for path in directory.rglob("expected.json"))
     return root
 
@@ -49,7 +46,7 @@ def is_small(path: Path) -> bool:
 @pytest.mark.parametrize("store", ["s3", "memory"], indirect=True)
 def test_a_copied_checkpoint_of_orbax_restores(store: str, tmp_path: Path, release: str) -> None:
     wrong: list[str] = []
-    for number, (name, path, tree) in enumerate(checkpoints(unpack(release, tmp_path))):
+    for number, (name, path, tree) in enumerate(checkpoints(unpack_release(release, tmp_path))):
         if store.startswith("s3:") and not (SOAK or name in WITH_ODD_NAMES or is_small(path)):
             continue  # a request for each of many files
         url = f"{store}/{number}/{path.name}"
@@ -74,7 +71,7 @@ def test_the_structure_of_a_checkpoint_without_documents_takes_one_listing(
 
 
 def test_a_store_that_fails_tensorstore_is_no_damage(s3: str, proxy: Proxy, tmp_path: Path) -> None:
-    found = {name: path for name, path, _ in checkpoints(unpack("0.2.7", tmp_path))}
+    found = {name: path for name, path, _ in checkpoints(unpack_release("0.2.7", tmp_path))}
     copy_into(f"{s3}/1", found["single-array"])
     ocp.load(f"{s3}/1")
     seen: list[str] = []

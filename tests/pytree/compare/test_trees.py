@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +22,8 @@ from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from tests.interop.expected import checkpoints
-from tests.support import checkpointer, put, scratch
+from tests.support import checkpointer, put, scratch, unpack
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 NAN = math.nan
 
 
@@ -395,8 +393,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 def test_checkpoints_of_released_versions_of_orbax_are_compared(
     release: str, tmp_path: Path
 ) -> None:
-    with tarfile.open(GOLDEN / f"orbax-{release}.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack(f"orbax-{release}.tar.gz", tmp_path)
     compared = 0
     for name, path, _ in checkpoints(tmp_path):
         with jax.enable_x64(True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tarfile
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,9 +34,8 @@ from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, S
 from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
 from tests.soak import SOAK
-from tests.support import LAYOUTS, checkpointer, put, scratch
+from tests.support import LAYOUTS, checkpointer, put, scratch, unpack
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 NAN = np.nan
 NOISE = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)
 
@@ -217,8 +215,7 @@ def test_too_many_decompressors_are_avoided_by_reading_chunks_again(
 def test_chunks_that_tensorstore_decodes_are_compared(
     variant: str, max_bytes: int, tmp_path: Path
 ) -> None:
-    with tarfile.open(GOLDEN / "orbax-0.2.7.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    unpack("orbax-0.2.7.tar.gz", tmp_path)
     tree = {name: np.asarray(leaf) for name, leaf in ocp.load(tmp_path / variant).items()}
     ocp.save(tmp_path / "same", tree)
     assert not ocp.diff(tmp_path / variant, tmp_path / "same", values=True, max_bytes=max_bytes)
