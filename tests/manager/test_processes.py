@@ -16,10 +16,11 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
-from orbit_ckpt._src.manager import coordinator, garbage_collection, writer
+from orbit_ckpt._src.manager import coordinator, writer
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
+from orbit_ckpt._src.storage.local_directory import LocalDirectory
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -321,7 +322,7 @@ def test_deletions_are_the_primarys_and_their_errors_are_everybodys(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(garbage_collection, "_remove", refuse)
+    monkeypatch.setattr(LocalDirectory, "delete_hidden", refuse)
     run.save(2)
     errors = run.finish()
     assert raised(errors, StorageError, "Deleting step 1")
@@ -338,7 +339,7 @@ def test_a_restore_keeps_no_error_of_a_deletion_to_itself(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(garbage_collection, "_remove", refuse)
+    monkeypatch.setattr(LocalDirectory, "delete_hidden", refuse)
     run.open(max_to_keep=1)
     run.save(1)
     run.save(2)

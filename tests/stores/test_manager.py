@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.manager import garbage_collection
+from orbit_ckpt._src.storage import directories
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, STEP_METADATA
 from orbit_ckpt._src.storage.objects import remove_checkpoint
 from orbit_ckpt._src.storage.path import resolve_path
@@ -143,7 +143,7 @@ def test_a_deletion_that_died_is_ended_by_the_next_manager(
             run.save(step, tree(step))
         run.wait_until_finished()
         with monkeypatch.context() as patch:
-            patch.setattr(garbage_collection, "remove_checkpoint", die)
+            patch.setattr(directories, "remove_checkpoint", die)
             with pytest.raises(StorageError, match="Deleting step 1"):
                 run.delete(1)
         assert run.all_steps() == [2]
@@ -175,7 +175,7 @@ def test_a_step_is_saved_again_once_its_deletion_has_ended(
         assert may_go_on.wait(60)
         remove_checkpoint(path)
 
-    monkeypatch.setattr(garbage_collection, "remove_checkpoint", slowly)
+    monkeypatch.setattr(directories, "remove_checkpoint", slowly)
     with ocp.CheckpointManager(store, options=Options(enable_background_delete=True)) as run:
         run.save(1, tree(1))
         run.wait_until_finished()
@@ -203,7 +203,7 @@ def test_a_failed_deletion_does_not_remove_what_is_saved_there_later(
         run.save(1, tree(1))
         run.wait_until_finished()
         with monkeypatch.context() as patch:
-            patch.setattr(garbage_collection, "remove_checkpoint", fail)
+            patch.setattr(directories, "remove_checkpoint", fail)
             with pytest.raises(StorageError, match="Deleting step 1"):
                 run.delete(1)
         for step in (1, 2):

@@ -22,14 +22,11 @@ from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
 from orbit_ckpt._src.storage.atomic import (
-    AtomicDirectory,
     make_directories,
-    sync_directory,
-    write_file,
 )
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.path import storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
 
 _DIRECTORY = "metadata"
 _FILE = "_ROOT_METADATA"
@@ -95,16 +92,7 @@ def _write(root: Path, custom: Mapping[str, object]) -> None:
     if (directory / _FILE).exists() or (directory / _OLD_FILE).exists():
         return
     text = encode_user_json({"internal_metadata": {}, "custom_metadata": dict(custom)})
-    if isinstance(root, StorePath):
-        write_file(directory / _FILE, text)
-        return
-    directory.mkdir(exist_ok=True)
-    # never committed; if this process dies, cleanup removes it like an unfinished save
-    with AtomicDirectory(root / _FILE) as scratch:
-        write_file(scratch.path / _FILE, text)
-        (scratch.path / _FILE).rename(directory / _FILE)
-    sync_directory(directory)
-    sync_directory(root)
+    directory_of(root).create_document(_DIRECTORY, _FILE, text)
 
 
 class DeferredErrors:
