@@ -19,12 +19,16 @@ import optax
 import orbax.checkpoint
 import pytest
 
+import orbit_ckpt
 from orbit_ckpt import _src
 
 IMPORTED = flax, grain, optax, orbax, pytest
 
 for _module in pkgutil.walk_packages(_src.__path__, f"{_src.__name__}."):
     importlib.import_module(_module.name)
+
+for _name in orbit_ckpt.__all__:
+    getattr(orbit_ckpt, _name)  # is imported when it is asked for
 
 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # JAX, of what it imports
 logging.root.handlers.clear()  # those that packages have added
