@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -26,11 +26,10 @@ from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
-from orbit_ckpt._src.storage.atomic import AtomicDirectory, sync_files
-from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name
+from orbit_ckpt._src.storage.atomic import AtomicityMode
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import has_lost_manifest, replacing_item
-from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, MANIFEST, is_temporary_name
-from orbit_ckpt._src.storage.objects import ObjectDirectory
+from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt._src.storage.path import (
     PathLike,
     check_outside,
@@ -38,16 +37,13 @@ from orbit_ckpt._src.storage.path import (
     resolve_path,
     storage_errors,
 )
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.store_path import read_blocks
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.verify.report import Damage
 from orbit_ckpt._src.verify.verifier import verify_files
-
-_BLOCK_BYTES = 1 << 22
-_OBJECT_BLOCK_BYTES = 1 << 26
 
 
 def copy_checkpoint(
@@ -95,9 +91,10 @@ def copy_checkpoint(
         raise ValueError(f"{source} would be copied onto itself; give another destination.")
     advice = f"Check that {destination.parent} is a writable directory with space left."
     with storage_errors(source, f"copying to {destination}", advice):
-        sizes = _files(source, allow_linked_files=allows_linked_files(foreign))
+        origin = directory_of(source)
+        sizes = origin.files_to_copy(allow_linked_files=allows_linked_files(foreign))
         files = list(sizes)
-        done, total = 0, None if isinstance(source, StorePath) else 2 * sum(sizes.values())
+        done, total = 0, 2 * sum(sizes.values()) if origin.knows_sizes else None
 
         def advance(nbytes: int) -> None:
             nonlocal done
@@ -105,11 +102,12 @@ def copy_checkpoint(
             if progress is not None and total is not None:
                 progress(min(done, total), total)
 
-        with _open(destination, overwrite=overwrite) as directory:
-            sums = {name: _copy(source / name, directory.path / name, advance) for name in files}
+        begun = directory_of(destination).begin_save(overwrite=overwrite, mode=AtomicityMode.AUTO)
+        with begun as directory:
+            copied = directory_of(directory.path)
+            sums = {name: copied.copy_file(source / name, name, advance) for name in files}
             nbytes = done
-            if not isinstance(directory, ObjectDirectory):
-                sync_files(directory.path)
+            copied.sync_files()
             for name in files:
                 if _sum(directory.path / name, advance) != sums[name]:
                     raise _differs(source / name, destination)
@@ -118,12 +116,6 @@ def copy_checkpoint(
             with replacing_item(directory.final) if overwrite else contextlib.nullcontext():
                 directory.commit()
     return nbytes
-
-
-def _open(destination: Path, *, overwrite: bool) -> AtomicDirectory | ObjectDirectory:
-    if isinstance(destination, StorePath):
-        return ObjectDirectory(destination, overwrite=overwrite)
-    return AtomicDirectory(destination, overwrite=overwrite)
 
 
 def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
@@ -147,49 +139,9 @@ def _verify(copied: Path, source: Path, foreign: Format | None) -> None:
         )
 
 
-def _files(root: Path, *, allow_linked_files: bool) -> dict[str, int]:
-    """Return the files to copy and their sizes; the marker is written last.
-
-    Raises:
-        UnsafePathError: A link or key leads out of the checkpoint, or a link points to itself.
-    """
-    if isinstance(root, StorePath):
-        keys = [key for key in root.keys_below() if key not in {COMMIT_MARKER, IN_PROGRESS}]
-        for key in keys:
-            check_name(key, str(root))
-        return dict.fromkeys(keys, 0)
-    files = InnerFiles(root, allow_linked_files=allow_linked_files)
-    return {n: size for n, size in files.walk(skip=is_temporary_name) if n != COMMIT_MARKER}
-
-
-def _copy(source: Path, destination: Path, advance: Callable[[int], object]) -> int:
-    checksum = 0
-    if isinstance(destination, StorePath):  # an object is uploaded whole
-        data = source.read_bytes()
-        destination.write_bytes(data)
-        advance(len(data))
-        return crc32c(data)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with destination.open("xb") as writing:
-        for block in _blocks(source):
-            writing.write(block)
-            checksum = crc32c(block, checksum)
-            advance(len(block))
-    return checksum
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    if isinstance(file, StorePath):
-        yield from file.blocks(_OBJECT_BLOCK_BYTES)
-        return
-    with file.open("rb") as reading:
-        while block := reading.read(_BLOCK_BYTES):
-            yield block
-
-
 def _sum(file: Path, advance: Callable[[int], object]) -> int:
     checksum = 0
-    for block in _blocks(file):
+    for block in read_blocks(file):
         checksum = crc32c(block, checksum)
         advance(len(block))
     return checksum
@@ -302,7 +254,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request, other)
-        elif isinstance(request.path, StorePath):
+        elif not directory_of(request.path).has_local_files:
             raise ValueError(f"{request.path}: {to} is written to local paths only")
         else:
             writers[to].write(request)

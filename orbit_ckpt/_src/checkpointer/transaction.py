@@ -24,10 +24,8 @@ from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.loop import run_checked
 from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, Rendezvous, reset_in_child
 from orbit_ckpt._src.runtime.rendezvous import pace
-from orbit_ckpt._src.storage.atomic import AtomicDirectory, AtomicityMode
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
-from orbit_ckpt._src.storage.objects import ObjectDirectory
-from orbit_ckpt._src.storage.store_path import StorePath
 
 _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
@@ -76,7 +74,11 @@ class SaveSession:
         Raises:
             TypeError: `custom_metadata` cannot be written as JSON.
         """
-        self._atomic = _destination(path, overwrite, options)
+        self._atomic = directory_of(path).begin_save(
+            overwrite=overwrite,
+            mode=options.atomicity.mode,
+            permissions=options.files.path_permission_mode,
+        )
         self._overwrite = overwrite
         self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
@@ -257,24 +259,6 @@ class SaveSession:
         if self._details is not None:
             write_step_details(self.directory, self._details)
         write_manifest(self.directory)
-
-
-def _destination(
-    path: Path, overwrite: bool, options: SessionOptions
-) -> AtomicDirectory | ObjectDirectory:
-    mode = options.atomicity.mode
-    if isinstance(path, StorePath):
-        if mode is AtomicityMode.ATOMIC_RENAME:
-            raise ValueError(
-                f"{path}: object stores have no rename; use AtomicityMode.AUTO or COMMIT_FILE."
-            )
-        return ObjectDirectory(path, overwrite=overwrite)
-    return AtomicDirectory(
-        path,
-        overwrite=overwrite,
-        mode=mode,
-        permissions=options.files.path_permission_mode,
-    )
 
 
 def check_json_object(value: object) -> dict[str, object]:

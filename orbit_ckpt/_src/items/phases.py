@@ -34,11 +34,10 @@ from orbit_ckpt._src.runtime.checks import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
 from orbit_ckpt._src.storage.atomic import sync_files
-from orbit_ckpt._src.storage.fingerprint import fingerprint_of
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
-from orbit_ckpt._src.storage.store_path import StorePath
 
 SaveT = TypeVar("SaveT", bound=CheckpointArgs)
 
@@ -117,18 +116,11 @@ def _with_finalize(handler: CheckpointHandler, directory: Path, commit: Commit) 
 
 def _call_finalize(handler: CheckpointHandler, directory: Path) -> None:
     """Call a handler's own `finalize`; update the manifest for files that it changes."""
-    before = _stamps(directory)
+    before = directory_of(directory).fingerprints()
     handler.finalize(foreign_path(handler, directory))
-    if before is None or before != _stamps(directory):
+    if before is None or before != directory_of(directory).fingerprints():
         renew_manifest(directory)
     sync_files(directory)  # it may not have synced them
-
-
-def _stamps(directory: Path) -> dict[Path, object] | None:
-    """Return by file a stamp that changes with the file; None if unknown."""
-    if isinstance(directory, StorePath):
-        return None
-    return {file: fingerprint_of(file) for file in directory.rglob("*") if file.is_file()}
 
 
 class _Parts:

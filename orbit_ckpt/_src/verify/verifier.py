@@ -24,8 +24,9 @@ from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_int
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint, read_consistently
-from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner, sizes_below
+from orbit_ckpt._src.storage.inner_path import check_name, read_inner, sizes_below
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, has_lost_manifest, is_marker_text
 from orbit_ckpt._src.storage.layout import (
     COMMIT_MARKER,
@@ -40,7 +41,7 @@ from orbit_ckpt._src.storage.layout import (
 from orbit_ckpt._src.storage.manifest import damaged_file
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, is_damage
+from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 from orbit_ckpt._src.verify.contents import verify_foreign, verify_tree
 from orbit_ckpt._src.verify.report import Findings, VerifyReport
@@ -66,9 +67,10 @@ class Verifier:
             foreign: The format if another program's, None for our own and Orbax's.
         """
         checkpoint = self.findings.checkpoint
-        if not isinstance(checkpoint, StorePath):
-            for error in file_sizes(checkpoint, foreign)[1]:
-                self.findings.record(error)
+        for error in directory_of(checkpoint).refused_files(
+            allow_linked_files=allows_linked_files(foreign)
+        ):
+            self.findings.record(error)
         if foreign is not None:
             await verify_foreign(checkpoint, foreign, self.findings)
         else:
@@ -208,21 +210,15 @@ class Verifier:
 
 def _parts(directory: Path, *, is_tree: bool) -> list[Path]:
     """Return the directories to check separately; directories of leaves are not."""
+    place = directory_of(directory)
     return [
         child
         for child in sorted(directory.iterdir())
         if child.is_dir()
-        and _is_followed(child)
+        and place.follows(child.name)
         and not (is_process_directory(child.name) or is_temporary_name(child.name))
         and (not is_tree or (child / MANIFEST).exists())
     ]
-
-
-def _is_followed(directory: Path) -> bool:
-    """Return whether a directory is not a link reported as damage."""
-    if isinstance(directory, StorePath):
-        return True
-    return InnerFiles(directory.parent).is_followed(directory.name)
 
 
 def _is_dropped(checked: CheckedDirectory, item: str) -> bool:
