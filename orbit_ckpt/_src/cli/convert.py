@@ -13,8 +13,8 @@ from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_b
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import resolve_path
-from orbit_ckpt._src.storage.store_path import StorePath
 
 
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
@@ -84,7 +84,7 @@ def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: boo
     start, end = resolve_path(source), resolve_path(destination)
     if locate(start).kind is Kind.RUN:
         raise ValueError(f"{start} is a run; give one of its steps.")
-    if not overwrite and not isinstance(end, StorePath) and end.exists():
+    if not overwrite and directory_of(end).has_local_files and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
     with progress_bar("Copying") as told:
         nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)

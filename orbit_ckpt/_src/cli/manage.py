@@ -23,18 +23,15 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.runs import is_one_checkpoint
 from orbit_ckpt._src.manager.garbage_collection import StepDeleter
-from orbit_ckpt._src.storage.atomic import is_in_progress
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import (
     PINNED,
     STEP_METADATA,
-    is_temporary_name,
     number_in,
     partial_of,
 )
-from orbit_ckpt._src.storage.objects import is_committed
 from orbit_ckpt._src.storage.partial import remove_path, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.text import shorten_list
 
 _ADVICE = "Check the permissions there."
@@ -43,7 +40,8 @@ _ADVICE = "Check the permissions there."
 def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
     """Delete one checkpoint, or the remains of a save or conversion that died."""
     directory = resolve_path(path)
-    if not isinstance(directory, StorePath) and partial_of(directory.name) is not None:
+    place = directory_of(directory)
+    if place.has_local_files and partial_of(directory.name) is not None:
         _remove_partial(directory, yes=yes, as_json=as_json)
         return
     if not directory.is_dir():
@@ -51,9 +49,7 @@ def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
             f"No directory at {directory}: {describe_directory(directory)}. Give the directory of "
             "a checkpoint; files are not deleted."
         )
-    is_left = is_temporary_name(directory.name) or is_in_progress(directory)
-    if isinstance(directory, StorePath):  # with a marker it is a committed checkpoint
-        is_left = is_left and not is_committed(directory)
+    is_left = place.is_unfinished()
     if not is_left:
         _check_removable(directory)
     if (directory / PINNED).exists() and not force:
@@ -108,7 +104,7 @@ def _check_removable(directory: Path) -> None:
     located.check()
     if located.kind is Kind.RUN:
         raise ValueError(f"{directory} is a run; give one of its steps, or use `prune`.")
-    if isinstance(directory, StorePath) or (directory / STEP_METADATA).exists():
+    if directory_of(directory).has_markers or (directory / STEP_METADATA).exists():
         return
     around = locate(directory.parent)
     is_step = any(step.path == directory and step.reader for step in around.run.steps)

@@ -7,13 +7,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import typer
 
-from orbit_ckpt._src.storage.store_path import StorePath
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.text import visible
 
 SCHEMA = 1
@@ -120,26 +120,9 @@ def human_number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def entries_bytes(entries: Iterable[os.DirEntry[str]]) -> int:
-    """Return the total size of all files among a directory's entries and below them."""
-    total = 0
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            with os.scandir(entry.path) as below:
-                total += entries_bytes(below)
-        else:
-            total += entry.stat(follow_symlinks=False).st_size
-    return total
-
-
 def stored_bytes(path: Path) -> int | None:
     """Return the size of a file, or of all files below a directory; None in a store."""
-    if isinstance(path, StorePath):
-        return None
-    if not path.is_dir():
-        return path.stat().st_size
-    with os.scandir(path) as entries:
-        return entries_bytes(entries)
+    return directory_of(path).nbytes()
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from orbit_ckpt._src.cli.output import entries_bytes, stored_bytes
+from orbit_ckpt._src.cli.output import stored_bytes
 from orbit_ckpt._src.formats.base import ForeignStep
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.runs import RunStep, is_unfinished
@@ -29,15 +29,9 @@ from orbit_ckpt._src.manager.preservation import (
 from orbit_ckpt._src.manager.retention import RetentionRules
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.steps import record_step
-from orbit_ckpt._src.storage.atomic import is_in_progress
-from orbit_ckpt._src.storage.layout import (
-    COMMIT_MARKER,
-    IN_PROGRESS,
-    number_in,
-    partial_of,
-)
-from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import is_directory
+from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.layout import number_in
+from orbit_ckpt._src.storage.local_directory import entries_bytes
 
 
 class AnyStepName:
@@ -164,7 +158,7 @@ def list_run(located: Located) -> list[ListedStep] | None:
         return None
     root, steps = located.path, located.run.steps
     found = [_foreign_step(one, one.foreign) for one in steps if one.foreign is not None]
-    if len(found) < len(steps) and isinstance(root, StorePath):
+    if len(found) < len(steps) and directory_of(root).has_markers:  # `steps` has no details
         index = StepIndex(root, AnyStepName()).entries().values()
         found += [ListedStep(entry.info, entry.path, entry.path.name) for entry in index]
     else:
@@ -204,21 +198,5 @@ def unfinished_saves(root: Path, finished: Iterable[ListedStep]) -> list[str]:
         root: The run.
         finished: Its steps.
     """
-    if isinstance(root, StorePath):
-        keys = set(root.keys_below())
-        begun = {key.partition("/")[0] for key in keys if key.count("/") == 1}
-        return sorted(
-            name
-            for name in begun
-            if f"{name}/{IN_PROGRESS}" in keys and f"{name}/{COMMIT_MARKER}" not in keys
-        )
     known = {entry.name for entry in finished}
-    with os.scandir(root) as entries:
-        others = [(e.name, is_directory(e)) for e in entries if e.name not in known]
-    return sorted(
-        name
-        for name, is_directory in others
-        if is_unfinished(name)
-        or partial_of(name) is not None
-        or (is_directory and is_in_progress(root / name))
-    )
+    return directory_of(root).unfinished_below(known, is_unfinished)
