@@ -90,6 +90,11 @@ def test_files_below_are_found_at_any_depth(root: Path) -> None:
     assert sorted(found) == [("a", "one"), ("c/d", "one")]
 
 
+def test_all_files_below_are_listed_in_order(root: Path) -> None:
+    write(root, "b", "a/d/x", "a/c")
+    assert directory_of(root).files_below() == ["a/c", "a/d/x", "b"]
+
+
 def test_sizes_are_right_where_they_are_known(root: Path) -> None:
     write(root, "a", "b/c")
     directory = directory_of(root)

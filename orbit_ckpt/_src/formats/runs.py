@@ -22,6 +22,7 @@ from orbit_ckpt._src.formats.base import (
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.storage.atomic import is_in_progress, looks_like_checkpoint
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.directory import Directory
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -32,8 +33,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
     number_in,
 )
-from orbit_ckpt._src.storage.objects import is_committed
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import map_paths
 from orbit_ckpt._src.storage.system import is_directory
 
 _FOREIGN_FILES = frozenset({RUN_METADATA, AGGREGATE})
@@ -111,8 +111,9 @@ def locate_run(root: Path) -> Run:
     Raises:
         OSError: The directory cannot be read.
     """
-    if isinstance(root, StorePath):
-        return _locate_in_store(root)
+    directory = directory_of(root)
+    if directory.has_markers:
+        return _locate_marked(directory)
     if not root.is_dir() or is_one_checkpoint(root):
         return Run()
     steps: list[RunStep] = []
@@ -215,23 +216,25 @@ def _is_old_tree(directory: Path) -> bool:
     return holds_tree(directory) and all(known.sniff(directory) is not None for known in others)
 
 
-def _locate_in_store(root: StorePath) -> Run:
-    if is_committed(root):
+def _locate_marked(directory: Directory) -> Run:
+    """Return the checkpoints in a directory in which markers show the complete ones."""
+    if directory.is_committed():
         return Run()
-    directories = [root / name for name in root.directories()]
-    committed = map_paths(is_committed, directories, root=root)
-    own = [at for at, is_own in zip(directories, committed, strict=True) if is_own]
-    others = [at for at, is_own in zip(directories, committed, strict=True) if not is_own]
+    root, entries = directory.path, directory.entries()
+    below = [directory_of(root / entry.name) for entry in entries if entry.is_dir()]
+    committed = map_paths(lambda one: one.is_committed(), below, root=root)
+    own = [one.path for one, is_own in zip(below, committed, strict=True) if is_own]
+    others = [one.path for one, is_own in zip(below, committed, strict=True) if not is_own]
     begun = map_paths(is_in_progress, others, root=root)
     unfinished = [at.name for at, is_begun in zip(others, begun, strict=True) if is_begun]
-    flax = built_in_format("flax_msgpack")
-    files = [root / name for name in root.objects()] if isinstance(flax, StepRecognizer) else []
-    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in files]
     steps = [RunStep(at, number_in(at.name)) for at in sorted(own)]
+    flax = built_in_format("flax_msgpack")
+    files = [root / entry.name for entry in entries if not entry.is_dir()]
+    found = [(at, cast(StepRecognizer, flax).step_at(at)) for at in sorted(files)]
     steps += [RunStep(at, step.step, flax, step) for at, step in found if step is not None]
     if not own and len(steps) == 1:
         steps = []  # the directory of a single file is that checkpoint
-    return Run(sorted(steps, key=_order), unfinished)
+    return Run(sorted(steps, key=_order), sorted(unfinished))
 
 
 def _order(step: RunStep) -> tuple[float, bool]:

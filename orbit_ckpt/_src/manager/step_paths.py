@@ -14,10 +14,8 @@ from orbit_ckpt._src.manager.steps import (
     read_step,
 )
 from orbit_ckpt._src.runtime.checks import check_methods
-from orbit_ckpt._src.storage.layout import is_temporary_name
-from orbit_ckpt._src.storage.objects import is_committed
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
-from orbit_ckpt._src.storage.store_path import StorePath
 
 _NAME = re.compile(r"(?:.*_)?([0-9]+)", re.DOTALL)
 
@@ -73,9 +71,8 @@ def checkpoint_steps(checkpoint_dir: PathLike) -> list[int]:
 def is_path_finalized(path: PathLike) -> bool:
     """Return whether a directory of any name is a committed checkpoint."""
     directory = resolve_path(path)
-    if isinstance(directory, StorePath):
-        return is_committed(directory)
-    return not is_temporary_name(directory.name) and read_step(0, directory) is not None
+    place = directory_of(directory)
+    return place.is_committed() and (place.has_markers or read_step(0, directory) is not None)
 
 
 __all__ = [

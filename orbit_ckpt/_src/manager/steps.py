@@ -22,6 +22,8 @@ from orbit_ckpt._src.formats.runs import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.step_details import read_step_details
 from orbit_ckpt._src.runtime.checks import check_int, check_type, show
+from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.directory import Directory
 from orbit_ckpt._src.storage.inner_path import read_inner, read_listed
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
@@ -36,7 +38,7 @@ from orbit_ckpt._src.storage.layout import (
     is_temporary_name,
 )
 from orbit_ckpt._src.storage.path import resolve_path, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath, map_paths
+from orbit_ckpt._src.storage.store_path import map_paths
 from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.text import visible
 
@@ -260,31 +262,26 @@ def _candidates(root: Path, names: object) -> Iterator[tuple[int, Path | str]]:
 
 def _parsed(root: Path, names: StepParser) -> Sequence[tuple[int, Path | str]]:
     found: list[tuple[bool, str, int, Path | str]] = []
-    if isinstance(root, StorePath):
-        for name in root.directories():
-            step = names.parse(name)
-            if step is not None:
-                found.append((name != names.build_name(step), name, as_step(step), root / name))
-        return [(step, path) for _, _, step, path in sorted(found)]
+    directory = directory_of(root)
     try:
-        entries = os.scandir(root)
+        entries = directory.entries()
     except FileNotFoundError:
         return []
-    with entries:
-        for entry in entries:
-            if is_temporary_name(entry.name):
-                continue
-            step = names.parse(entry.name)
-            if step is not None:  # Flax's are files
-                is_padded = entry.name != names.build_name(step)
-                found.append((is_padded, entry.name, as_step(step), entry.path))
+    for entry in entries:
+        if is_temporary_name(entry.name):
+            continue
+        step = names.parse(entry.name)
+        # Flax's are files; an object has no commit marker
+        if step is not None and not (directory.has_markers and not entry.is_dir()):
+            is_padded = entry.name != names.build_name(step)
+            found.append((is_padded, entry.name, as_step(step), entry.path))
     return [(step, place) for _, _, step, place in sorted(found)]
 
 
 def read_step(step: int, path: Path | str, *, needs_marker: bool = False) -> StepRecord | None:
     """Return the record of a step's directory, None if it is not a committed checkpoint."""
-    if isinstance(path, StorePath):
-        return _read_stored(step, path)
+    if not isinstance(path, str) and (directory := directory_of(path)).has_markers:
+        return _read_marked(step, directory)
     try:
         found = scan_step(path)
     except OSError as error:
@@ -328,8 +325,8 @@ def record_step(step: int, found: RunStep) -> StepRecord:
     )
 
 
-def _read_stored(step: int, path: StorePath) -> StepRecord | None:
-    names = set(path.keys_below())
+def _read_marked(step: int, directory: Directory) -> StepRecord | None:
+    path, names = directory.path, set(directory.files_below())
     if COMMIT_MARKER not in names:
         return None
     items = frozenset(name.partition("/")[0] for name in names if "/" in name)
@@ -372,9 +369,7 @@ def _commit_time(path: Path, read: Callable[[], bytes] | None) -> datetime:
             raise  # the store failed to answer
         except (OSError, FormatError, OverflowError) as error:
             _logger.debug("%s: no commit time, %s", path, error)
-    if isinstance(path, StorePath):
-        return _EPOCH
-    return _EPOCH + timedelta(microseconds=path.stat().st_mtime_ns // 1000)
+    return _EPOCH + timedelta(microseconds=(directory_of(path).modified_ns() or 0) // 1000)
 
 
 def _is_temporary(path: Path) -> bool:

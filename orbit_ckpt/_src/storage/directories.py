@@ -87,11 +87,9 @@ class StoreDirectory(Directory):
 
     @override
     def entries(self) -> list[Entry]:
-        kinds: dict[str, bool] = {}
-        for key in self._root.keys_below():
-            name, slash, _ = key.partition("/")
-            kinds[name] = kinds.get(name, False) or bool(slash)
-        return [StoreEntry(self._root / name, is_prefix) for name, is_prefix in kinds.items()]
+        parts = [key.partition("/") for key in self._root.keys_below()]
+        found = {(name, bool(slash)) for name, slash, _ in parts}  # one name may be of both kinds
+        return [StoreEntry(self._root / name, is_prefix) for name, is_prefix in sorted(found)]
 
     @override
     def subdirectories(self) -> list[str]:
@@ -113,6 +111,10 @@ class StoreDirectory(Directory):
             folder, _, name = key.rpartition("/")
             if folder and name in names:
                 yield folder, name
+
+    @override
+    def files_below(self) -> list[str]:
+        return self._root.keys_below()
 
     @override
     def files_to_copy(self, *, allow_linked_files: bool) -> dict[str, int]:

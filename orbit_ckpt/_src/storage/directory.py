@@ -83,6 +83,10 @@ class Directory(Protocol):
         """Yield directory, relative to this one, and name of the files below its directories."""
         ...
 
+    def files_below(self) -> list[str]:
+        """Return the paths of all files below it, relative to it, in order."""
+        ...
+
     def files_to_copy(self, *, allow_linked_files: bool) -> dict[str, int]:
         """Return its files with their sizes, 0 if unknown; without the commit marker.
 

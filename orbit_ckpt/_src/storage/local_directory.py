@@ -93,6 +93,11 @@ class LocalDirectory(Directory):
                 yield from ((folder, name) for name in names if name in files)
 
     @override
+    def files_below(self) -> list[str]:
+        found = (Path(at, name) for at, _, names in os.walk(self.path) for name in names)
+        return sorted(file.relative_to(self.path).as_posix() for file in found)
+
+    @override
     def files_to_copy(self, *, allow_linked_files: bool) -> dict[str, int]:
         files = InnerFiles(self.path, allow_linked_files=allow_linked_files)
         return {n: size for n, size in files.walk(skip=is_temporary_name) if n != COMMIT_MARKER}
