@@ -21,7 +21,7 @@ from tests.formats.zarr_samples import SAMPLES
 NPY = """
 import numpy as np
 from jax.tree_util import DictKey
-from orbit_ckpt._src.formats.base import StoredTree, TreeParts
+from orbit_ckpt.formats import StoredTree, TreeParts
 from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
 from orbit_ckpt._src.storage.ocdbt_encode import Extent

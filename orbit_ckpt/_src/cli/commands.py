@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from orbit_ckpt._src.cli.readers import (
+from orbit_ckpt._src.cli.options import (
     FILTER_OPTION,
     JSON_OPTION,
     KEEP_BEST,

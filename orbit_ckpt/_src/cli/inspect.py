@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from orbit_ckpt._src.checkpointer.inspect import diff as compare
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.listing import format_time, print_unfinished
+from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import (
     echo,
     human_bytes,
@@ -20,7 +21,7 @@ from orbit_ckpt._src.cli.output import (
     print_table,
     stored_bytes,
 )
-from orbit_ckpt._src.cli.readers import Order, parse_reader
+from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
