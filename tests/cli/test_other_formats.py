@@ -53,7 +53,10 @@ def test_verify_decodes_every_leaf_and_says_what_has_no_checksums(sample: str, c
         assert found["unchecked"] == []
     else:
         what = f"leaves of {name}, which has no checksums: decoded only"
-        assert [(one["what"], one["count"]) for one in found["unchecked"]] == [(what, count)]
+        listed = [(one["what"], one["count"]) for one in found["unchecked"]]
+        # beside the leaves, documents that nothing binds to the arrays
+        assert (what, count) in listed
+        assert all(one.startswith(f"documents of {name} ") for one, _ in listed if one != what)
 
 
 @pytest.mark.parametrize("sample", ["v0_refused", "v2_bf16_as_uint16"])

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.base import ForeignStep
-from orbit_ckpt._src.formats.zarr_tree import has_arrays
+from orbit_ckpt._src.formats.zarr_find import has_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.layout import RUN_METADATA

@@ -28,7 +28,7 @@ from orbit_ckpt._src.storage.manifest import (
     ValueChecksums,
     index_checksum,
 )
-from orbit_ckpt._src.storage.objects import DEFAULT_OBJECT_BYTES, DataObject, Uploads
+from orbit_ckpt._src.storage.object_write import DEFAULT_OBJECT_BYTES, DataObject, Uploads
 from orbit_ckpt._src.storage.ocdbt_encode import (
     MAX_INLINE_BYTES,
     NodeReference,

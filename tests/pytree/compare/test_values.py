@@ -24,7 +24,7 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.pytree.compare import values as comparing
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
-from orbit_ckpt._src.storage import integrity
+from orbit_ckpt._src.storage import store_path
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ChunkReader
 from orbit_ckpt._src.storage.layout import Extent
@@ -300,7 +300,7 @@ def test_memory_stays_within_the_budget_whatever_the_size_of_chunks(
     use_ocdbt: bool, use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_HUGE_PAGE_BYTES", 1 << 60)  # what the system maps is not traced
-    monkeypatch.setattr(integrity, "_BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(store_path, "_BLOCK_BYTES", 1 << 18)
     budget = 2 << 20
     value = np.random.default_rng(0).random((4096, 1024), np.float32)
     other = value.copy()

@@ -26,13 +26,8 @@ from orbit_ckpt._src.formats.run_metadata import (
     several_message,
 )
 from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
-from orbit_ckpt._src.formats.zarr_tree import (
-    ArrayEntry,
-    has_arrays,
-    in_tree_order,
-    key_paths,
-    listed_arrays,
-)
+from orbit_ckpt._src.formats.zarr_find import has_arrays
+from orbit_ckpt._src.formats.zarr_tree import ArrayEntry, in_tree_order, key_paths, listed_arrays
 from orbit_ckpt._src.metadata.codec import decode_file
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum

@@ -19,7 +19,8 @@ from orbit_ckpt._src.formats.run_metadata import (
     read_run_metadata,
 )
 from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
-from orbit_ckpt._src.formats.zarr_tree import find_arrays, has_arrays, in_tree_order, key_paths
+from orbit_ckpt._src.formats.zarr_find import find_arrays, has_arrays
+from orbit_ckpt._src.formats.zarr_tree import in_tree_order, key_paths
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.foreign import ForeignStore, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles
