@@ -6,6 +6,8 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
 
 def visible(text: str) -> str:
     r"""Escape unprintable characters other than line breaks.
@@ -37,9 +39,6 @@ def shorten_lines(lines: Sequence[str], limit: int, *, what: str = "more") -> li
     """Return the first lines, and one with the number of the remaining ones."""
     more = [f"... and {len(lines) - limit} {what}"] if len(lines) > limit else []
     return [*lines[:limit], *more]
-
-
-_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 def warn_caller(message: str) -> None:

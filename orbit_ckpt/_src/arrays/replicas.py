@@ -28,6 +28,19 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index
 from orbit_ckpt._src.arrays.transfer import Shard, shards_of, slice_of
 
+_jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], jax.jit)
+_put = cast(Callable[[HostArray, jax.Device], jax.Array], jax.device_put)
+_bitcast = cast(
+    Callable[[jax.Array, DType], jax.Array],
+    jax.lax.bitcast_convert_type,
+)
+_MIN_SLICE_BYTES = 4096
+"""Default minimum piece: a smaller one costs more in the index than it saves."""
+
+_MAX_PIECES = 256
+"""Default maximum number of pieces of an array. With more shards, each is written by one process
+and processes take turns, which balances the load with fewer keys."""
+
 
 def can_broadcast(sharding: jax.sharding.Sharding, dtype: DType, axis: int) -> bool:
     """Return whether one replica of an array along a mesh axis can be sent to the others.
@@ -152,22 +165,6 @@ def _used_axes(spec: PartitionSpec) -> set[object]:
     for entry in cast(Iterable[object], spec):
         used.update(cast(Iterable[object], entry) if isinstance(entry, tuple) else (entry,))
     return used
-
-
-_jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], jax.jit)
-_put = cast(Callable[[HostArray, jax.Device], jax.Array], jax.device_put)
-_bitcast = cast(
-    Callable[[jax.Array, DType], jax.Array],
-    jax.lax.bitcast_convert_type,
-)
-
-
-_MIN_SLICE_BYTES = 4096
-"""Default minimum piece: a smaller one costs more in the index than it saves."""
-
-_MAX_PIECES = 256
-"""Default maximum number of pieces of an array. With more shards, each is written by one process
-and processes take turns, which balances the load with fewer keys."""
 
 
 class ReplicaOptions(Struct, frozen=True):

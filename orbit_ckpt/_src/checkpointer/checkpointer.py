@@ -19,7 +19,6 @@ from orbit_ckpt._src.checkpointer.options import (
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.save import SaveRequest, handled_item, save_now
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
-from orbit_ckpt._src.formats.orbax.layout import check_complete
 from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     PassedArgs,
@@ -36,6 +35,7 @@ from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.metadata.files import describe_step
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import as_flag
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.text import warn_set
@@ -137,7 +137,7 @@ class Checkpointer:
         """
         path = resolve_path(directory)
         with reported_restore(path):
-            check_complete(path, needs_marker=self._options.atomicity.needs_marker)
+            directory_of(path).check_complete(needs_marker=self._options.atomicity.needs_marker)
             return restore_item(self._handler, path, self._make_args(1, args, kwargs))
 
     def metadata(self, directory: PathLike) -> StepMetadata:
@@ -148,7 +148,7 @@ class Checkpointer:
             IncompleteCheckpointError: The save did not finish.
         """
         path = resolve_path(directory)
-        check_complete(path, needs_marker=self._options.atomicity.needs_marker)
+        directory_of(path).check_complete(needs_marker=self._options.atomicity.needs_marker)
         describe = getattr(self._handler, "metadata", None)
         item = None
         if describe is not None:

@@ -45,6 +45,14 @@ from orbit_ckpt._src.type_handlers.lazy import LazyArray
 from orbit_ckpt._src.verify.report import Damage
 from orbit_ckpt._src.verify.verifier import verify_files
 
+_logger = logging.getLogger(__name__)
+_MAX_BYTES = 1 << 28
+ORBIT = "orbit"
+"""What `convert(to=...)` calls the format of this library."""
+
+Progress = Callable[[int, int], object]
+"""Called with the bytes that have gone through so far, and how many there are."""
+
 
 def copy_checkpoint(
     source: Path,
@@ -153,17 +161,6 @@ def _differs(file: Path, destination: Path) -> CorruptionError:
         "left there; check the storage and copy again.",
         file=str(file),
     )
-
-
-_logger = logging.getLogger(__name__)
-
-_MAX_BYTES = 1 << 28
-
-ORBIT = "orbit"
-"""What `convert(to=...)` calls the format of this library."""
-
-Progress = Callable[[int, int], object]
-"""Called with the bytes that have gone through so far, and how many there are."""
 
 
 def convert(  # noqa: PLR0913 - all optional, each about one thing

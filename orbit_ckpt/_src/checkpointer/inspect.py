@@ -14,6 +14,8 @@ from orbit_ckpt._src.storage.fingerprint import read_consistently
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
+_MAX_BYTES = 1 << 28
+
 
 def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
     """Return metadata of a saved pytree without reading arrays or using a device.
@@ -31,11 +33,6 @@ def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
         IncompleteCheckpointError: The save did not finish.
     """
     return describe_tree(resolve_path(path), GLOBAL_TYPE_HANDLER_REGISTRY, reader=reader)
-
-
-__all__ = ["CheckpointDiff", "diff"]
-
-_MAX_BYTES = 1 << 28
 
 
 def diff(

@@ -35,6 +35,8 @@ from orbit_ckpt._src.transform.patterns import explain_unmatched, join_name, nam
 from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
 from orbit_ckpt._src.tree.keypath import NamePath, name_path
 
+_NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
+
 
 class Leaf(Struct, frozen=True):
     """Metadata of a leaf.
@@ -133,9 +135,6 @@ def _describe(keys: NamePath, value: object) -> Leaf:
         storage.chunk_shape if storage else None,
         storage.compression if storage else None,
     )
-
-
-_NOT_ITEMS = frozenset({ARRAY_METADATAS, OCDBT_DATA})
 
 
 def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool) -> None:

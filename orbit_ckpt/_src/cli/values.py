@@ -33,6 +33,13 @@ from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import load_batch_of
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
+_THREADS = 4
+_COPIES = 4
+"""What is held of a block: as stored, as its dtype, as float64 and a mask."""
+
+_SHOWN = 200
+_WIDTH = 110
+
 
 def open_leaves(path: str, reader: Format | None = None) -> dict[NamePath, object]:
     """Return leaves by keys: arrays as `LazyArray`, which use no device until `get` is called."""
@@ -90,14 +97,6 @@ def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
             stream = RegionStream(reader, leaf.read)
             for part in split_by_rows(region, (1,) * len(region.shape), elements):
                 yield stream.next(part).view(leaf.logical)
-
-
-_THREADS = 4
-_COPIES = 4
-"""What is held of a block: as stored, as its dtype, as float64 and a mask."""
-
-_SHOWN = 200
-_WIDTH = 110
 
 
 def stats(

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
 
 
+ORBAX = "orbax"
+"""What `detect_format` calls Orbax's format, which is ours."""
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
 @runtime_checkable
 class Format(Protocol):
     """Another program's format that can be read.
@@ -157,9 +163,6 @@ class BuiltIn(Struct, frozen=True):
     has_runs: bool = False
 
 
-ORBAX = "orbax"
-"""What `detect_format` calls Orbax's format, which is ours."""
-
 BUILT_IN: Mapping[str, BuiltIn] = {
     "eformer": BuiltIn("eFormer", has_runs=True),
     "safetensors": BuiltIn("safetensors", in_stores=True),
@@ -267,6 +270,3 @@ def format_name(known: Format | None) -> str:
         return ORBAX
     folder, _, module = type(known).__module__.removeprefix(f"{_PACKAGE}.").partition(".")
     return folder if folder in BUILT_IN and module else known.name
-
-
-_PACKAGE = __name__.rpartition(".")[0]

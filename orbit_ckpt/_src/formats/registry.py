@@ -15,6 +15,8 @@ from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.storage.fingerprint import read_consistently
 from orbit_ckpt._src.text import warn_caller
 
+T = TypeVar("T")
+
 
 def open_checkpoint(
     path: Path,
@@ -90,12 +92,6 @@ def check_reader(reader: object) -> None:
             "orbit_ckpt.t5x.T5XFormat() or orbit_ckpt.t5x.TensorFlowFormat(); all others are "
             "recognized without it."
         )
-
-
-__all__ = ["check_reader", "open_checkpoint"]
-
-
-T = TypeVar("T")
 
 
 def read_tree(

@@ -24,6 +24,17 @@ ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
 """What Orbax finds its handlers by; written into checkpoints so that it can restore them."""
 
 
+_WHY = {
+    "memory_limit_options": "give memory_options",
+    "multiprocessing_options": (
+        "the checkpointer or manager decides which processes save; give it to that"
+    ),
+    "array_metadata_validator": "processes always compare what they save",
+    "enable_pinned_host_transfer": "arrays are copied from devices in another way",
+    "is_prioritized_key_fn": "what may change is copied before a save returns",
+}
+
+
 class CheckpointArgs:
     """Base of the argument classes of item handlers."""
 
@@ -388,17 +399,6 @@ def foreign_path(handler: object, directory: Path) -> Path:
 
 def _orbax_args() -> Any | None:  # a module
     return sys.modules.get("orbax.checkpoint.args")
-
-
-_WHY = {
-    "memory_limit_options": "give memory_options",
-    "multiprocessing_options": (
-        "the checkpointer or manager decides which processes save; give it to that"
-    ),
-    "array_metadata_validator": "processes always compare what they save",
-    "enable_pinned_host_transfer": "arrays are copied from devices in another way",
-    "is_prioritized_key_fn": "what may change is copied before a save returns",
-}
 
 
 def warn_of_unused(handler: object, **given: object) -> None:

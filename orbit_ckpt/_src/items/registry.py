@@ -44,6 +44,16 @@ _LATER = {
 """Modules of the handlers that are imported when something is theirs, by typestr."""
 
 
+_RANDOM_KEYS = {"jax_random_key": JAX_RANDOM_KEY, "np_random_key": NUMPY_RANDOM_KEY}
+_ORBAX = "orbax."
+_V1_CLASSES: Mapping[str, type[CheckpointHandler]] = {
+    "json_handler.JsonHandler": JsonHandler,
+    "json_handler.MetricsHandler": JsonHandler,
+    "pytree_handler.PyTreeHandler": PyTreeHandler,
+}
+"""Handlers that read what those of Orbax's v1 API wrote, by the ends of their typestrs."""
+
+
 class DefaultCheckpointHandlerRegistry:
     """Handlers by item name and argument class; Orbax's interface."""
 
@@ -177,16 +187,6 @@ PLUGINS = PluginRegistry("orbit_ckpt.items", _prepare_plugin)
 
 def _class_of(args: object) -> type:
     return args if isinstance(args, type) else type(args)
-
-
-_RANDOM_KEYS = {"jax_random_key": JAX_RANDOM_KEY, "np_random_key": NUMPY_RANDOM_KEY}
-_ORBAX = "orbax."
-_V1_CLASSES: Mapping[str, type[CheckpointHandler]] = {
-    "json_handler.JsonHandler": JsonHandler,
-    "json_handler.MetricsHandler": JsonHandler,
-    "pytree_handler.PyTreeHandler": PyTreeHandler,
-}
-"""Handlers that read what those of Orbax's v1 API wrote, by the ends of their typestrs."""
 
 
 def handler_class_in(directory: Path, typestr: str | None) -> type[CheckpointHandler]:

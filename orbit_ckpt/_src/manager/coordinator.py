@@ -31,6 +31,14 @@ from orbit_ckpt._src.runtime.process import (
     reset_in_child,
 )
 
+T = TypeVar("T")
+
+_MAX_TEXT = 10_000
+"""Characters of an error that is sent to the other processes."""
+
+_DISCARD_EVERY = 64
+"""How many rounds are discarded at once."""
+
 
 class PreemptionWatch:
     """Records a signal that announces the end of the process.
@@ -129,15 +137,6 @@ class PreemptionWatch:
             if previous is not None:  # else uninstalled before the signal was handled
                 signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-
-
-T = TypeVar("T")
-
-_MAX_TEXT = 10_000
-"""Characters of an error that is sent to the other processes."""
-
-_DISCARD_EVERY = 64
-"""How many rounds are discarded at once."""
 
 
 class ProcessStatus(Struct, frozen=True):

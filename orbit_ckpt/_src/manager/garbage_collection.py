@@ -29,6 +29,9 @@ from orbit_ckpt._src.storage.path import storage_errors
 _logger = logging.getLogger(__name__)
 
 
+_THREAD_NAME = "orbit_ckpt-delete"
+
+
 class StepDeleter:
     """Deletes directories of a run in two phases.
 
@@ -98,9 +101,6 @@ class StepDeleter:
 
     def _is_step(self, name: str) -> bool:
         return isinstance(self._names, StepParser) and self._names.parse(name) is not None
-
-
-_THREAD_NAME = "orbit_ckpt-delete"
 
 
 class StepCollector:

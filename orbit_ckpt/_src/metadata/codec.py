@@ -20,6 +20,13 @@ from orbit_ckpt._src.unique_keys import RepeatedKeyError, check_unique
 T = TypeVar("T")
 
 
+_logger = logging.getLogger(__name__)
+JSON_FILE = "metadata"
+"""Name of the file, unless a handler was given another one."""
+
+_V1_FILE = "data.json"
+
+
 def decode_json(data: bytes, kind: type[T], where: str | Path, *, repeats: bool = False) -> T:
     """Decode a JSON document.
 
@@ -137,14 +144,6 @@ class _Version(msgspec.Struct):
 def encode_json(document: object) -> bytes:
     """Encode one of this library's documents; for users' values see `user_json`."""
     return msgspec.json.encode(document)
-
-
-_logger = logging.getLogger(__name__)
-
-JSON_FILE = "metadata"
-"""Name of the file, unless a handler was given another one."""
-
-_V1_FILE = "data.json"
 
 
 def read_json_item(item: CheckedDirectory, filename: str | None = None) -> Any:  # any JSON value

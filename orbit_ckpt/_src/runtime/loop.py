@@ -25,6 +25,15 @@ PAUSE_VARIABLE = "ORBIT_CKPT_GC_PAUSE_MS"
 _DEFAULT_MS = 200
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_ERRORS_TOLD = 10
+_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Maximum threads for blocking work per loop."""
+
+
 class CollectorPause:
     """A short pause of the cycle collector, unless it was off before.
 
@@ -65,10 +74,6 @@ class CollectorPause:
 def _limit_s() -> float:
     given = os.environ.get(PAUSE_VARIABLE, "")
     return (int(given) if given.isdecimal() else _DEFAULT_MS) / 1000
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Workers(Executor):
@@ -168,13 +173,6 @@ class _Work:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
-
-
-Ts = TypeVarTuple("Ts")
-
-_ERRORS_TOLD = 10
-_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Maximum threads for blocking work per loop."""
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:

@@ -24,6 +24,12 @@ from typing_extensions import override
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.lazy_imports import loaded_jax
 
+_inheritables: weakref.WeakSet[Inheritable] = weakref.WeakSet()
+"""Process-wide, as forking is."""
+
+_acting: ContextVar[Process | None] = ContextVar("orbit_ckpt_process", default=None)
+"""Set during a save in which not all processes of JAX take part."""
+
 
 class Inheritable(Protocol):
     """An object whose state a child must not share with its parent."""
@@ -31,10 +37,6 @@ class Inheritable(Protocol):
     def after_fork_in_child(self) -> None:
         """Reset it. Other threads are gone, so waiting for a lock would deadlock."""
         ...
-
-
-_inheritables: weakref.WeakSet[Inheritable] = weakref.WeakSet()
-"""Process-wide, as forking is."""
 
 
 def reset_in_child(inheritable: Inheritable) -> None:
@@ -92,10 +94,6 @@ class Process(Struct, frozen=True):
     def is_alone(self) -> bool:
         """Whether it is the only process."""
         return self.count == 1
-
-
-_acting: ContextVar[Process | None] = ContextVar("orbit_ckpt_process", default=None)
-"""Set during a save in which not all processes of JAX take part."""
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ class StoreDirectory(Directory):
         if IN_PROGRESS in names or is_tree:
             raise IncompleteCheckpointError(
                 f"Found incomplete checkpoint at {path}: there is no {COMMIT_MARKER}, so the save "
-                "or copy that wrote it did not finish. Restore an earlier one; what is there can "
+                "or copy that wrote it did not finish. Restore an earlier one; its objects can "
                 f"be deleted. If you know it to be complete, put an empty {COMMIT_MARKER} there."
             )
         raise CheckpointNotFoundError(

@@ -37,6 +37,11 @@ A store identifies objects by their contents; the first of these contains a rand
 _ADVICE = "Check that the checkpoint is complete and readable."
 
 
+T = TypeVar("T")
+
+_MAX_ATTEMPTS = 5
+
+
 class OpenedDirectory(Struct, frozen=True):
     """The state of a checkpoint's directory when it was opened.
 
@@ -136,11 +141,6 @@ def _fingerprint_if_any(file: Path) -> Fingerprint | None:
         raise
     except OSError:
         return None
-
-
-T = TypeVar("T")
-
-_MAX_ATTEMPTS = 5
 
 
 def read_consistently(

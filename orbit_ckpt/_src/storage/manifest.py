@@ -32,6 +32,9 @@ OWN_CHECKSUM = 0x48674BC7
 """crc32c of any data that ends in its own crc32c; it distinguishes no two such files."""
 
 
+_TAIL_BYTES = 4
+
+
 class FileRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The expected state of a file.
 
@@ -183,9 +186,6 @@ def damaged_file(file: Path | str, what: str) -> CorruptionError:
         file=str(file),
         what=what,
     )
-
-
-_TAIL_BYTES = 4
 
 
 class ValueChecksums:

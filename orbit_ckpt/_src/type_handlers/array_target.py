@@ -37,6 +37,16 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.described import key_type_of, layouts_of
 
+_SHARDINGS = (
+    SingleDeviceSharding,
+    NamedShardingMetadata,
+    SingleDeviceShardingMetadata,
+)
+"""Types that need no conversion."""
+
+_WIDE_BYTES = 8
+"""Narrower dtypes need no 64-bit mode."""
+
 
 def key_data(keys: jax.Array) -> jax.Array:
     """Return the data of typed keys, which has one or more trailing dimensions."""
@@ -358,13 +368,6 @@ def requested_sharding(
 
 _AS_SAVED = ArrayRestoreArgs()
 
-_SHARDINGS = (
-    SingleDeviceSharding,
-    NamedShardingMetadata,
-    SingleDeviceShardingMetadata,
-)
-"""Types that need no conversion."""
-
 
 def check_width(path: KeyPath, dtype: object) -> None:
     """Check that JAX can hold a dtype unchanged.
@@ -381,7 +384,3 @@ def check_width(path: KeyPath, dtype: object) -> None:
             "restore as numpy (restore_type=np.ndarray) or as another dtype.",
             paths=[label],
         )
-
-
-_WIDE_BYTES = 8
-"""Narrower dtypes need no 64-bit mode."""

@@ -51,6 +51,14 @@ _GROUP_CHUNKS = 64
 """Smaller chunks are checked in groups, to save overhead per thread call."""
 
 
+_GZIP = "gzip"
+_SIZE_BYTES = 4
+"""A gzip file ends with its uncompressed size, modulo 2**32."""
+
+_MAX_BYTES = 1 << 28
+"""Default limit of bytes held of an array that is compared with its checksum."""
+
+
 async def verify_tree(
     checked: CheckedDirectory, registry: TypeHandlerRegistry, findings: Findings
 ) -> None:
@@ -283,14 +291,6 @@ def _held(reader: BatchReader, group: Sequence[tuple[ArrayRead, Shape]], block: 
         min(layout.chunk_nbytes, block) if reader.can_stream(layout) else layout.chunk_nbytes
         for layout in layouts
     )
-
-
-_GZIP = "gzip"
-_SIZE_BYTES = 4
-"""A gzip file ends with its uncompressed size, modulo 2**32."""
-
-_MAX_BYTES = 1 << 28
-"""Default limit of bytes held of an array that is compared with its checksum."""
 
 
 async def verify_foreign(path: Path, reader: Format, findings: Findings) -> None:

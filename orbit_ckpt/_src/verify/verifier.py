@@ -50,6 +50,11 @@ _MEASURE_BYTES = 1 << 22
 _UNRECORDED = frozenset({MANIFEST, COMMIT_MARKER, IN_PROGRESS, PINNED})
 
 
+_MAX_BYTES = 1 << 28
+Progress = Callable[[int, int], object]
+"""Called with the bytes checked so far, and the approximate total."""
+
+
 class Verifier:
     """Checks one checkpoint.
 
@@ -230,12 +235,6 @@ def _is_dropped(checked: CheckedDirectory, item: str) -> bool:
 def file_sizes(path: Path, foreign: Format | None) -> tuple[list[int], list[UnsafePathError]]:
     """Return the sizes of a checkpoint's files, and an error for each that leads outside."""
     return sizes_below(path, allow_linked_files=allows_linked_files(foreign))
-
-
-_MAX_BYTES = 1 << 28
-
-Progress = Callable[[int, int], object]
-"""Called with the bytes checked so far, and the approximate total."""
 
 
 def verify(

@@ -30,6 +30,14 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"})
 
 
+SUMS, DESCRIPTIONS = "checksum", "array_metadata"
+"""Fields of eFormer's metadata."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
+"""Dtypes whose elements do not have the same bytes in all programs."""
+
+
 class PickledValue(Struct, frozen=True):
     """A value that a checkpoint holds as a pickle, which loading does not run.
 
@@ -65,14 +73,6 @@ def decode_literal(data: bytes) -> object:
     except (ValueError, IndexError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ValueError(f"not a pickle: {error}") from error
     return values[0] if is_literal and len(values) == 1 else PickledValue(bytes(data))
-
-
-SUMS, DESCRIPTIONS = "checksum", "array_metadata"
-"""Fields of eFormer's metadata."""
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
-"""Dtypes whose elements do not have the same bytes in all programs."""
 
 
 def checksums_of_arrays(

@@ -37,6 +37,13 @@ NUMBERS = frozenset({int, float, bool, type(None)})
 """Types of values of which there may be millions."""
 
 
+_ELSEWHERE = "//GDAPlaceholder:"
+"""Begins what Flax writes in place of an array that is spread over processes."""
+
+_SCALAR, _STRING = "scalar", "string"
+_MANY_VALUES = 20_000
+
+
 class ArrayNode(Struct, frozen=True, gc=False):
     """An array: its shape and dtype, and its elements or their place."""
 
@@ -84,13 +91,6 @@ def with_values(node: object) -> object:
         array = np.frombuffer(read_value(node.value), node.dtype).reshape(node.shape)
         return array[()] if node.is_scalar else array.copy()
     return node
-
-
-_ELSEWHERE = "//GDAPlaceholder:"
-"""Begins what Flax writes in place of an array that is spread over processes."""
-
-_SCALAR, _STRING = "scalar", "string"
-_MANY_VALUES = 20_000
 
 
 class LinkedNode(Struct, frozen=True, gc=False):

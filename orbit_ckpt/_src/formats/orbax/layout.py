@@ -38,18 +38,8 @@ _TREE_FILES = (*_SURE_FILES, AGGREGATE)
 _ARRAY_FILES = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 
 
-def check_complete(path: Path, *, needs_marker: bool = False) -> None:
-    """Check that a directory is a committed checkpoint, or part of one.
-
-    Args:
-        path: The directory.
-        needs_marker: Whether it must have a commit marker.
-
-    Raises:
-        IncompleteCheckpointError: It is a save that did not finish.
-        CheckpointNotFoundError: It is not a directory.
-    """
-    directory_of(path).check_complete(needs_marker=needs_marker)
+TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
+"""How the recorded names of the handlers of trees end."""
 
 
 def check_item_complete(item: Path) -> None:
@@ -59,11 +49,7 @@ def check_item_complete(item: Path) -> None:
         IncompleteCheckpointError: The save that replaces it has not finished.
     """
     if (item / IN_PROGRESS).is_file():  # one request; a store may keep the file after the commit
-        check_complete(item)
-
-
-TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
-"""How the recorded names of the handlers of trees end."""
+        directory_of(item).check_complete()
 
 
 class TreeSearch(Struct, frozen=True, gc=False):
@@ -93,7 +79,7 @@ def find_tree(path: Path) -> TreeSearch:
         IncompleteCheckpointError: The checkpoint is a save that did not finish.
         CheckpointNotFoundError: It is not a directory.
     """
-    check_complete(path)
+    directory_of(path).check_complete()
     sign = _sign_of(path)
     if sign is not None:
         return TreeSearch(path, sign in _SURE_FILES)

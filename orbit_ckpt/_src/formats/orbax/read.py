@@ -45,6 +45,9 @@ _DOCUMENTS = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 _STORED_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
 
+_ARRAY_ITEM = ("checkpoint",)
+
+
 class LegacyTree(Struct, frozen=True):
     """A structure that is not from `_METADATA`.
 
@@ -139,9 +142,6 @@ def empty_typestr(value: object) -> str:
     """Return what documents call an empty container."""
     kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
     return kinds.pop() if kinds else "None"
-
-
-_ARRAY_ITEM = ("checkpoint",)
 
 
 def open_tree(

@@ -52,6 +52,10 @@ AS_SAVED = RestoreArgs()
 """Arguments of a leaf without any."""
 
 
+_SCALARS = (bool, int, float, complex)
+_HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)
+
+
 class StoredLeaves(DescribedLeaves):
     """The leaves of a stored tree and the handlers that read them."""
 
@@ -192,10 +196,6 @@ def _find_handler(
     if not registry.has(key):
         raise no_handler(record, key)
     return registry.get(key)
-
-
-_SCALARS = (bool, int, float, complex)
-_HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)
 
 
 def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:

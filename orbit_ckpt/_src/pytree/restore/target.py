@@ -52,6 +52,11 @@ Missing = Literal["error", "target", "keep", "skip"]
 Unexpected = Literal["error", "ignore"]
 
 
+_JAX_TYPES = (jax.Array, jax.ShapeDtypeStruct, LazyArray)
+_PYTHON_TYPES = (bool, int, float, complex, str, bytes)
+Args = dict[NamePath, RestoreArgs]
+
+
 class RestoreOptions(Struct, frozen=True):
     """The options of a tree's restore.
 
@@ -114,13 +119,6 @@ class RestoreOptions(Struct, frozen=True):
         """Whether the result has all leaves of the stored tree, under their names."""
         unset = (self.only, self.skip, self.fallback)
         return not self.transforms and all(option is None for option in unset)
-
-
-_JAX_TYPES = (jax.Array, jax.ShapeDtypeStruct, LazyArray)
-_PYTHON_TYPES = (bool, int, float, complex, str, bytes)
-
-
-Args = dict[NamePath, RestoreArgs]
 
 
 class ArrayLike(Protocol):
