@@ -12,13 +12,14 @@ from msgspec import Struct, structs
 
 from orbit_ckpt._src.checkpointer.inspect import diff as compare
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.listing import format_time, print_unfinished
 from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import (
     echo,
+    format_time,
     human_bytes,
     print_json,
     print_table,
+    print_unfinished,
     stored_bytes,
 )
 from orbit_ckpt._src.cli.readers import parse_reader

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from orbit_ckpt._src.cli.output import (
-    echo,
+    format_time,
     human_bytes,
     human_number,
     print_json,
     print_table,
+    print_unfinished,
 )
 from orbit_ckpt._src.cli.runs import (
     UNKNOWN_TIME,
@@ -94,12 +94,6 @@ def _list_run(
     print_unfinished(unfinished)
 
 
-def print_unfinished(names: Sequence[str]) -> None:
-    """Print the remains of unfinished saves."""
-    for name in names:
-        echo(f"unfinished: {name}", style="yellow")
-
-
 def step_fields(entry: ListedStep) -> dict[str, object]:
     """Return the description of a step as JSON fields."""
     info = entry.info
@@ -112,8 +106,3 @@ def step_fields(entry: ListedStep) -> dict[str, object]:
         "pinned": info.pinned,
         "temporary": info.temporary,
     }
-
-
-def format_time(time: datetime) -> str:
-    """Format a time in UTC."""
-    return time.astimezone(UTC).isoformat(" ", "seconds").removesuffix("+00:00")

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -168,3 +169,14 @@ def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def print_unfinished(names: Sequence[str]) -> None:
+    """Print the remains of unfinished saves."""
+    for name in names:
+        echo(f"unfinished: {name}", style="yellow")
+
+
+def format_time(time: datetime) -> str:
+    """Format a time in UTC."""
+    return time.astimezone(UTC).isoformat(" ", "seconds").removesuffix("+00:00")

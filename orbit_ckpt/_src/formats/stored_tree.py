@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
-from orbit_ckpt._src.metadata.schema import ArrayRecord, TreeDetails, TreeDocument
+from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, ArrayRecord, TreeDetails, TreeDocument
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
@@ -123,3 +123,9 @@ class StoredTree(Struct, frozen=True):
             strings=parts.strings,
             given_resolver=resolver,
         )
+
+
+def empty_typestr(value: object) -> str:
+    """Return what documents call an empty container."""
+    kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
+    return kinds.pop() if kinds else "None"

@@ -22,13 +22,8 @@ from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTre
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
-from orbit_ckpt._src.type_handlers.array_target import (
-    key_data,
-    key_impl,
-    unsupported_key,
-    wrap_keys,
-)
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
+from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key, wrap_keys
 
 
 class _KeyFiles:

@@ -29,12 +29,7 @@ from orbit_ckpt._src.type_handlers.array_io import (
     warn_of_metadata_key,
     whole_reads,
 )
-from orbit_ckpt._src.type_handlers.array_target import (
-    key_data,
-    key_impl,
-    plan_targets,
-    unsupported_key,
-)
+from orbit_ckpt._src.type_handlers.array_target import plan_targets
 from orbit_ckpt._src.type_handlers.base import (
     Future,
     ParamInfo,
@@ -45,6 +40,7 @@ from orbit_ckpt._src.type_handlers.base import (
 )
 from orbit_ckpt._src.type_handlers.capabilities import check_converted
 from orbit_ckpt._src.type_handlers.described import array_metadata
+from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
 
 _MAX_DIMENSIONS = 64
 

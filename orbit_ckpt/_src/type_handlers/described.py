@@ -77,7 +77,7 @@ def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
         FormatError: Their data has another dtype than keys have.
         UnsupportedLeafError: This JAX does not have their implementation.
     """
-    from orbit_ckpt._src.type_handlers.array_target import key_type  # noqa: PLC0415 - their dtype is JAX's
+    from orbit_ckpt._src.type_handlers.prng import key_type  # noqa: PLC0415 - their dtype is JAX's
 
     impl = load_batch_of(info).arrays[info.name].random_key_impl or ""
     if stored != np.uint32:

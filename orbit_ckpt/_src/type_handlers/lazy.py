@@ -24,11 +24,11 @@ from orbit_ckpt._src.type_handlers.array_target import (
     ArrayRestoreArgs,
     requested_sharding,
     wanted_shape,
-    wrap_keys,
 )
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of, logical_dtype
 from orbit_ckpt._src.type_handlers.capabilities import LazyReader
 from orbit_ckpt._src.type_handlers.described import key_type_of
+from orbit_ckpt._src.type_handlers.prng import wrap_keys
 
 
 class LazyLeaf(Struct, frozen=True, gc=False):

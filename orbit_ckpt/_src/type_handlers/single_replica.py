@@ -35,9 +35,9 @@ from orbit_ckpt._src.type_handlers.array_target import (
     ArrayTarget,
     plan_targets,
     requested_sharding,
-    wrap_keys,
 )
 from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, load_batch_of
+from orbit_ckpt._src.type_handlers.prng import wrap_keys
 
 _COPIES = 3
 """Data being sent is in memory three times: as the source, as the result, and for the sum."""

@@ -17,7 +17,7 @@ from orbit_ckpt._src.formats.base import (
     WholeReader,
     WritableFormat,
 )
-from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
+from orbit_ckpt._src.formats.flax_msgpack.scan import SUFFIX, begins_tree, scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import stored_tree, whole_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.storage.directories import directory_of
@@ -28,7 +28,6 @@ from orbit_ckpt._src.text import shorten_list
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
 
-SUFFIX = ".msgpack"
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
 _KEY_BYTES = 32
 _DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
@@ -118,20 +117,3 @@ def _step_of(match: re.Match[str]) -> float:
 def _time_of(file: Path) -> float | None:
     time_ns = directory_of(file).modified_ns()
     return None if time_ns is None else time_ns / 1e9
-
-
-def begins_tree(data: bytes) -> bool:
-    """Return whether first bytes are those of a dict whose first key is a str, or of an array.
-
-    Keys of other types are read too, in files with a name of Flax's: begun with one are also files
-    of other kinds.
-    """
-    sizes = {0xDE: 3, 0xDF: 5}
-    if not data:
-        return False
-    if 0x80 <= data[0] < 0x90 or data[0] in sizes:
-        key = data[sizes.get(data[0], 1) :][:1]
-        return data == b"\x80" or (bool(key) and (0xA0 <= key[0] < 0xC0 or key[0] in (0xD9, 0xDA)))
-    codes = {0xC7: 2, 0xC8: 3, 0xC9: 5, 0xD4: 1, 0xD5: 1, 0xD6: 1, 0xD7: 1, 0xD8: 1}
-    code = data[codes[data[0]] :][:1] if data[0] in codes else b""
-    return code in (b"\x01", b"\x03", b"\x04")

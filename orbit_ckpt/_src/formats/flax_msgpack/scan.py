@@ -26,6 +26,7 @@ from orbit_ckpt._src.storage.value_read import Pieces
 NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
 """Codes of extension types; the last is Orbax's."""
 
+SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
 
 _MAX_DEPTH = 200
@@ -378,3 +379,20 @@ def _ordered(value: object) -> list[object]:
     """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
     fields = cast(Mapping[str, object], value)
     return [fields[str(i)] for i in range(len(fields))]
+
+
+def begins_tree(data: bytes) -> bool:
+    """Return whether first bytes are those of a dict whose first key is a str, or of an array.
+
+    Keys of other types are read too, in files with a name of Flax's: begun with one are also files
+    of other kinds.
+    """
+    sizes = {0xDE: 3, 0xDF: 5}
+    if not data:
+        return False
+    if 0x80 <= data[0] < 0x90 or data[0] in sizes:
+        key = data[sizes.get(data[0], 1) :][:1]
+        return data == b"\x80" or (bool(key) and (0xA0 <= key[0] < 0xC0 or key[0] in (0xD9, 0xDA)))
+    codes = {0xC7: 2, 0xC8: 3, 0xC9: 5, 0xD4: 1, 0xD5: 1, 0xD6: 1, 0xD7: 1, 0xD8: 1}
+    code = data[codes[data[0]] :][:1] if data[0] in codes else b""
+    return code in (b"\x01", b"\x03", b"\x04")

@@ -13,8 +13,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError, VersionError
-from orbit_ckpt._src.formats.orbax.read import empty_typestr
-from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts, empty_typestr
 from orbit_ckpt._src.metadata.outline import encode_rich_types, outline_of
 from orbit_ckpt._src.metadata.schema import (
     BYTES,

@@ -12,8 +12,14 @@ import numpy as np
 from orbit_ckpt._src.arrays.dtypes import storable
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import NameCollisionError, StorageError
-from orbit_ckpt._src.formats.flax_msgpack.read import SUFFIX, begins_tree
-from orbit_ckpt._src.formats.flax_msgpack.scan import CHUNKED, COMPLEX, NDARRAY, SCALAR
+from orbit_ckpt._src.formats.flax_msgpack.scan import (
+    CHUNKED,
+    COMPLEX,
+    NDARRAY,
+    SCALAR,
+    SUFFIX,
+    begins_tree,
+)
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,

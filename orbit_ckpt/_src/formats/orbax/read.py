@@ -15,10 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
-from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts
+from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts, empty_typestr
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.schema import (
-    EMPTY_TYPES,
     JAX_ARRAY,
     STRING,
     UNKNOWN_TYPE,
@@ -136,12 +135,6 @@ def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:
         keys = (key.rpartition("/") for key in read_index(directory))
         return ((name, last) for name, _, last in keys if last in _DOCUMENTS)
     return directory_of(directory).find_below(_DOCUMENTS)
-
-
-def empty_typestr(value: object) -> str:
-    """Return what documents call an empty container."""
-    kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
-    return kinds.pop() if kinds else "None"
 
 
 def open_tree(

@@ -21,6 +21,10 @@ from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import file_size, read_extent
 from orbit_ckpt._src.unique_keys import check_unique
 
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
+
 MAX_HEADER_BYTES = 100_000_000
 """What the format allows; the library itself reads no longer ones."""
 

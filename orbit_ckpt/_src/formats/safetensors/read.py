@@ -17,7 +17,11 @@ from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.base import Format, LinkedFiles, WritableFormat
 from orbit_ckpt._src.formats.eformer.records import SUMS, checksums_of_texts
 from orbit_ckpt._src.formats.safetensors.header import (
+    INDEX,
+    INDEX_SUFFIX,
     MAX_HEADER_BYTES,
+    SINGLE,
+    SUFFIX,
     Header,
     Tensor,
     looks_like_header,
@@ -42,9 +46,6 @@ from orbit_ckpt._src.tree.keypath import DictKey
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
 
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
-SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
 _SNIFFED_BYTES = 16
 
 

@@ -13,12 +13,14 @@ from orbit_ckpt._src.errors import NameCollisionError, StorageError, Unsupported
 from orbit_ckpt._src.formats.eformer.records import without_checksums
 from orbit_ckpt._src.formats.safetensors.header import (
     DTYPES,
+    INDEX,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
     METADATA,
     PACKED_BITS,
+    SINGLE,
+    SUFFIX,
 )
-from orbit_ckpt._src.formats.safetensors.read import INDEX, SINGLE, SUFFIX
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,

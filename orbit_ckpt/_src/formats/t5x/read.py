@@ -24,7 +24,7 @@ from orbit_ckpt._src.formats.base import ForeignStep, Format, StepRecognizer, Wr
 from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
-from orbit_ckpt._src.formats.t5x.spec import SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt._src.formats.t5x.spec import VERSION, SpecArray, Uint16, is_spec, parse_spec
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
@@ -40,9 +40,6 @@ from orbit_ckpt._src.storage.store_path import map_paths, read_extent
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
-
-VERSION = 3
-"""The latest version of the format."""
 
 TF_STATE = b"model_checkpoint_path"
 """What the text file `checkpoint` of TensorFlow begins with."""

@@ -26,6 +26,9 @@ Uint16 = Literal["error", "as_bfloat16", "as_uint16"]
 """What arrays of uint16 are: unknown; those of bfloat16 of T5X before version 3; or what they say.
 """
 
+VERSION = 3
+"""The latest version of the format."""
+
 _KEYS = frozenset({"driver", "kvstore", "metadata"})
 _LOCAL = ("file", "gfile", "gcs")
 _MAX_DOCUMENT_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from orbit_ckpt._src.formats.flax_msgpack.scan import COMPLEX, NDARRAY, SCALAR
 from orbit_ckpt._src.formats.flax_msgpack.tree import unique_names
 from orbit_ckpt._src.formats.flax_msgpack.write import is_writable
 from orbit_ckpt._src.formats.t5x.chunks import MAX_OPEN, ChunkFiles, document_of
-from orbit_ckpt._src.formats.t5x.read import VERSION
+from orbit_ckpt._src.formats.t5x.spec import VERSION
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,

@@ -34,10 +34,10 @@ from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.tree.keypath import NamePath
-from orbit_ckpt._src.type_handlers.array_target import key_data
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, logical_dtype
 from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
 from orbit_ckpt._src.type_handlers.described import key_type_of
+from orbit_ckpt._src.type_handlers.prng import key_data
 
 _PART_BYTES = 1 << 25
 """Maximum bytes of an array that one thread reads or compares at once."""
