@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         checkpoint_utils,
         errors,
         formats,
+        handlers,
         policies,
         reports,
         step,
@@ -140,6 +141,7 @@ __all__ = [
     "diff",
     "errors",
     "formats",
+    "handlers",
     "load",
     "merge_trees",
     "metadata",
@@ -161,8 +163,8 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "": (
-            "args, checkpoint_managers, checkpoint_utils, errors, formats, metadata, policies, "
-            "reports, step, t5x, transform, transform_utils, type_handlers, utils"
+            "args, checkpoint_managers, checkpoint_utils, errors, formats, handlers, metadata, "
+            "policies, reports, step, t5x, transform, transform_utils, type_handlers, utils"
         ),
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LeafError,
         MissingPackageError,
         NameCollisionError,
+        PluginConflictError,
         ProcessCountError,
         ProcessFailedError,
         ProcessTimeoutError,
@@ -46,6 +47,7 @@ __all__ = [
     "LeafError",
     "MissingPackageError",
     "NameCollisionError",
+    "PluginConflictError",
     "ProcessCountError",
     "ProcessFailedError",
     "ProcessTimeoutError",
@@ -66,9 +68,9 @@ __getattr__, __dir__ = lazy_names(
             "BackgroundSaveError, CheckpointError, CheckpointExistsError, "
             "CheckpointNotFoundError, CorruptionError, FormatError, IncompleteCheckpointError, "
             "ItemError, ItemNotFoundError, LeafError, MissingPackageError, NameCollisionError, "
-            "ProcessCountError, ProcessFailedError, ProcessTimeoutError, StepAlreadyExistsError, "
-            "StepNotFoundError, StorageError, TransformError, TreeMismatchError, "
-            "UnsafePathError, UnsupportedLeafError, VersionError"
+            "PluginConflictError, ProcessCountError, ProcessFailedError, ProcessTimeoutError, "
+            "StepAlreadyExistsError, StepNotFoundError, StorageError, TransformError, "
+            "TreeMismatchError, UnsafePathError, UnsupportedLeafError, VersionError"
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""Type handlers and their registry, under Orbax's names."""
+"""Type handlers and their registry, under Orbax's names; optional capabilities of handlers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from orbit_ckpt._src.arrays.transfer import ArraySnapshot
+    from orbit_ckpt._src.storage.chunk_read import ArrayRead
     from orbit_ckpt._src.type_handlers.array import ArrayHandler
     from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
     from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs, TypeHandler
+    from orbit_ckpt._src.type_handlers.capabilities import (
+        ArrayStorage,
+        LazyReader,
+        ReadPlanner,
+        SnapshotHandler,
+        TextStorage,
+        ValueChecker,
+    )
     from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
     from orbit_ckpt._src.type_handlers.registry import (
         GLOBAL_TYPE_HANDLER_REGISTRY,
@@ -30,17 +40,25 @@ if TYPE_CHECKING:
 __all__ = [
     "GLOBAL_TYPE_HANDLER_REGISTRY",
     "ArrayHandler",
+    "ArrayRead",
     "ArrayRestoreArgs",
+    "ArraySnapshot",
+    "ArrayStorage",
+    "LazyReader",
     "NumpyHandler",
     "ParamInfo",
+    "ReadPlanner",
     "RestoreArgs",
     "SaveArgs",
     "ScalarHandler",
     "SingleReplicaArrayHandler",
     "SingleReplicaArrayRestoreArgs",
+    "SnapshotHandler",
     "StringHandler",
+    "TextStorage",
     "TypeHandler",
     "TypeHandlerRegistry",
+    "ValueChecker",
     "create_type_handler_registry",
     "get_type_handler",
     "has_type_handler",
@@ -51,9 +69,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
+        "arrays.transfer": "ArraySnapshot",
+        "storage.chunk_read": "ArrayRead",
         "type_handlers.array": "ArrayHandler",
         "type_handlers.array_target": "ArrayRestoreArgs",
         "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
+        "type_handlers.capabilities": (
+            "ArrayStorage, LazyReader, ReadPlanner, SnapshotHandler, TextStorage, ValueChecker"
+        ),
         "type_handlers.numpy": "NumpyHandler",
         "type_handlers.registry": (
             "create_type_handler_registry, get_type_handler, GLOBAL_TYPE_HANDLER_REGISTRY, "

@@ -209,6 +209,10 @@ class MissingPackageError(CheckpointError, ImportError):
     """A feature needs a package that is not installed."""
 
 
+class PluginConflictError(CheckpointError, RuntimeError):
+    """Several installed plug-ins claim the same type or name."""
+
+
 class TransformError(CheckpointError, ValueError):
     """Rules do not fit a checkpoint, a target, or one another."""
 

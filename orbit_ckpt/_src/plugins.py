@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from orbit_ckpt._src.errors import PluginConflictError
+
 T = TypeVar("T")
+
+PREFERENCE = "ORBIT_CKPT_PREFER_PLUGINS"
+"""Environment variable: packages, separated by commas, whose plug-ins win over those of others."""
 
 _logger = logging.getLogger(__name__)
 
@@ -32,6 +39,16 @@ class Plugin(NamedTuple, Generic[T]):
         package = f", package {entry.dist.name}" if entry.dist is not None else ""
         return f"Plug-in {entry.name!r} of group {entry.group}{package}"
 
+    def get(self) -> T:
+        """Return the object it provides.
+
+        Raises:
+            Exception: The plug-in is unusable; this is its error.
+        """
+        if self.error is not None:
+            raise self.error
+        return cast(T, self.loaded)
+
     def warn(self, error: Exception) -> None:
         """Log that it has failed and is skipped."""
         _logger.warning("%s cannot be used: %s: %s", self.title, type(error).__name__, error)
@@ -51,6 +68,10 @@ class PluginRegistry(Generic[T]):
         self.group = group
         self._prepare = prepare
 
+    def names(self) -> list[str]:
+        """Return the names of the entry points, sorted; imports none."""
+        return sorted({entry.name for entry in importlib.metadata.entry_points(group=self.group)})
+
     def all(self, name: str | None = None) -> Iterator[Plugin[T]]:
         """Yield the plug-ins, imported and checked; unusable ones carry their error.
 
@@ -65,14 +86,54 @@ class PluginRegistry(Generic[T]):
                 found = Plugin[T](entry, None, error)
             yield found
 
-    def usable(self, name: str | None = None) -> Iterator[tuple[Plugin[T], T]]:
-        """Yield the usable plug-ins and what they provide.
+    def usable(self, name: str | None = None) -> Iterator[Plugin[T]]:
+        """Yield the usable plug-ins.
 
         The others are logged as warnings that name the plug-in and its package: one broken package
         must not disable the others.
         """
         for plugin in self.all(name):
             if plugin.error is None:
-                yield plugin, cast(T, plugin.loaded)
+                yield plugin
             else:
                 plugin.warn(plugin.error)
+
+    def named(self, name: str) -> T | None:
+        """Return what the entry point of a name provides, None without a usable one.
+
+        Raises:
+            PluginConflictError: Several packages have one, and none is preferred.
+        """
+        found = list(self.usable(name))
+        return choose(found, f"the name {name!r}").get() if found else None
+
+
+def choose(plugins: Sequence[Plugin[T]], claim: str) -> Plugin[T]:
+    """Return the plug-in that gets what it claims; one is preferred if several claim it.
+
+    Args:
+        plugins: One or more usable plug-ins.
+        claim: What they claim, for the message.
+
+    Raises:
+        PluginConflictError: There are several, and none is preferred.
+    """
+    if len(plugins) == 1:
+        return plugins[0]
+    for package in _preferred():
+        for plugin in plugins:
+            if plugin.entry.dist is not None and _normalized(plugin.entry.dist.name) == package:
+                return plugin
+    titles = "; ".join(sorted(plugin.title for plugin in plugins))
+    raise PluginConflictError(
+        f"{len(plugins)} plug-ins claim {claim}: {titles}. "
+        f"Uninstall all but one, or set {PREFERENCE} to the package whose plug-in is to be used."
+    )
+
+
+def _preferred() -> list[str]:
+    return [_normalized(name) for name in os.environ.get(PREFERENCE, "").split(",") if name.strip()]
+
+
+def _normalized(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package.strip()).lower()

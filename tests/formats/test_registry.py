@@ -7,24 +7,26 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flax import serialization
 
 import orbit_ckpt as ocp
-from orbit_ckpt import args
+from orbit_ckpt import args, formats
 from orbit_ckpt._src.formats.base import BUILT_IN, built_in_formats
-from orbit_ckpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from orbit_ckpt.errors import (
+    CheckpointNotFoundError,
+    FormatError,
+    IncompleteCheckpointError,
+    PluginConflictError,
+)
 from tests.formats.zarr_samples import SAMPLES
 
 NPY = """
 import numpy as np
-from jax.tree_util import DictKey
-from orbit_ckpt.formats import StoredTree, TreeParts
-from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDocument
-from orbit_ckpt._src.storage.foreign import ForeignStore, RawArray
-from orbit_ckpt._src.storage.ocdbt_encode import Extent
+from orbit_ckpt.formats import Extent, RawArray, stored_tree
 
 class NpyFormat:
     name = "npy"
@@ -37,10 +39,7 @@ class NpyFormat:
         array = np.load(path, mmap_mode="r")
         extent = Extent(str(path), array.offset, array.nbytes)
         raw = RawArray(array.shape, array.dtype, extent)
-        record = LeafRecord.at((DictKey("array"),), "np.ndarray")
-        return StoredTree(
-            path, TreeDocument([record]), lambda: TreeParts(ForeignStore({"array": raw}, [path]))
-        )
+        return stored_tree(path, {"array": raw}, files=[path])
 """
 
 
@@ -222,3 +221,124 @@ def test_what_has_no_format_is_refused_as_load_refuses_it(tmp_path: Path) -> Non
 def test_built_in_formats_are_listed_under_their_own_names() -> None:
     found = [(known.name, known.extra) for known in built_in_formats()]
     assert found == [(known.title, None) for known in BUILT_IN.values()]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the formats that a test registers."""
+    monkeypatch.setattr("orbit_ckpt._src.formats.base._registered", {})
+
+
+class Squares(formats.Format):
+    """A format whose arrays are computed; a file holds their shape."""
+
+    name = "squares"
+    extra = None
+
+    def __init__(self) -> None:
+        self.boxes: list[tuple[slice, ...]] = []
+
+    def sniff(self, path: Path) -> str | None:
+        return None if path.suffix in {".squares", ".npy"} else "another suffix"
+
+    def open(self, path: Path) -> formats.StoredTree:
+        shape = tuple(map(int, path.read_text().split()))
+
+        def decode(box: tuple[slice, ...]) -> np.ndarray:
+            self.boxes.append(box)
+            return (np.arange(np.prod(shape)).reshape(shape) ** 2)[box]
+
+        array = formats.DecodedArray(shape, np.dtype(np.int32), (2,) * len(shape), decode)
+        return formats.stored_tree(path, {("a", "b"): array}, files=[path], metadata={"k": 1})
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("shape", [(5, 3), (4,), (), (0, 3)])
+def test_arrays_that_a_format_decodes_are_read_like_others(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    formats.register_format(Squares())
+    path = tmp_path / "x.squares"
+    path.write_text(" ".join(map(str, shape)))
+    expected = (np.arange(np.prod(shape)).reshape(shape) ** 2).astype(np.int32)
+    found = ocp.load(path)["a"]["b"]
+    assert found.dtype == np.int32
+    assert np.array_equal(found, expected)
+    described: Any = ocp.metadata(path)
+    assert described.tree["a"]["b"].shape == shape
+    assert described.custom_metadata == {"k": 1}
+    ocp.convert(path, tmp_path / "converted")
+    assert np.array_equal(ocp.load(tmp_path / "converted")["a"]["b"], expected)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_part_of_an_array_decodes_only_the_chunks_that_it_touches(tmp_path: Path) -> None:
+    known = Squares()
+    formats.register_format(known)
+    (tmp_path / "x.squares").write_text("6 4")
+    lazy = ocp.load(tmp_path / "x.squares", lazy=True)["a"]["b"]
+    ocp.plan(tmp_path / "x.squares")
+    assert known.boxes == []
+    assert lazy[0, 1] == 1
+    assert known.boxes == [(slice(0, 2), slice(0, 2))]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (lambda _: 1 / 0, r"failed for the box .*ZeroDivisionError"),
+        (lambda _: np.zeros(7), r"values of shape \(7,\) for the box .*, expected \(2,\)"),
+    ],
+)
+def test_a_decoder_that_fails_is_an_error_that_says_so(
+    decode: Callable[[object], np.ndarray], message: str, tmp_path: Path
+) -> None:
+    class Broken(Squares):
+        def open(self, path: Path) -> formats.StoredTree:
+            array = formats.DecodedArray((2,), np.dtype(np.int32), (2,), decode)
+            return formats.stored_tree(path, {"a": array})
+
+    formats.register_format(Broken())
+    (tmp_path / "x.squares").touch()
+    with pytest.raises(FormatError, match=message):
+        ocp.load(tmp_path / "x.squares")
+
+
+@pytest.mark.parametrize("names", [["a", ("a", "b")], ["a.b", ("a", "b")]])
+def test_names_that_make_no_tree_are_refused(
+    names: list[str | tuple[str, ...]], tmp_path: Path
+) -> None:
+    array = formats.RawArray((1,), np.dtype(np.int8), b"x")
+    with pytest.raises(FormatError, match="do not make a tree"):
+        formats.stored_tree(tmp_path, dict.fromkeys(names, array))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_format_wins_over_a_plugin(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    install("npy_format", NPY)
+    (tmp_path / "x.npy").write_text("2")
+    formats.register_format(Squares())
+    assert ocp.load(tmp_path / "x.npy")["a"]["b"].tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"'squares' is registered already.*override=True"):
+        formats.register_format(Squares())
+    formats.register_format(Squares(), override=True)
+    with pytest.raises(TypeError, match=r"must be a format, found .*class"):
+        formats.register_format(Squares)  # pyright: ignore[reportArgumentType] - the mistake
+
+
+def test_of_two_plugins_for_a_file_the_preferred_one_reads_it(
+    install: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("npy_one", NPY + WRITER)
+    install("npy_two", (NPY + WRITER).replace('"array"', '"other"'))
+    np.save(tmp_path / "x.npy", np.arange(3))
+    with pytest.raises(PluginConflictError, match=r"'npy_one'.*'npy_two'.*ORBIT_CKPT_PREFER"):
+        ocp.load(tmp_path / "x.npy")
+    ocp.save(tmp_path / "saved", {"w": np.arange(3)})
+    with pytest.raises(PluginConflictError, match=r"claim the format to write 'npy'"):
+        ocp.convert(tmp_path / "saved", tmp_path / "w.npy", to="npy")
+    monkeypatch.setenv("ORBIT_CKPT_PREFER_PLUGINS", "some-package, NPY-Two")
+    assert list(ocp.load(tmp_path / "x.npy")) == ["other"]

@@ -16,6 +16,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.type_handlers import builtin
 from orbit_ckpt._src.type_handlers import registry as registry_module
+from orbit_ckpt.errors import PluginConflictError
 from orbit_ckpt.type_handlers import (
     GLOBAL_TYPE_HANDLER_REGISTRY,
     TypeHandlerRegistry,
@@ -241,6 +242,27 @@ def test_plugin_is_not_imported_as_long_as_built_in_types_are_used(
     install("plugin_of_brushes", PLUGIN)
     assert TypeHandlerRegistry().has(float)
     assert "plugin_of_brushes" not in sys.modules
+
+
+def test_of_two_plugins_for_a_type_the_preferred_one_handles_it(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("plugin_of_brushes", PLUGIN)
+    install(
+        "second_plugin",
+        PLUGIN.replace("class Brush:", "from plugin_of_brushes import Brush\n\nclass Unused:"),
+    )
+    registry = TypeHandlerRegistry()
+    assert registry.has(float)
+    with pytest.raises(PluginConflictError, match=r"claim the typestr 'brush': .*second_plugin"):
+        registry.get("brush")
+    brush = sys.modules["plugin_of_brushes"].Brush
+    with pytest.raises(PluginConflictError, match=r"claim the type plugin_of_brushes\.Brush: "):
+        registry.get(brush)
+    monkeypatch.setenv("ORBIT_CKPT_PREFER_PLUGINS", "second-plugin")
+    assert type(registry.get(brush)).__module__ == "second_plugin"
+    registry.add(brush, Handler("mine"))
+    assert registry.get(brush).typestr() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from msgspec import Struct
 
 from orbit_ckpt._src.errors import StorageError
-from orbit_ckpt._src.plugins import PluginRegistry
+from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose
+from orbit_ckpt._src.runtime.checks import as_flag, show
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.other_files import recognize
 
@@ -192,27 +193,65 @@ def built_in_formats(*, in_stores: bool = False, has_runs: bool = False) -> Iter
             yield built_in_format(name)
 
 
+_registered: dict[str, Format] = {}
+
+
+def register_format(known: Format, *, override: bool = False) -> None:
+    """Register a format in this program; it is recognized before all others, plug-ins included.
+
+    Args:
+        known: The format. With the methods of `WritableFormat` it is one to convert to.
+        override: Whether to replace a registered format of the same name.
+
+    Raises:
+        TypeError: It is no format, such as the class of one.
+        ValueError: One of its name is registered and `override` is not set.
+    """
+    if isinstance(known, type) or not isinstance(known, Format):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
+        raise TypeError(
+            f"known must be a format, found {show(known)}. Give an object with name, extra, sniff "
+            "and open, see orbit_ckpt.formats.Format."
+        )
+    if known.name in _registered and not as_flag("override", override):
+        raise ValueError(
+            f"A format named {known.name!r} is registered already: {_registered[known.name]!r}. "
+            "Pass override=True to replace it."
+        )
+    _registered[known.name] = known
+
+
 def writable_formats() -> Mapping[str, WritableFormat]:
-    """Return the formats that `convert` can write by name, those of plug-ins included."""
-    plugins = (plugin for _, plugin in PLUGINS.usable())
-    found = (known for known in (*plugins, *built_in_formats()))
+    """Return the formats that `convert` can write by name, those of plug-ins included.
+
+    Raises:
+        PluginConflictError: Several plug-ins have one of the same name, and none is preferred.
+    """
+    claims: dict[str, list[Plugin[Format]]] = {}
+    for plugin in PLUGINS.usable():
+        if isinstance(plugin.loaded, WritableFormat):
+            claims.setdefault(plugin.loaded.writes_as, []).append(plugin)
+    plugins = [
+        choose(found, f"the format to write {name!r}").get() for name, found in claims.items()
+    ]
+    found = [*plugins, *built_in_formats(), *_registered.values()]
     return {known.writes_as: known for known in found if isinstance(known, WritableFormat)}
 
 
 def find_format(path: Path) -> tuple[Format | None, str]:
     """Return the other program's format of a path; if None, text that explains why not.
 
-    For files known to be something else only plug-ins explain what is missing. A plug-in that fails
-    is skipped with a warning.
+    For files known to be something else only registered formats and plug-ins explain what is
+    missing. A plug-in that fails is skipped with a warning.
 
     Raises:
+        PluginConflictError: Several plug-ins recognize the path, and none is preferred.
         StorageError: The path cannot be read.
     """
     if not (path.is_file() or path.is_dir()):  # reading a pipe would block forever
         return None, ""
     lacks: list[str] = []
     is_local = directory_of(path).has_local_files
-    for known in built_in_formats(in_stores=not is_local):
+    for known in (*_registered.values(), *built_in_formats(in_stores=not is_local)):
         try:
             problem = known.sniff(path)
         except OSError as error:
@@ -224,23 +263,34 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         lacks.append(_lack(known, problem))
     if recognize(path) is not None:  # the formats' explanations would only obscure it
         lacks = []
-    for found, plugin in PLUGINS.usable() if is_local else ():
-        try:
-            problem = plugin.sniff(path)
-        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
-            found.warn(error)
-            lacks.append(
-                f"\n  {plugin.name}: {found.title} failed: {type(error).__name__}: {error}"
-            )
-            continue
-        if problem is None:
-            return plugin, ""
-        lacks.append(_lack(plugin, problem))
+    found = _plugins_for(path, lacks) if is_local else []
+    if found:
+        return choose(found, str(path)).get(), ""
     if lacks and not is_local:
         lacks.append(
             "\n  Others are read from a local file system only; copy the checkpoint there."
         )
     return None, "\nOther formats:" + "".join(lacks) if lacks else ""
+
+
+def _plugins_for(path: Path, lacks: list[str]) -> list[Plugin[Format]]:
+    """Return the plug-ins that recognize a path; add what the others lack."""
+    accepting: list[Plugin[Format]] = []
+    for plugin in PLUGINS.usable():
+        known = plugin.get()
+        try:
+            problem = known.sniff(path)
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
+            plugin.warn(error)
+            lacks.append(
+                f"\n  {known.name}: {plugin.title} failed: {type(error).__name__}: {error}"
+            )
+            continue
+        if problem is None:
+            accepting.append(plugin)
+        else:
+            lacks.append(_lack(known, problem))
+    return accepting
 
 
 def _lack(known: Format, problem: str) -> str:

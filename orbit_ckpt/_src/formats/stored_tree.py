@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
-from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, ArrayRecord, TreeDetails, TreeDocument
+from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.metadata.schema import (
+    EMPTY_TYPES,
+    UNKNOWN_TYPE,
+    ArrayRecord,
+    LeafRecord,
+    TreeDetails,
+    TreeDocument,
+)
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
+from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import TREE_METADATA
+from orbit_ckpt._src.tree.keypath import DictKey, format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch
 
 if TYPE_CHECKING:
@@ -50,8 +60,8 @@ class StoredTree(Struct, frozen=True):
             CorruptionError and FormatError.
         details: What the document loses of them.
         inline: Values that are not read through the store, by storage name.
-        identity: The file that tells this tree from one that is put in its place; None for one of
-            those that every save of our own format writes.
+        fingerprint_file: The file that tells this tree from one that is put in its place; None for
+            one of those that every save of our own format writes.
         has_checksums: Whether its store compares all arrays with checksums of its own.
         is_inferred: Whether nothing records its structure, so that empty containers, the kinds of
             containers and the types of leaves are not known.
@@ -90,7 +100,7 @@ class StoredTree(Struct, frozen=True):
         """Ensure that a `with` block reads this tree, where no checksum proves it.
 
         Raises:
-            CheckpointNotFoundError: The file of `identity` was deleted, moved or replaced.
+            CheckpointNotFoundError: `fingerprint_file` was deleted, moved or replaced.
         """
         if self.fingerprint_file is None:
             yield
@@ -129,3 +139,37 @@ def empty_typestr(value: object) -> str:
     """Return what documents call an empty container."""
     kinds = {name for name, empty in EMPTY_TYPES.items() if type(empty) is type(value)}
     return kinds.pop() if kinds else "None"
+
+
+def stored_tree(
+    path: Path,
+    arrays: Mapping[str | tuple[str, ...], ForeignArray],
+    *,
+    files: Sequence[Path] = (),
+    metadata: object = None,
+) -> StoredTree:
+    """Return a tree of arrays of another program, for `Format.open`.
+
+    Args:
+        path: What was opened.
+        arrays: The arrays by name. A tuple of names gives nested dicts; a string is one key.
+        files: Files that determine where the arrays are; if one changes later, reading is an error.
+        metadata: Metadata of the tree, any JSON value; `metadata(path).custom_metadata`.
+
+    Raises:
+        FormatError: Two names have the same storage name, or one is a leaf and a container.
+    """
+    at = {names if isinstance(names, tuple) else (names,): array for names, array in arrays.items()}
+    records = [LeafRecord.at(tuple(map(DictKey, names)), UNKNOWN_TYPE) for names in sorted(at)]
+    by_name = {record.name: at[record.names] for record in records}
+    containers = {record.names[:end] for record in records for end in range(len(record.names))}
+    broken = [record.names for record in records if record.names in containers]
+    if len(by_name) != len(records) or broken:
+        where = ", ".join(map(format_path, broken)) or "names joined by dots"
+        raise FormatError(f"{path}: names of arrays do not make a tree: {where}.")
+    return StoredTree(
+        path,
+        TreeDocument(records, custom_metadata=metadata),
+        lambda: TreeParts(ForeignStore(by_name, list(files))),
+        fingerprint_file=next(iter(files), None),
+    )

@@ -107,7 +107,7 @@ def kind_of(leaf: object) -> str:
     return str(cast(HostArray, leaf).dtype) if is_array else type(leaf).__name__
 
 
-def refusal(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
+def unsupported_leaves(what: str, refused: Mapping[NamePath, str]) -> UnsupportedLeafError:
     """Return the error that lists leaves which cannot be written, and how to skip them.
 
     Args:

@@ -151,6 +151,7 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     """Return the handler class with a recorded name: built-in, imported, or from a plug-in.
 
     Raises:
+        PluginConflictError: Several plug-ins provide it.
         ValueError: No such class exists, or the plug-in cannot be used.
     """
     if typestr in _LATER:
@@ -158,8 +159,9 @@ def find_handler_class(typestr: str) -> type[CheckpointHandler]:
     known = ARGUMENTS.handler_named(typestr)
     if known is not None:
         return known
-    for _, kind in PLUGINS.usable(typestr):
-        return kind
+    provided = PLUGINS.named(typestr)
+    if provided is not None:
+        return provided
     module, _, name = typestr.rpartition(".")
     imported = getattr(sys.modules.get(module), name, None)
     if isinstance(imported, type) and registered_args(imported) is not None:

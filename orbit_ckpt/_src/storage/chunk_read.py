@@ -114,8 +114,8 @@ class ChunkReader:
             common = region.intersect(chunk)
             if common is not None and self.reads_parts(layout):
                 into = result[(*common.within(region).slices, ...)]
-                if self._read_part(read, index, common.within(chunk), into, reading):
-                    continue
+                self._read_part(read, index, common.within(chunk), into, reading)
+                continue
             for block, values in self.blocks(read, index, reading, _BLOCK_BYTES):
                 common = region.intersect(block)
                 if common is not None:
@@ -147,8 +147,8 @@ class ChunkReader:
 
     def _read_part(
         self, read: ArrayRead, index: Shape, part: Region, into: HostArray, reading: ValueReader
-    ) -> bool:
-        """Read only the bytes of a part of a plain chunk; return whether that is possible.
+    ) -> None:
+        """Read only the bytes of a part of a plain chunk.
 
         Args:
             read: The array.
@@ -159,11 +159,13 @@ class ChunkReader:
         """
         layout = read.layout
         key, value = self.chunk(read, index)
-        if not isinstance(value, Extent):
-            return False
         problem = None
-        if value.length != layout.chunk_nbytes:
+        if stored_size(value) != layout.chunk_nbytes:
             problem = f"it does not have {layout.chunk_nbytes} bytes"
+        elif isinstance(value, bytes):
+            chunk = np.frombuffer(value, layout.dtype).reshape(layout.chunk_shape)
+            reading.nbytes += len(value)
+            into[...] = chunk[(*part.slices, ...)]
         else:
             try:
                 if not read_box(value, layout, part, into, reading):
@@ -172,7 +174,6 @@ class ChunkReader:
                 problem = "the file is missing"
         if problem is not None:
             raise damaged_chunk(read, key, value, problem)
-        return True
 
     def blocks(
         self, read: ArrayRead, index: Shape, reading: ValueReader, max_bytes: int

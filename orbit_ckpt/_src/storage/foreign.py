@@ -5,14 +5,17 @@ Their metadata documents are synthesized; their chunks are the other program's b
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CheckpointError, CorruptionError, FormatError
 from orbit_ckpt._src.storage.fingerprint import fingerprint_of
@@ -22,6 +25,8 @@ from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Extent, Value, join_k
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.store_path import StorePath, map_paths
 from orbit_ckpt._src.storage.zarr import MAX_DIMENSIONS, plain_array
+
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 class ForeignArray(Protocol):
@@ -37,6 +42,11 @@ class ForeignArray(Protocol):
             CorruptionError: A file that should hold it is missing or has changed.
         """
         ...
+
+    def length(self, key: str) -> int | None:
+        """Return the size of a value in bytes, None if the key does not exist."""
+        value = self.find(key)
+        return value.length if isinstance(value, Extent) else None if value is None else len(value)
 
     def spec(self) -> Json:
         """Return TensorStore's spec of the key-value store with all of these keys.
@@ -77,6 +87,99 @@ class RawArray(ForeignArray):
     @override
     def keys(self) -> Sequence[str]:
         return [ZARR2_DOCUMENT, *self._chunks]
+
+
+class DecodedArray(ForeignArray):
+    """An array that is decoded from a file chunk by chunk, as quantized weights are.
+
+    A part of the array costs the decoding of the chunks that it touches.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        chunk_shape: Shape of a chunk, each dimension at least 1.
+        decode: Returns the values of a box, given as slices; called from several threads, for one
+            chunk at a time.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: DType,
+        chunk_shape: Shape,
+        decode: Callable[[tuple[slice, ...]], HostArray],
+    ) -> None:
+        self._shape = shape
+        self._layout, self._document = plain_array(shape, chunk_shape, dtype)
+        self._decode = decode
+
+    @override
+    def find(self, key: str) -> Value | None:
+        if key == ZARR2_DOCUMENT:
+            return self._document
+        index = self._index_of(key)
+        if index is None:
+            return None
+        layout = self._layout
+        starts = [i * n for i, n in zip(index, layout.chunk_shape, strict=True)]
+        ends = [
+            min(s + n, m) for s, n, m in zip(starts, layout.chunk_shape, self._shape, strict=True)
+        ]
+        box = tuple(map(slice, starts, ends))
+        expected = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        values = self._decoded(box, expected)
+        if expected == layout.chunk_shape:
+            return values.tobytes()
+        padded = np.zeros(layout.chunk_shape, values.dtype)
+        padded[tuple(map(slice, expected))] = values
+        return padded.tobytes()
+
+    def _decoded(self, box: tuple[slice, ...], shape: Shape) -> HostArray:
+        try:
+            values = np.asarray(self._decode(box), self._layout.dtype.newbyteorder("<"))
+        except (CheckpointError, OSError):
+            raise
+        except Exception as error:  # of a plug-in, which may raise anything
+            raise FormatError(
+                f"The decoder {self._decode!r} failed for the box {box}: {type(error).__name__}: "
+                f"{error}. Tell the authors of the format."
+            ) from error
+        if values.shape != shape:
+            raise FormatError(
+                f"The decoder {self._decode!r} returned values of shape {values.shape} for the box "
+                f"{box}, expected {shape}. Tell the authors of the format."
+            )
+        return values
+
+    @override
+    def length(self, key: str) -> int | None:
+        if key == ZARR2_DOCUMENT:
+            return len(self._document)
+        return None if self._index_of(key) is None else self._layout.chunk_nbytes
+
+    @override
+    def spec(self) -> Json:
+        # nothing but the decoder is needed to read it
+        raise FormatError("The chunks of this array are in no store that TensorStore knows.")
+
+    @override
+    def keys(self) -> Sequence[str]:
+        grid = [
+            range(-(-m // n)) for m, n in zip(self._shape, self._layout.chunk_shape, strict=True)
+        ]
+        chunks = (self._layout.chunk_key("", index) for index in itertools.product(*grid))
+        return [ZARR2_DOCUMENT, *chunks]
+
+    def _index_of(self, key: str) -> Shape | None:
+        """Return the index of a chunk, None if the array has no such one."""
+        if not self._shape:
+            return () if key == self._layout.chunk_key("", ()) else None
+        parts = key.split(self._layout.separator)
+        if len(parts) != len(self._shape) or not all(map(_NUMBER.fullmatch, parts)):
+            return None
+        index = tuple(map(int, parts))
+        counts = zip(index, self._shape, self._layout.chunk_shape, strict=True)
+        return index if all(i * n < m for i, m, n in counts) else None
 
 
 class LinkedArray(ForeignArray):
@@ -152,8 +255,8 @@ class ForeignStore(ValueStore):
 
     @override
     def length(self, key: str) -> int | None:
-        value = self.find(key)
-        return value.length if isinstance(value, Extent) else None if value is None else len(value)
+        found = self._split(key)
+        return self._arrays[found[0]].length(found[1]) if found is not None else None
 
     @override
     def keys_below(self, name: str) -> list[str]:

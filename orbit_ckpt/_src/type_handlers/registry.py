@@ -10,18 +10,19 @@ The built-in handlers need JAX, which the first lookup imports. Metadata needs n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 import numpy as np
 
 from orbit_ckpt._src.metadata.schema import NUMPY_ARRAY, UNKNOWN_TYPE
-from orbit_ckpt._src.plugins import PluginRegistry
+from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
 from orbit_ckpt._src.type_handlers.base import TypeHandler
 from orbit_ckpt._src.type_handlers.described import BUILT_IN, LeafDescriber
 
 Predicate = Callable[[type], bool]
+T = TypeVar("T")
 
 
 class TypeHandlerRegistry:
@@ -30,7 +31,7 @@ class TypeHandlerRegistry:
     def __init__(self) -> None:
         self._explicit = _Layer()
         self._builtin: _Layer | None = None
-        self._plugins: _Layer | None = None
+        self._plugins: _PluginLayer | None = None
         self._found: dict[type, TypeHandler | None] = {}
 
     def add(
@@ -139,12 +140,9 @@ class TypeHandlerRegistry:
                 layer.add(ty, handler, None, override=True)
         return self._builtin
 
-    def _plugin_layer(self) -> _Layer:
+    def _plugin_layer(self) -> _PluginLayer:
         if self._plugins is None:
-            self._plugins = layer = _Layer()
-            for _, (types, handler) in PLUGINS.usable():
-                for ty in types:
-                    layer.add(ty, handler, None, override=True)
+            self._plugins = _PluginLayer()
         return self._plugins
 
 
@@ -173,7 +171,10 @@ def _check_handler(ty: object, handler: object, func: object) -> None:
     check_callable("func", func, "Give one that says of a class whether the handler takes it.")
 
 
-def _prepare_plugin(plugin: object) -> tuple[tuple[type, ...], TypeHandler]:
+_Provided = tuple[tuple[type, ...], TypeHandler]
+
+
+def _prepare_plugin(plugin: object) -> _Provided:
     """Return the types of a plug-in, from its attribute `types`, and the handler.
 
     Raises:
@@ -227,14 +228,41 @@ class _Layer:
             if func(ty):
                 return self.types[base]
         nominal = {base: h for base, h in self.types.items() if base not in self._predicates}
-        for base in ty.__mro__:
-            if base in nominal:
-                return nominal[base]
-        # abstract classes such as jax.Array are not in the MRO of their implementations
-        return next((h for base, h in nominal.items() if issubclass(ty, base)), None)
+        return _nearest(ty, nominal)
 
     def by_typestr(self, typestr: str) -> TypeHandler | None:
         return self._typestrs.get(typestr)
+
+
+class _PluginLayer:
+    """Handlers of plug-ins; several may claim a type or typestr."""
+
+    def __init__(self) -> None:
+        self._types: dict[type, list[Plugin[_Provided]]] = {}
+        self._typestrs: dict[str, list[Plugin[_Provided]]] = {}
+        for plugin in PLUGINS.usable():
+            types, handler = plugin.get()
+            for ty in types:
+                self._types.setdefault(ty, []).append(plugin)
+            self._typestrs.setdefault(handler.typestr(), []).append(plugin)
+
+    def by_type(self, ty: type) -> TypeHandler | None:
+        found = _nearest(ty, self._types)
+        name = f"the type {ty.__module__}.{ty.__qualname__}"
+        return choose(found, name).get()[1] if found else None
+
+    def by_typestr(self, typestr: str) -> TypeHandler | None:
+        found = self._typestrs.get(typestr)
+        return choose(found, f"the typestr {typestr!r}").get()[1] if found else None
+
+
+def _nearest(ty: type, registered: Mapping[type, T]) -> T | None:
+    """Return what is registered for the nearest base of a class."""
+    for base in ty.__mro__:
+        if base in registered:
+            return registered[base]
+    # abstract classes such as jax.Array are not in the MRO of their implementations
+    return next((found for base, found in registered.items() if issubclass(ty, base)), None)
 
 
 GLOBAL_TYPE_HANDLER_REGISTRY = TypeHandlerRegistry()

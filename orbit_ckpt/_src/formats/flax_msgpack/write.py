@@ -26,7 +26,7 @@ from orbit_ckpt._src.formats.writing import (
     array_stream,
     kind_of,
     new_file,
-    refusal,
+    unsupported_leaves,
 )
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_leaf
 from orbit_ckpt._src.tree.keypath import format_path, key_name
@@ -64,7 +64,7 @@ def _check(tree: object) -> None:
         if not is_writable(value)
     }
     if refused:
-        raise refusal("Files of Flax", refused)
+        raise unsupported_leaves("Files of Flax", refused)
     if len(set(flat.names)) < len(flat.names):
         same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
         raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)

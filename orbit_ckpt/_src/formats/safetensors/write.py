@@ -28,7 +28,7 @@ from orbit_ckpt._src.formats.writing import (
     kind_of,
     new_directory,
     new_file,
-    refusal,
+    unsupported_leaves,
 )
 from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.text import shorten_list
@@ -88,7 +88,7 @@ def _arrays_of(tree: object) -> dict[str, ArrayStream]:
         else:
             arrays[name] = array
     if refused:
-        raise refusal("safetensors", refused)
+        raise unsupported_leaves("safetensors", refused)
     if same:
         leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
         raise NameCollisionError(

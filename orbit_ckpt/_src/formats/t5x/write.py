@@ -27,7 +27,7 @@ from orbit_ckpt._src.formats.writing import (
     array_stream,
     kind_of,
     new_directory,
-    refusal,
+    unsupported_leaves,
 )
 from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.atomic import sync_directory, write_file
@@ -144,7 +144,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
             if inline > request.max_bytes // 4:
                 refused[names] = "too large for the msgpack file"
     if refused:
-        raise refusal("Checkpoints of T5X", refused)
+        raise unsupported_leaves("Checkpoints of T5X", refused)
     return plans
 
 
