@@ -16,7 +16,7 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     UnsupportedLeafError,
 )
-from tests.faults.support import before_every_write
+from orbit_ckpt.testing.write_faults import before_every_write
 from tests.support import assert_same_tree
 
 TREE = {"a": np.arange(3.0), "b": [1, "text"]}

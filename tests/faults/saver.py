@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import orbit_ckpt as ocp
+from orbit_ckpt.testing.write_faults import before_every_write
 from tests import preload
 from tests.faults import training
-from tests.faults.support import LAYOUTS, before_every_write, numbered_tree
+from tests.faults.support import LAYOUTS, numbered_tree
 
 assert preload
 

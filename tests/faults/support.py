@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
 import contextlib
 import json
@@ -12,12 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import ml_dtypes
@@ -25,7 +23,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import atomic
 from tests.soak import SOAK
 
 MANY_FILES = 20
@@ -176,104 +173,6 @@ def replaced(directory: Path, contents: dict[str, bytes | None]) -> Iterator[Non
     yield
     for name, data in before.items():
         (directory / name).write_bytes(data)
-
-
-Rendezvous = Callable[..., object]
-
-
-@contextmanager
-def before_every_write(
-    act: Callable[[str], None], *, deletions: bool = False, data: bool = False
-) -> Iterator[None]:
-    """Call a function before every rendezvous that changes the file system, with its name.
-
-    TensorStore writes from C++; those writes are not seen.
-
-    Args:
-        act: Called with the name of the rendezvous; what it raises, the rendezvous raises.
-        deletions: Whether to call it before files and directories are removed, too.
-        data: Whether to call it before data are written into a file, too.
-    """
-
-    def watched(name: str, rendezvous: Rendezvous, changes: Callable[..., bool]) -> Rendezvous:
-        def call(*args: object, **kwargs: object) -> object:
-            if changes(*args):
-                act(name)
-            return rendezvous(*args, **kwargs)
-
-        return call
-
-    def always(*_: object) -> bool:
-        return True
-
-    def makes_directory(path: str, *_: object) -> bool:
-        return not os.path.isdir(path)
-
-    def opens_to_write(_: object, mode: str | int = "r", *__: object) -> bool:
-        if isinstance(mode, int):  # of `os.open`
-            return bool(mode & (os.O_WRONLY | os.O_RDWR))
-        return bool(set(mode) & set("wxa+"))
-
-    def open_watched(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        file = unwatched(path, mode, *args, **kwargs)
-        return _WatchedFile(file, act) if opens_to_write(path, mode) else file
-
-    unwatched = builtins.open
-    patches = [
-        (os, "fsync", always),
-        (os, "mkdir", makes_directory),
-        (os, "rename", always),
-        (atomic, "_rename_exchange", always),
-        (builtins, "open", opens_to_write),
-        *([(os, "unlink", always), (os, "rmdir", always)] if deletions else []),
-        *([(os, "open", opens_to_write), (os, "writev", always)] if data else []),
-    ]
-    with ExitStack() as stack:
-        if data:
-            stack.enter_context(mock.patch.object(builtins, "open", open_watched))
-        for owner, name, changes in patches:
-            replacement = watched(name, getattr(owner, name), changes)
-            stack.enter_context(mock.patch.object(owner, name, replacement))
-        yield
-
-
-class Refusal:
-    """Fails the n-th of the operations that `before_every_write` tells of."""
-
-    def __init__(self, nth: int, code: int) -> None:
-        self.nth = nth
-        self.code = code
-        self.seen: list[str] = []
-
-    def __call__(self, rendezvous: str) -> None:
-        self.seen.append(rendezvous)
-        if len(self.seen) == self.nth:
-            raise OSError(self.code, os.strerror(self.code), rendezvous)
-
-    @property
-    def happened(self) -> bool:
-        return len(self.seen) >= self.nth
-
-
-class _WatchedFile:
-    """A file that calls a function before something is written into it."""
-
-    def __init__(self, file: Any, act: Callable[[str], None]) -> None:
-        self._file = file
-        self._act = act
-
-    def write(self, data: object) -> int:
-        self._act("write")
-        return self._file.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> _WatchedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def numbered_tree(number: int) -> dict[str, object]:

@@ -21,7 +21,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import BackgroundSaveError, StorageError
 from orbit_ckpt.policies import LatestN
-from tests.faults.support import Refusal, before_every_write
+from orbit_ckpt.testing.write_faults import Refusal, before_every_write
 from tests.soak import SOAK
 from tests.support import assert_same_tree
 

@@ -12,12 +12,11 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CheckpointError, StorageError, UnsupportedLeafError
+from orbit_ckpt.testing.write_faults import Refusal, before_every_write
 from tests.faults.support import (
     LAYOUTS,
     Layout,
-    Refusal,
     Saver,
-    before_every_write,
     files_below,
     numbered_tree,
 )

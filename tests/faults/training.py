@@ -15,7 +15,8 @@ import numpy as np
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import PINNED
 from orbit_ckpt.policies import LatestN
-from tests.faults.support import before_every_write, snapshot
+from orbit_ckpt.testing.write_faults import before_every_write
+from tests.faults.support import snapshot
 
 Report = Callable[[dict[str, Any]], None]
 

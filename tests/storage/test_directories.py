@@ -22,7 +22,7 @@ from orbit_ckpt._src.storage.atomic import (
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, is_temporary_name
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path
 from orbit_ckpt.errors import CheckpointExistsError, StorageError
-from tests.faults.support import before_every_write
+from orbit_ckpt.testing.write_faults import before_every_write
 
 
 @pytest.mark.parametrize("mode", AtomicityMode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,11 +24,10 @@ from tests.support import LAYOUTS, assert_same_tree, checkpointer, damage_chunk
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_registry() -> Iterator[None]:
     """Register in the default registry for one test only."""
-    registry = type_handlers.TypeHandlerRegistry()
-    for name, value in vars(registry).items():
-        monkeypatch.setattr(type_handlers.GLOBAL_TYPE_HANDLER_REGISTRY, name, value)
+    with type_handlers.GLOBAL_TYPE_HANDLER_REGISTRY.scope():
+        yield
 
 
 class PlainArrays(type_handlers.ArrayHandler):

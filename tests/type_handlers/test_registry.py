@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.type_handlers import builtin
-from orbit_ckpt._src.type_handlers import registry as registry_module
 from orbit_ckpt.errors import PluginConflictError
 from orbit_ckpt.type_handlers import (
     GLOBAL_TYPE_HANDLER_REGISTRY,
@@ -98,12 +97,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.fixture
-def default_registry(monkeypatch: pytest.MonkeyPatch) -> TypeHandlerRegistry:
+def default_registry() -> Iterator[TypeHandlerRegistry]:
     """Forget what a test registers in the default registry."""
-    layer = registry_module._Layer()
-    monkeypatch.setattr(GLOBAL_TYPE_HANDLER_REGISTRY, "_explicit", layer)
-    monkeypatch.setattr(GLOBAL_TYPE_HANDLER_REGISTRY, "_found", {})
-    return GLOBAL_TYPE_HANDLER_REGISTRY
+    with GLOBAL_TYPE_HANDLER_REGISTRY.scope():
+        yield GLOBAL_TYPE_HANDLER_REGISTRY
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ The built-in handlers need JAX, which the first lookup imports. Metadata needs n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar, cast
 
 import numpy as np
@@ -74,6 +75,17 @@ class TypeHandlerRegistry:
                 f"{type(built_in).__qualname__}, whose leaves it would restore too. Return another "
                 "typestr, or pass override=True."
             )
+
+    @contextlib.contextmanager
+    def scope(self) -> Generator[None]:
+        """Undo at the end of a `with` block what is registered within it."""
+        before = self._explicit
+        self._explicit = before.copy()
+        try:
+            yield
+        finally:
+            self._explicit = before
+            self._found.clear()
 
     def get(self, ty: type | str) -> TypeHandler:
         """Return the handler of a type, or of a typestr.
@@ -201,6 +213,13 @@ class _Layer:
         self.types: dict[type, TypeHandler] = {}
         self._predicates: dict[type, Predicate] = {}
         self._typestrs: dict[str, TypeHandler] = {}
+
+    def copy(self) -> _Layer:
+        found = _Layer()
+        found.types |= self.types
+        found._predicates |= self._predicates
+        found._typestrs |= self._typestrs
+        return found
 
     def add(
         self, ty: type, handler: TypeHandler, func: Predicate | None, *, override: bool

@@ -1,0 +1,55 @@
+"""Damage to the files of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class BitFlip(Struct, frozen=True):
+    """One bit that differs from what was written.
+
+    Attributes:
+        file: Path of the file, relative to the checkpoint.
+        offset: Which byte.
+        bit: Which bit of it, from 0 to 7.
+    """
+
+    file: str
+    offset: int
+    bit: int
+
+    def __str__(self) -> str:
+        return f"a flip of bit {self.bit} of byte {self.offset} of {self.file}"
+
+    @contextlib.contextmanager
+    def applied(self, directory: Path) -> Generator[None]:
+        """Damage a checkpoint for the duration of a `with` block."""
+        file = directory / self.file
+        data = file.read_bytes()
+        changed = bytearray(data)
+        changed[self.offset] ^= 1 << self.bit
+        file.write_bytes(changed)
+        try:
+            yield
+        finally:
+            file.write_bytes(data)
+
+
+def bit_flips(directory: Path, *, per_file: int = 8) -> Iterator[BitFlip]:
+    """Yield flips in every file of a checkpoint, the same ones every time.
+
+    Args:
+        directory: The checkpoint.
+        per_file: The most of each file, spread over it.
+    """
+    rng = random.Random(0)  # noqa: S311 - not cryptography
+    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+        size = file.stat().st_size
+        for part in range(min(per_file, size)):
+            offset = rng.randrange(size * part // per_file, size * (part + 1) // per_file or 1)
+            yield BitFlip(file.relative_to(directory).as_posix(), offset, rng.randrange(8))

@@ -1,0 +1,63 @@
+"""Watch the methods of plug-ins, and the files that they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+_BOOKKEEPING = (
+    "commit_success.txt",
+    "_CHECKPOINT_METADATA",
+    "orbit_manifest.json",
+    "manifest.ocdbt",
+)
+"""Files that record times and random names."""
+
+_RANDOM_NAME = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+@contextlib.contextmanager
+def calls_of(owner: object, method: str) -> Generator[list[tuple[Any, ...]]]:
+    """Record the arguments of every call of a method in a `with` block.
+
+    The method is replaced in the class that defines it, so that capabilities, which depend on where
+    methods are defined, stay as they are.
+
+    Args:
+        owner: An object.
+        method: The name of one of its methods.
+    """
+    definer = next(cls for cls in type(owner).__mro__ if method in vars(cls))
+    original: Callable[..., object] = vars(definer)[method]
+    calls: list[tuple[Any, ...]] = []
+
+    def watched(self: object, *args: Any, **kwargs: Any) -> object:
+        if self is owner:
+            calls.append((*args, *kwargs.values()))
+        return original(self, *args, **kwargs)
+
+    with mock.patch.object(definer, method, watched):
+        yield calls
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    """Return the contents of every file below a directory, by relative path."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def stored_data(directory: Path) -> Counter[tuple[str, bytes]]:
+    """Return what two saves of the same values have in common: no times and no random names."""
+    return Counter(
+        (_RANDOM_NAME.sub("*", name), data)
+        for name, data in files_below(directory).items()
+        if name.rpartition("/")[2] not in _BOOKKEEPING
+    )
