@@ -27,8 +27,13 @@ class PromiseBrokenError(AssertionError):
         self.expected = expected
 
 
-class _NotMetError(Exception):
-    """What `expect` raises for `promised` to report."""
+class NotMetError(Exception):
+    """What `expect` raises for `promised` to report.
+
+    Attributes:
+        found: What the test found.
+        expected: What it expected instead.
+    """
 
     def __init__(self, found: str, expected: str) -> None:
         super().__init__(f"found {found}, expected {expected}")
@@ -51,7 +56,7 @@ def promised(test: Callable[P, T]) -> Callable[P, T]:
         __tracebackhide__ = True
         try:
             return test(*args, **kwargs)
-        except _NotMetError as error:
+        except NotMetError as error:
             raise PromiseBrokenError(promise, error.found, error.expected) from None
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
@@ -70,4 +75,4 @@ def expect(is_met: bool, *, found: object, expected: object) -> None:
     """
     __tracebackhide__ = True
     if not is_met:
-        raise _NotMetError(str(found), str(expected))
+        raise NotMetError(str(found), str(expected))

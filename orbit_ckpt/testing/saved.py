@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.testing.damage import bit_flips
-from orbit_ckpt.testing.promises import expect, promised
+from orbit_ckpt.testing.promises import NotMetError, expect, promised
 from orbit_ckpt.testing.spoiling import spoil
 from orbit_ckpt.testing.watching import files_below, stored_data
 from orbit_ckpt.testing.write_faults import Refusal, before_every_write
@@ -35,6 +36,14 @@ class SavedContract:
         """Save one of the contents; it is durable when this returns."""
         raise NotImplementedError
 
+    def save_in_background(self, path: Path, content: object) -> Callable[[], object]:
+        """Start to save one of the contents; return a function that waits until it is durable."""
+        raise NotImplementedError
+
+    def save_in_group(self, group: ProcessGroup, path: Path, content: object) -> None:
+        """Save one of the contents as one of several processes."""
+        raise NotImplementedError
+
     def load(self, path: Path) -> object:
         """Load what was saved, without a target."""
         raise NotImplementedError
@@ -52,6 +61,22 @@ class SavedContract:
         expect_same(found, expected, where)
 
     @promised
+    def test_samples_are_usable(self) -> None:
+        """The contents to test with are at least two, different, and made anew by every call."""
+        first, second = self.contents()[:2]
+        expect(not self._is_same(first, second), found=f"{first} twice", expected="two contents")
+        self.change(first)
+        self.expect_same(self.contents()[1], second, "a content made later")
+        self.expect_same(self.contents()[0], self.contents()[0], "a content after a change of it")
+
+    def _is_same(self, found: object, expected: object) -> bool:
+        try:
+            self.expect_same(found, expected)
+        except NotMetError:
+            return False
+        return True
+
+    @promised
     def test_loads_what_was_saved(self, tmp_path: Path) -> None:
         """What is loaded is what was saved: types, dtypes, shapes, shardings, bits."""
         for i, content in enumerate(self.contents()):
@@ -64,6 +89,18 @@ class SavedContract:
         for i, content in enumerate(self.contents()):
             self.save(tmp_path / str(i), content)
             self.expect_same(content, self.contents()[i], "what was given to a save")
+
+    @promised
+    def test_background_save_keeps_the_values_of_its_start(self, tmp_path: Path) -> None:
+        """A background save stores the values of its start, whatever happens to them afterwards."""
+        waits: list[Callable[[], object]] = []
+        for i, content in enumerate(self.contents()):
+            waits.append(self.save_in_background(tmp_path / str(i), content))
+            self.change(content)
+        for wait in waits:
+            wait()
+        for i, content in enumerate(self.contents()):
+            self.expect_same(self.load(tmp_path / str(i)), content)
 
     @promised
     def test_every_load_returns_new_values(self, tmp_path: Path) -> None:

@@ -54,10 +54,14 @@ def files_below(directory: Path) -> dict[str, bytes]:
     }
 
 
-def stored_data(directory: Path) -> Counter[tuple[str, bytes]]:
-    """Return what two saves of the same values have in common: no times and no random names."""
+def stored_data(directory: Path) -> Counter[tuple[str, bytes | None]]:
+    """Return what two saves of the same values must have in common.
+
+    That excludes files with times, and the contents of files with random names, which refer to one
+    another by these.
+    """
     return Counter(
-        (_RANDOM_NAME.sub("*", name), data)
+        (_RANDOM_NAME.sub("*", name), None if _RANDOM_NAME.search(name) else data)
         for name, data in files_below(directory).items()
         if name.rpartition("/")[2] not in _BOOKKEEPING
     )
