@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import cast
 
 import jax
 from jax.sharding import SingleDeviceSharding
 from msgspec import structs
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
@@ -35,17 +35,27 @@ from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    TypeHandler,
     load_batch_of,
     save_batch_of,
 )
-from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayStorage,
+    LazyReader,
+    ReadPlanner,
+    SnapshotHandler,
+    ValueChecker,
+    check_converted,
+)
 from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
 
 _MAX_DIMENSIONS = 64
 
 
-class ArrayHandler:
+class ArrayHandler(
+    TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage, LazyReader
+):
     """Handles `jax.Array`."""
 
     _metadata_key: str | None = None  # for subclasses that do not call `__init__`
@@ -94,12 +104,12 @@ class ArrayHandler:
             max_replicas_for_replica_parallel,
         )
 
+    @override
     def typestr(self) -> str:
-        """See `TypeHandler`."""
         return JAX_ARRAY
 
+    @override
     def check(self, value: object) -> str | None:
-        """See `ValueChecker`."""
         array = cast(jax.Array, value)
         if array.is_deleted():
             return "the array has been deleted or donated; save it before that, or a copy of it"
@@ -115,22 +125,23 @@ class ArrayHandler:
             return f"{array.ndim} dimensions, at most {_MAX_DIMENSIONS} can be stored; reshape it"
         return why_not_storable(array.dtype)
 
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
-        """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
+    @override
     def snapshot(self, values: Sequence[object]) -> Sequence[ArraySnapshot]:
-        """See `SnapshotHandler`."""
         rotation = _rotation()
         return [self._snapshot(cast(jax.Array, value), rotation) for value in values]
 
+    @override
     async def serialize(
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`.
+        """Add the arrays to the batch of the save.
 
         Raises:
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
@@ -183,6 +194,7 @@ class ArrayHandler:
                 record = structs.replace(record, shape=layout.shape, dtype=layout.dtype.name)
             batch.arrays.append(record)
 
+    @override
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[jax.Array]:
@@ -209,29 +221,26 @@ class ArrayHandler:
                 arrays += [target.place(window.pop()) for target in part]
         return arrays
 
+    @override
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
-        """See `ReadPlanner`."""
         return [target.read for target in plan_targets(infos, args)] if infos else []
 
+    @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
-        """See `ArrayStorage`."""
         return whole_reads(infos)
 
+    @override
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
-        """Read one array as `deserialize` does, on the calling thread."""
         (target,) = plan_targets([info], [arg])
         reader = load_batch_of(info).reader
         return target.place([reader.read_part(target.read, r) for r in target.read.regions])
 
+    @override
     async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
-        """See `LazyReader`."""
         (value,) = await ArrayHandler.deserialize(self, [info], [arg])
         return value
-
-    def finalize(self, directory: Path) -> None:
-        """See `TypeHandler`."""
 
 
 def _rotation() -> WriterRotation | None:

@@ -282,8 +282,7 @@ class TypeHandler(Protocol):
         ...
 
     def finalize(self, directory: Path) -> None:
-        """Finish after all leaves are written, before the commit."""
-        ...
+        """Finish after all leaves are written, before the commit; by default do nothing."""
 
 
 def save_batch_of(info: ParamInfo) -> SaveBatch:

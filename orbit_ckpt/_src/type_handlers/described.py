@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.errors import FormatError, UnsupportedLeafError
@@ -93,17 +94,20 @@ def key_type_of(info: ParamInfo, stored: DType) -> tuple[DType, int]:
         ) from error
 
 
-class _Arrays:
+class _Arrays(LeafDescriber):
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         return array_metadata(infos, ArrayMetadata)
 
 
-class _Scalars:
+class _Scalars(LeafDescriber):
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
         return array_metadata(infos, ScalarMetadata)
 
 
-class _Strings:
+class _Strings(LeafDescriber):
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[StringMetadata]:
         return string_metadata(infos)
 

@@ -7,8 +7,9 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import cast
+
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, why_not_storable
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
@@ -16,14 +17,19 @@ from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, Shard
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.type_handlers.array_io import default_save_args
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
-from orbit_ckpt._src.type_handlers.capabilities import ArrayStorage, capability
+from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayStorage,
+    SnapshotHandler,
+    ValueChecker,
+    capability,
+)
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
 _COMPARED_BYTES = 1 << 26
 """Maximum bytes held of an array that is read to compare it."""
 
 
-class LazyHandler:
+class LazyHandler(TypeHandler, ValueChecker, SnapshotHandler):
     """Writes `LazyArray` like the handler of its values.
 
     Chunks stay the same unless others are requested, so that each is read once.
@@ -37,30 +43,31 @@ class LazyHandler:
         """
         self._values = values
 
+    @override
     def typestr(self) -> str:
-        """See `TypeHandler`."""
         return self._values.typestr()
 
+    @override
     def check(self, value: object) -> str | None:
-        """See `ValueChecker`."""
         leaf = _leaf_of(value)
         return why_not_storable(leaf.dtype)
 
+    @override
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        """See `SnapshotHandler`; nobody can change a lazy array."""
-        return values
+        return values  # lazy arrays are immutable
 
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Metadata]:
-        """See `TypeHandler`."""
         return await self._values.metadata(infos)
 
+    @override
     async def serialize(
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`; nothing is read before the batch is written."""
+        # reads nothing; writing the batch does
         leaves = list(map(_leaf_of, values))
         if capability(self._values, ArrayStorage) is None:  # it does not write plain arrays
             whole_values = [cast(LazyArray, value).get() for value in values]
@@ -68,14 +75,12 @@ class LazyHandler:
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
         return await self._values.serialize(list(map(_snapshot, leaves)), infos, args)
 
+    @override
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[object]:
         """Return the values, not lazy."""
         return await self._values.deserialize(infos, args)
-
-    def finalize(self, directory: Path) -> None:
-        """See `TypeHandler`."""
 
 
 def _leaf_of(value: object) -> LazyLeaf:

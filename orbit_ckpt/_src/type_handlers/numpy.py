@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 import numpy as np
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, shards_of
@@ -27,15 +27,25 @@ from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    TypeHandler,
     leaves_to_primary,
     load_batch_of,
     logical_dtype,
 )
-from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayStorage,
+    LazyReader,
+    ReadPlanner,
+    SnapshotHandler,
+    ValueChecker,
+    check_converted,
+)
 from orbit_ckpt._src.type_handlers.described import array_metadata
 
 
-class NumpyHandler:
+class NumpyHandler(
+    TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage, LazyReader
+):
     """Handles `np.ndarray` and `bytes`."""
 
     _metadata_key: str | None = None  # for subclasses that do not call `__init__`
@@ -46,12 +56,12 @@ class NumpyHandler:
 
     lazy_type: type = np.ndarray
 
+    @override
     def typestr(self) -> str:
-        """See `TypeHandler`."""
         return NUMPY_ARRAY
 
+    @override
     def check(self, value: object) -> str | None:
-        """See `ValueChecker`."""
         if isinstance(value, bytes):
             return None
         if isinstance(value, np.ma.MaskedArray):
@@ -59,21 +69,21 @@ class NumpyHandler:
         dtype = cast(HostArray, np.asarray(value)).dtype
         return why_not_storable(dtype)
 
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
-        """See `TypeHandler`."""
         return array_metadata(infos, ArrayMetadata)
 
+    @override
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        """See `SnapshotHandler`."""
         return [value if isinstance(value, bytes) else _snapshot(value) for value in values]
 
+    @override
     async def serialize(
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`."""
         warn_of_metadata_key(self._metadata_key)
         if leaves_to_primary(infos):
             return []
@@ -88,6 +98,7 @@ class NumpyHandler:
             add_array(array.shape, array.dtype, array.shards, info, arg, leaf_type=leaf_type)
         return []
 
+    @override
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[np.ndarray | bytes]:
@@ -98,30 +109,26 @@ class NumpyHandler:
         """
         return await read_each(infos, args, _restored)
 
+    @override
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
-        """See `ReadPlanner`."""
-        del args  # arrays are read whole
         return whole_reads(infos)
 
+    @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
-        """See `ArrayStorage`."""
         return whole_reads(infos)
 
+    @override
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
-        """Read one array as `deserialize` does, on the calling thread."""
         (read,) = whole_reads([info])
         host = load_batch_of(info).reader.read_part(read, read.regions[0])
         return _restored(host.view(logical_dtype(info, host.dtype)), info, arg)
 
+    @override
     async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> np.ndarray | bytes:
-        """See `LazyReader`."""
         (value,) = await NumpyHandler.deserialize(self, [info], [arg])
         return value
-
-    def finalize(self, directory: Path) -> None:
-        """See `TypeHandler`."""
 
 
 def _snapshot(value: object) -> ArraySnapshot:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import cast
 
 import numpy as np
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import python_scalar, why_not_storable
 from orbit_ckpt._src.arrays.transfer import shards_of
@@ -27,17 +27,24 @@ from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    TypeHandler,
     leaves_to_primary,
     load_batch_of,
 )
-from orbit_ckpt._src.type_handlers.capabilities import check_converted
+from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayStorage,
+    ReadPlanner,
+    SnapshotHandler,
+    ValueChecker,
+    check_converted,
+)
 from orbit_ckpt._src.type_handlers.described import array_metadata
 
 NUMPY = "numpy"
 PYTHON_SCALARS = (int, float, complex)
 
 
-class ScalarHandler:
+class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage):
     """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
 
     _metadata_key: str | None = None  # for subclasses that do not call `__init__`
@@ -46,32 +53,32 @@ class ScalarHandler:
         """Make a handler; for the argument see `ArrayHandler`."""
         self._metadata_key = metadata_key
 
+    @override
     def typestr(self) -> str:
-        """See `TypeHandler`."""
         return SCALAR
 
+    @override
     def check(self, value: object) -> str | None:
-        """See `ValueChecker`."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return "the integer does not fit into 64 bits; save it as a str"
         dtype = np.asarray(value).dtype
         return why_not_storable(dtype)
 
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
-        """See `TypeHandler`."""
         return array_metadata(infos, ScalarMetadata)
 
+    @override
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        """See `SnapshotHandler`; nobody can change these."""
-        return values
+        return values  # they are immutable
 
+    @override
     async def serialize(
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`."""
         warn_of_metadata_key(self._metadata_key)
         if leaves_to_primary(infos):
             return []
@@ -82,6 +89,7 @@ class ScalarHandler:
             add_array((), host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
         return []
 
+    @override
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[object]:
@@ -92,19 +100,15 @@ class ScalarHandler:
         """
         return await read_each(infos, args, _restored)
 
+    @override
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
-        """See `ReadPlanner`."""
-        del args  # arrays are read whole
         return whole_reads(infos)
 
+    @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
-        """See `ArrayStorage`."""
         return whole_reads(infos)
-
-    def finalize(self, directory: Path) -> None:
-        """See `TypeHandler`."""
 
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:

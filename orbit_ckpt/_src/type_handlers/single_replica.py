@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.replicas import (
@@ -128,10 +129,11 @@ class SingleReplicaArrayHandler(ArrayHandler):
                 f"broadcast_memory_scaling_factor must be in (0, 1], got {self._factor}"
             )
 
+    @override
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[jax.Array]:
-        """See `ArrayHandler`.
+        """Read arrays by one replica and broadcast them to the others.
 
         Raises:
             ProcessFailedError: Another process could not read what it should have sent, or what
@@ -152,18 +154,20 @@ class SingleReplicaArrayHandler(ArrayHandler):
         )
         return [next(received if yes else read) for yes in is_sent]
 
+    @override
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
     ) -> Sequence[ArrayRead]:
-        """See `ReadPlanner`."""
         return [t.read for t in plan_targets(infos, args, self._readers)] if infos else []
 
+    @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
-        """See `ArrayStorage`; the values are those of `ArrayHandler`, only sent another way."""
+        # redefined to keep the capability: `deserialize` returns the values of the stored arrays
         return super().stored_arrays(infos)
 
+    @override
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
-        """See `LazyReader`; nothing is sent, because others need not ask for the same leaf."""
+        # broadcasts nothing, because the other processes may not read the same leaf
         return super().read_now(info, arg)
 
     async def _planned(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.files import find_string
@@ -17,38 +17,40 @@ from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
     RestoreArgs,
     SaveArgs,
+    TypeHandler,
     leaves_to_primary,
     load_batch_of,
     save_batch_of,
 )
+from orbit_ckpt._src.type_handlers.capabilities import SnapshotHandler, TextStorage
 from orbit_ckpt._src.type_handlers.described import string_metadata
 
 NUMPY = "numpy"
 """Type recorded for a `np.str_`."""
 
 
-class StringHandler:
+class StringHandler(TypeHandler, SnapshotHandler, TextStorage):
     """Handles `str`."""
 
+    @override
     def typestr(self) -> str:
-        """See `TypeHandler`."""
         return STRING
 
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[StringMetadata]:
-        """See `TypeHandler`."""
         return string_metadata(infos)
 
+    @override
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        """See `SnapshotHandler`; nobody can change these."""
-        return values
+        return values  # they are immutable
 
+    @override
     async def serialize(
         self,
         values: Sequence[object],
         infos: Sequence[ParamInfo],
-        args: Sequence[SaveArgs] | None = None,  # noqa: ARG002 - the interface has it
+        args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        """See `TypeHandler`."""
         if leaves_to_primary(infos):
             return []
         for value, info in zip(values, infos, strict=True):
@@ -58,10 +60,11 @@ class StringHandler:
                 batch.details[info.name] = LeafDetail(type=NUMPY)
         return []
 
+    @override
     async def deserialize(
         self,
         infos: Sequence[ParamInfo],
-        args: Sequence[RestoreArgs] | None = None,  # noqa: ARG002 - the interface has it
+        args: Sequence[RestoreArgs] | None = None,
     ) -> Sequence[str]:
         """Return the strings.
 
@@ -70,12 +73,9 @@ class StringHandler:
         """
         return [_find(info) for info in infos]
 
+    @override
     def stored_text(self, info: ParamInfo) -> str | None:
-        """See `TextStorage`."""
         return find_string(load_batch_of(info).strings, info.name)
-
-    def finalize(self, directory: Path) -> None:
-        """See `TypeHandler`."""
 
 
 def _find(info: ParamInfo) -> str:
