@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from orbit_ckpt._src.errors import FormatError, UnsupportedLeafError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.registry import read_tree
@@ -60,27 +58,23 @@ class DescribedLeaves:
         self.source = source
         self.batch = batch
         self.registry = registry
-        self._template = ParamInfo(
-            name="",
-            parent_dir=as_epath(source.path),
-            skip_deserialize=False,
-            byte_limiter=batch.reader.limiter,
-            is_ocdbt_checkpoint=source.document.use_ocdbt,
-            use_zarr3=source.document.use_zarr3,
-            raise_array_data_missing_error=source.document.stores_fill_values,
-            load_batch=batch,
-        )
 
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
         """Return the places of leaves."""
-        replace, template = structs.replace, self._template
+        directory, document, batch = as_epath(self.source.path), self.source.document, self.batch
         return [
-            replace(
-                template,
+            ParamInfo(
                 name=record.name,
+                parent_dir=directory,
                 keypath=record.path,
+                skip_deserialize=False,
+                byte_limiter=batch.reader.limiter,
+                is_ocdbt_checkpoint=document.use_ocdbt,
+                use_zarr3=document.use_zarr3,
                 value_typestr=record.typestr,
+                raise_array_data_missing_error=document.stores_fill_values,
                 write_shape=record.write_shape,
+                load_batch=batch,
             )
             for record in records
         ]

@@ -13,10 +13,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-import msgspec
 import tensorstore as ts
 from msgspec import Struct, field
 
@@ -139,17 +137,12 @@ class LoadBatch(Struct, frozen=True, dict=True):
         return self.decode_shardings()
 
 
-@dataclass(init=False, repr=False, eq=False, match_args=False)
-class ParamInfo(Struct, kw_only=True, gc=False):
+class ParamInfo:
     """Where one leaf is stored, and how; computed by the library, not given by users.
-
-    A struct, because there are as many as leaves; handlers may use it as a dataclass.
 
     Attributes:
         name: Storage name.
         parent_dir: Directory of the item.
-        path: `parent_dir / name`.
-        keypath: Where the leaf sits in the tree.
         skip_deserialize: Whether nothing is stored for the leaf.
         byte_limiter: Budget for bytes being read or written.
         device_host_byte_limiter: Budget for bytes being copied from devices.
@@ -167,29 +160,76 @@ class ParamInfo(Struct, kw_only=True, gc=False):
         load_batch: Shared state of a restore.
     """
 
-    name: str
-    parent_dir: Path
-    path: Path | None = None
-    keypath: KeyPath | None = None
-    skip_deserialize: bool | None = None
-    byte_limiter: ByteLimiter | None = None
-    device_host_byte_limiter: ByteLimiter | None = None
-    is_ocdbt_checkpoint: bool | None = None
-    use_compression: bool | None = True
-    use_zarr3: bool | None = True
-    ocdbt_target_data_file_size: int | None = None
-    ts_context: ts.Context | None = None
-    value_typestr: str | None = None
-    enable_pinned_host_transfer: bool = False
-    raise_array_data_missing_error: bool = True
-    write_shape: Shape | None = None
-    is_prioritized_key_fn: object = None
-    save_batch: SaveBatch | None = None
-    load_batch: LoadBatch | None = None
+    def __init__(  # noqa: PLR0913 - Orbax's constructor
+        self,
+        *,
+        name: str,
+        parent_dir: Path,
+        path: Path | None = None,
+        keypath: KeyPath | None = None,
+        skip_deserialize: bool | None = None,
+        byte_limiter: ByteLimiter | None = None,
+        device_host_byte_limiter: ByteLimiter | None = None,
+        is_ocdbt_checkpoint: bool | None = None,
+        use_compression: bool | None = True,
+        use_zarr3: bool | None = True,
+        ocdbt_target_data_file_size: int | None = None,
+        ts_context: ts.Context | None = None,
+        value_typestr: str | None = None,
+        enable_pinned_host_transfer: bool = False,
+        raise_array_data_missing_error: bool = True,
+        write_shape: Shape | None = None,
+        is_prioritized_key_fn: object = None,
+        save_batch: SaveBatch | None = None,
+        load_batch: LoadBatch | None = None,
+    ) -> None:
+        self.name = name
+        self.parent_dir = parent_dir
+        self._path = path
+        self._keypath = keypath
+        self.skip_deserialize = skip_deserialize
+        self.byte_limiter = byte_limiter
+        self.device_host_byte_limiter = device_host_byte_limiter
+        self.is_ocdbt_checkpoint = is_ocdbt_checkpoint
+        self.use_compression = use_compression
+        self.use_zarr3 = use_zarr3
+        self.ocdbt_target_data_file_size = ocdbt_target_data_file_size
+        self.ts_context = ts_context
+        self.value_typestr = value_typestr
+        self.enable_pinned_host_transfer = enable_pinned_host_transfer
+        self.raise_array_data_missing_error = raise_array_data_missing_error
+        self.write_shape = write_shape
+        self.is_prioritized_key_fn = is_prioritized_key_fn
+        self.save_batch = save_batch
+        self.load_batch = load_batch
 
-    def replace(self, **changes: object) -> ParamInfo:
-        """Return a copy with some attributes changed."""
-        return msgspec.structs.replace(self, **changes)
+    @property
+    def path(self) -> Path:
+        """`parent_dir / name` if not given; joined on demand, because few handlers read it."""
+        return self.parent_dir / self.name if self._path is None else self._path
+
+    @path.setter
+    def path(self, path: Path | None) -> None:
+        self._path = path
+
+    @property
+    def keypath(self) -> KeyPath | None:
+        """Where the leaf sits in the tree, with JAX's keys as handlers written for Orbax expect."""
+        return None if self._keypath is None else jax_path(self._keypath)
+
+    @keypath.setter
+    def keypath(self, path: KeyPath | None) -> None:
+        self._keypath = path
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with some attributes changed.
+
+        Raises:
+            TypeError: There is no such attribute.
+        """
+        arguments = {name.removeprefix("_"): value for name, value in vars(self).items()}
+        arguments.update(changes)
+        return type(self)(**arguments)
 
     async def await_path_creation(self) -> None:
         """Return once `parent_dir` exists; here it always does."""
@@ -197,8 +237,7 @@ class ParamInfo(Struct, kw_only=True, gc=False):
     @property
     def location(self) -> KeyPath:
         """Where the leaf sits, known or not."""
-        path: KeyPath | None = _keypath.__get__(self)
-        return (self.name,) if path is None else path
+        return (self.name,) if self._keypath is None else self._keypath
 
     @property
     def label(self) -> str:
@@ -210,39 +249,6 @@ class ParamInfo(Struct, kw_only=True, gc=False):
         """Size at which a new data file is begun, 0 for no limit."""
         size = self.ocdbt_target_data_file_size
         return DEFAULT_DATA_FILE_BYTES if size is None else size
-
-
-class _JoinedPath:
-    """The attribute `ParamInfo.path`; joined on demand, because it is the slowest to compute."""
-
-    def __init__(self, given: MemberDescriptorType) -> None:
-        self._given = given
-
-    def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> Path:
-        path = cast(Path | None, self._given.__get__(info, owner))
-        return info.parent_dir / info.name if path is None else path
-
-    def __set__(self, info: ParamInfo, path: Path | None) -> None:
-        self._given.__set__(info, path)
-
-
-class _KeysOfJax:
-    """The attribute `ParamInfo.keypath`: with JAX's keys, as handlers written for Orbax expect."""
-
-    def __init__(self, given: MemberDescriptorType) -> None:
-        self._given = given
-
-    def __get__(self, info: ParamInfo, owner: type[ParamInfo]) -> KeyPath | None:
-        path = cast(KeyPath | None, self._given.__get__(info, owner))
-        return None if path is None else jax_path(path)
-
-    def __set__(self, info: ParamInfo, path: KeyPath | None) -> None:
-        self._given.__set__(info, path)
-
-
-_keypath = cast(MemberDescriptorType, vars(ParamInfo)["keypath"])
-setattr(ParamInfo, "path", _JoinedPath(vars(ParamInfo)["path"]))  # noqa: B010 - declared as a field
-setattr(ParamInfo, "keypath", _KeysOfJax(_keypath))  # noqa: B010 - as above
 
 
 @runtime_checkable

@@ -156,6 +156,7 @@ def lazy_leaves(
     directory = OpenedDirectory.now(stored.source.path, stored.source.fingerprint_file)
     # lazy arrays are read on many threads, which cannot share a byte limit
     batch = structs.replace(stored.batch, reader=stored.batch.reader.unlimited())
+    unlimited = DescribedLeaves(stored.source, batch, stored.registry)
     found: dict[NamePath, LazyArray] = {}
     _, groups = stored.split(records, args)
     for handler, group in groups:
@@ -163,7 +164,7 @@ def lazy_leaves(
         if reader is None:
             continue
         kind = LazyArray if reader.lazy_type is jax.Array else LazyHostArray
-        infos = [info.replace(load_batch=batch) for info in stored.infos(group)]
+        infos = unlimited.infos(group)
         for record, info, layout in zip(group, infos, layouts_of(infos), strict=True):
             arg = args.get(record.names, AS_SAVED)
             if kind is LazyArray or bytes_type(info, arg) is None:

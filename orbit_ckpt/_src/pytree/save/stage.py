@@ -324,23 +324,22 @@ def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | 
 def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
-    template = ParamInfo(
-        name="",
-        parent_dir=as_epath(directory),
-        byte_limiter=ByteLimiter(options.max_bytes),
-        device_host_byte_limiter=ByteLimiter(options.max_transfer_bytes),
-        is_ocdbt_checkpoint=options.use_ocdbt,
-        use_compression=options.use_compression,
-        use_zarr3=options.use_zarr3,
-        ocdbt_target_data_file_size=options.data_file_bytes,
-        save_batch=batch,
-    )
+    parent, limiter = as_epath(directory), ByteLimiter(options.max_bytes)
+    transfer_limiter = ByteLimiter(options.max_transfer_bytes)
     return {
-        leaf.name: template.replace(
+        leaf.name: ParamInfo(
             name=leaf.name,
+            parent_dir=parent,
             keypath=leaf.path,
             skip_deserialize=leaf.handler is None,
+            byte_limiter=limiter,
+            device_host_byte_limiter=transfer_limiter,
+            is_ocdbt_checkpoint=options.use_ocdbt,
+            use_compression=options.use_compression,
+            use_zarr3=options.use_zarr3,
+            ocdbt_target_data_file_size=options.data_file_bytes,
             value_typestr=leaf.typestr,
+            save_batch=batch,
         )
         for leaf in plan.leaves
     }
