@@ -156,7 +156,7 @@ def test_an_error_that_the_others_cannot_be_told_is_raised_as_it_is(tmp_path: Pa
     group = KeyValueGroup(Failing(), Process(0, COUNT))
     (error,) = save_on_all([group], tmp_path / "x", failing={0: "stage"})
     assert isinstance(error, ValueError)
-    assert error.__notes__ == ["The other processes could not be told: the service is gone"]
+    assert error.__notes__ == ["The other processes could not be informed: the service is gone"]
     assert names_in(tmp_path) == []
 
 

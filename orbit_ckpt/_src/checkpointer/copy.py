@@ -268,18 +268,18 @@ def _watched(tree: object, progress: Progress) -> object:
     done = 0
     lock = threading.Lock()
 
-    def told(nbytes: int) -> None:
+    def advance(nbytes: int) -> None:
         nonlocal done
         with lock:  # writers read several arrays at once
             done += nbytes
             progress(min(done, total), total)
 
-    return flat.unflatten(
-        [
-            type(leaf)(replace(leaf.leaf, told=told)) if isinstance(leaf, LazyArray) else leaf
-            for leaf in flat.values
-        ]
-    )
+    def watch(leaf: object) -> object:
+        if not isinstance(leaf, LazyArray):
+            return leaf
+        return type(leaf)(replace(leaf.leaf, progress=advance))
+
+    return flat.unflatten(list(map(watch, flat.values)))
 
 
 def _save(request: WriteRequest, other: object) -> None:

@@ -224,7 +224,7 @@ class SaveSession:
                 self._rendezvous.drain()  # they may be writing where everything will be removed
         except CheckpointError as gone:
             if error is not None:
-                error.add_note(f"The other processes could not be told: {gone}")
+                error.add_note(f"The other processes could not be informed: {gone}")
         finally:
             self._atomic.__exit__()
             with contextlib.suppress(CheckpointError):  # the store is gone, and the run with it

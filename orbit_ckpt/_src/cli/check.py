@@ -27,8 +27,8 @@ from orbit_ckpt._src.verify.verifier import verify as verify_path
 def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
     """Read every byte of a checkpoint or a run; exit with 1 if something is damaged."""
     known = parse_reader(reader)
-    with progress_bar("Checking") as told:
-        report = verify_path(path, max_bytes=memory * 10**6, progress=told, reader=known)
+    with progress_bar("Checking") as progress:
+        report = verify_path(path, max_bytes=memory * 10**6, progress=progress, reader=known)
     if as_json:
         print_json(
             "verify",

@@ -39,7 +39,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     # rules may compute with JAX arrays, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
         jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - untyped
-    with progress_bar("Converting") as told:
+    with progress_bar("Converting") as progress:
         convert_checkpoint(
             start,
             end,
@@ -51,7 +51,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             overwrite=overwrite,
             max_bytes=memory * 10**6,
             max_shard_bytes=max_shard_bytes,
-            progress=told,
+            progress=progress,
             reader=known,
         )
     nbytes = stored_bytes(end)
@@ -86,8 +86,8 @@ def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: boo
         raise ValueError(f"{start} is a run; give one of its steps.")
     if not overwrite and directory_of(end).has_local_files and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    with progress_bar("Copying") as told:
-        nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=told)
+    with progress_bar("Copying") as progress:
+        nbytes = copy_checkpoint(start, end, overwrite=overwrite, check=check, progress=progress)
     if as_json:
         print_json("cp", source=start, destination=end, bytes=nbytes, verified=check)
     else:

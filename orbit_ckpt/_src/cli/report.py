@@ -44,8 +44,8 @@ _EXACT = 2**53
 
 def report(path: str, output: Path, stats: bool, memory: int, as_json: bool) -> None:
     """Write a page about a checkpoint, or about a run and its newest step."""
-    with progress_bar("Reading") as told:
-        nbytes = write_report(path, output, statistics=stats, memory_mb=memory, told=told)
+    with progress_bar("Reading") as progress:
+        nbytes = write_report(path, output, statistics=stats, memory_mb=memory, progress=progress)
     if as_json:
         print_json("report", path=resolve_path(path), output=output, bytes=nbytes)
     else:
@@ -58,7 +58,7 @@ def write_report(
     *,
     statistics: bool = True,
     memory_mb: int = 256,
-    told: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - shows nothing
 ) -> int:
     """Write a page about a checkpoint or a run; return its size in bytes.
 
@@ -67,7 +67,7 @@ def write_report(
         output: The file to write; an existing one is replaced.
         statistics: Whether to read the values.
         memory_mb: Approximate number of MB of values to hold at once.
-        told: Called with the bytes of values read so far and their total.
+        progress: Called with the bytes of values read so far and their total.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -77,7 +77,7 @@ def write_report(
     file = resolve_path(output)
     if file.is_dir() or not file.parent.is_dir():  # else reported only after reading everything
         raise StorageError(f"{file}: no file can be written there. Give one in a directory.")
-    data = report_data(path, statistics=statistics, memory_mb=memory_mb, told=told)
+    data = report_data(path, statistics=statistics, memory_mb=memory_mb, progress=progress)
     page = render(data)
     with storage_errors(file, "writing the report", "Check that its directory may be written."):
         file.write_bytes(page)
@@ -99,7 +99,7 @@ def report_data(
     *,
     statistics: bool = True,
     memory_mb: int = 256,
-    told: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - nobody asks
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - shows nothing
 ) -> dict[str, object]:
     """Return the data of a page; see `write_report` for the arguments.
 
@@ -111,7 +111,7 @@ def report_data(
     history = _history(root)
     shown = Path(str(history[-1]["path"])) if history else root
     leaves = list_leaves(str(shown))
-    found = measure_all(str(shown), leaves, memory_mb * 10**6, told) if statistics else {}
+    found = measure_all(str(shown), leaves, memory_mb * 10**6, progress) if statistics else {}
     document = metadata(shown)
     return {
         "title": f"{root.parent.name}/{root.name}" if root.name.isdecimal() else root.name,

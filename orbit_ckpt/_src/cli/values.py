@@ -110,8 +110,8 @@ def stats(
     """Print minimum, maximum, mean, L2 norm and counts of NaN and Inf of every leaf."""
     known = parse_reader(reader)
     leaves = list_leaves(path, patterns, known)
-    with progress_bar("Reading") as told:
-        found = measure_all(path, leaves, memory * 10**6, told, reader=known)
+    with progress_bar("Reading") as progress:
+        found = measure_all(path, leaves, memory * 10**6, progress, reader=known)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
     if as_json:
         rows = [{"name": leaf.name, **statistics_fields(found[leaf.keys])} for leaf in leaves]
@@ -130,7 +130,7 @@ def measure_all(
     path: str,
     leaves: Sequence[Leaf],
     max_bytes: int,
-    told: Callable[[int, int], None],
+    progress: Callable[[int, int], None],
     *,
     reader: Format | None = None,
 ) -> dict[NamePath, ArrayStatistics | None]:
@@ -140,7 +140,7 @@ def measure_all(
         path: The checkpoint.
         leaves: The leaves to measure.
         max_bytes: Approximate number of bytes of values to hold at once.
-        told: Called with the bytes measured so far and their total.
+        progress: Called with the bytes measured so far and their total.
         reader: The format to read, None to detect it.
     """
     values = open_leaves(path, reader)
@@ -155,7 +155,7 @@ def measure_all(
             raise CancelledError
         with lock:
             done += nbytes
-            told(done, total)
+            progress(done, total)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = {
@@ -197,13 +197,13 @@ def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -
         raise ValueError(f"{leaf!r} is the name of {len(same)} leaves, with the keys {keys}.")
     (known,) = same
     value = open_leaves(path, form)[known.keys]
-    with progress_bar("Reading") as told:
+    with progress_bar("Reading") as progress:
         done = 0
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
-            told(done, known.nbytes)
+            progress(done, known.nbytes)
 
         found = statistics_of(value, memory * 10**6 // _COPIES, advance)
     corners = _corners(value)

@@ -109,12 +109,12 @@ class StepIndex:
         except Exception:  # a user's source may raise anything
             _logger.warning("No metrics can be had from %r", self._source, exc_info=True)
             return entries
-        told = {
+        with_metrics = {
             info.step: replace(entries[info.step], info=info)
             for info in infos
             if info.step in entries
         }
-        return {**entries, **told}
+        return {**entries, **with_metrics}
 
     def change(self, changed: Mapping[int, StepEntry], gone: Collection[int]) -> None:
         """Apply an update from another process."""

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_ERRORS_TOLD = 10
+_NOTED_ERRORS = 10
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 """Maximum threads for blocking work per loop."""
 
@@ -264,10 +264,10 @@ async def run_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
         return cast(list[T], results)
     first = next((error for error in errors if not isinstance(error, Exception)), errors[0])
     others = [error for error in errors if error is not first]
-    for error in others[:_ERRORS_TOLD]:
+    for error in others[:_NOTED_ERRORS]:
         first.add_note(f"Also failed: {error}")
-    if len(others) > _ERRORS_TOLD:
-        first.add_note(f"And {len(others) - _ERRORS_TOLD} more failed.")
+    if len(others) > _NOTED_ERRORS:
+        first.add_note(f"And {len(others) - _NOTED_ERRORS} more failed.")
     raise first
 
 

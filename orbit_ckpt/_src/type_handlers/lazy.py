@@ -47,7 +47,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         key_impl: PRNG implementation if it holds the data of typed keys.
         key_dtype: Their dtype.
         key_rank: Number of trailing dimensions of their data.
-        told: Called with the size of every block that has been read in order.
+        progress: Called with the size in bytes of every block read in order.
     """
 
     info: ParamInfo
@@ -60,7 +60,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
     key_impl: str | None = None
     key_dtype: DType | None = None
     key_rank: int = 0
-    told: Callable[[int], object] | None = None
+    progress: Callable[[int], object] | None = None
 
     @property
     def dtype(self) -> DType:
@@ -170,8 +170,8 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             read_to_end(load_batch_of(self.info).reader, self.read, max_bytes)
 
     def _next(self, block: HostArray) -> HostArray:
-        if self.told is not None:
-            self.told(block.nbytes)
+        if self.progress is not None:
+            self.progress(block.nbytes)
         return block
 
     def _cast(self, host: HostArray) -> HostArray:

@@ -151,7 +151,7 @@ class _Explanation:
         self._source_costs: dict[NamePath, ReadCost] = {}
         self._original = {r.name: names for names, r in resolved.transformed.stored.items()}
         self._used: set[NamePath] = set()
-        self._told: dict[object, tuple[list[str], tuple[str, ...]]] = {}
+        self._descriptions: dict[object, tuple[list[str], tuple[str, ...]]] = {}
         """Actions and sources of computed values; parts of one share them."""
 
     async def make(self) -> RestorePlan:
@@ -261,11 +261,11 @@ class _Explanation:
     def _computed(self, names: NamePath, node: Apply | Part) -> LeafPlan:
         made = node.of if isinstance(node, Part) else node
         costs: dict[NamePath, ReadCost] = {}
-        if node_key(made) not in self._told:
+        if node_key(made) not in self._descriptions:
             reads = {read.names: read for read in sources_of(made)}
             costs = self._new_costs(reads)
-            self._told[node_key(made)] = _actions(made), tuple(map(join_name, reads))
-        actions, sources = self._told[node_key(made)]
+            self._descriptions[node_key(made)] = _actions(made), tuple(map(join_name, reads))
+        actions, sources = self._descriptions[node_key(made)]
         return self._row(names, actions, sources, node.info, None, list(costs.values()))
 
     def _new_costs(self, reads: Mapping[NamePath, Read]) -> dict[NamePath, ReadCost]:
