@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 from orbit_ckpt._src.errors import PluginConflictError
 
@@ -45,9 +45,9 @@ class Plugin(NamedTuple, Generic[T]):
         Raises:
             Exception: The plug-in is unusable; this is its error.
         """
-        if self.error is not None:
-            raise self.error
-        return cast(T, self.loaded)
+        if self.loaded is None:
+            raise self.error or TypeError(f"{self.title} provides nothing")
+        return self.loaded
 
     def warn(self, error: Exception) -> None:
         """Log that it has failed and is skipped."""

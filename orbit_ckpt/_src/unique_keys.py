@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
+
+from orbit_ckpt._src.guards import is_list
 
 _OF_USERS = frozenset({"custom_metadata"})
 """Keys whose values may repeat keys: Python encodes `{1: "a", "1": "b"}` so."""
@@ -69,7 +71,7 @@ def _find_repeated(node: object) -> str | None:
                 return key
             seen.add(key)
         children = [child for key, child in node if key not in _OF_USERS]
-    elif isinstance(node, list):
-        children = cast(list[object], node)
+    elif is_list(node):
+        children = node
     found = (_find_repeated(child) for child in children)
     return next((key for key in found if key is not None), None)

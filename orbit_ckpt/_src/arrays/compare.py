@@ -330,7 +330,7 @@ def _is_nan(x: HostArray) -> HostArray:
 
 
 def _number(values: HostArray, position: int) -> Number:
-    return cast(Number, values[position : position + 1].tolist()[0])
+    return values[position : position + 1].tolist()[0]
 
 
 def _to_int(x: object) -> int:

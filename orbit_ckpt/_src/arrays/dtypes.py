@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import ml_dtypes
 import numpy as np
+from typing_extensions import TypeIs
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of any dtype."""
@@ -175,9 +176,14 @@ def python_scalar(value: HostArray) -> object:
     return float(item) if "float" in value.dtype.name else int(item)
 
 
+def is_host_array(value: object) -> TypeIs[HostArray]:
+    """Return whether a value is a NumPy array."""
+    return isinstance(value, np.ndarray)
+
+
 def is_numeric_array(value: object) -> bool:
     """Return whether a value is a NumPy array that JAX can hold: no text, dates or objects."""
-    return isinstance(value, np.ndarray) and cast(HostArray, value).dtype.kind not in "SUOmM"
+    return is_host_array(value) and value.dtype.kind not in "SUOmM"
 
 
 def is_prng_dtype(dtype: object) -> bool:

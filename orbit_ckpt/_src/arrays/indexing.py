@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.slices import Region, Shape
+from orbit_ckpt._src.guards import is_tuple
 
 IntArray = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -98,9 +99,7 @@ def select(index: object, shape: Shape, *, trailing: Shape = ()) -> Selection:
         IndexError: It has too many indices, one out of range, or one of another kind.
     """
     entries = [
-        part
-        for entry in (cast(Sequence[object], index) if isinstance(index, tuple) else (index,))
-        for part in _entries(entry)
+        part for entry in (index if is_tuple(index) else (index,)) for part in _entries(entry)
     ]
     used = sum(entry is not None and entry is not Ellipsis for entry in entries)
     if used > len(shape):

@@ -10,9 +10,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from orbit_ckpt._src.guards import is_json_object, is_list_or_tuple
 
 if TYPE_CHECKING:
     import jax
@@ -163,15 +165,14 @@ def decode_sharding(text: str) -> ShardingMetadata | None:
         document: object = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(document, Mapping):
+    if not is_json_object(document):
         raise ValueError(f"expected an object, found {type(document).__name__}")
-    fields = cast(Mapping[str, object], document)
-    kind = fields.get("sharding_type")
+    kind = document.get("sharding_type")
     try:
         if kind == "SingleDeviceSharding":
-            return SingleDeviceShardingMetadata(str(fields["device_str"]))
+            return SingleDeviceShardingMetadata(str(document["device_str"]))
         if kind == "NamedSharding":
-            return _decode_named(fields)
+            return _decode_named(document)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{kind}: field {error} is missing or of a wrong type") from error
     if isinstance(kind, str):
@@ -183,26 +184,28 @@ def _decode_named(fields: Mapping[str, object]) -> NamedShardingMetadata:
     types = fields.get("axis_types")
     mesh = fields.get("device_mesh")
     return NamedShardingMetadata(
-        shape=tuple(int(cast(int, n)) for n in _list(fields["shape"])),
+        shape=tuple(map(_int, _list(fields["shape"]))),
         axis_names=tuple(map(str, _list(fields["axis_names"]))),
         partition_spec=tuple(
             as_partition_entry(entry) for entry in _list(fields["partition_spec"])
         ),
         axis_types=tuple(str(t).rpartition(".")[2] for t in _list(types)) if types else None,
-        device_mesh=_device_ids(cast(Mapping[str, object], mesh)) if mesh else None,
+        device_mesh=_device_ids(mesh) if mesh else None,
     )
 
 
-def _device_ids(mesh: Mapping[str, object]) -> tuple[int, ...]:
+def _device_ids(mesh: object) -> tuple[int, ...]:
     ids: list[int] = []
 
     def walk(node: object) -> None:
-        if isinstance(node, Mapping):
-            ids.append(int(cast(Mapping[str, int], node)["id"]))
+        if is_json_object(node):
+            ids.append(_int(node["id"]))
         else:
             for child in _list(node):
                 walk(child)
 
+    if not is_json_object(mesh):
+        raise TypeError(f"expected an object, found {type(mesh).__name__}")
     walk(mesh["mesh"])
     return tuple(ids)
 
@@ -214,10 +217,16 @@ def as_partition_entry(entry: object) -> PartitionEntry:
     return tuple(map(str, _list(entry)))
 
 
+def _int(value: object) -> int:
+    if not isinstance(value, int | float | str):
+        raise TypeError(f"expected a number, found {type(value).__name__}")
+    return int(value)
+
+
 def _list(value: object) -> Sequence[object]:
-    if not isinstance(value, list | tuple):
+    if not is_list_or_tuple(value):
         raise TypeError(f"expected a list, found {type(value).__name__}")
-    return cast(Sequence[object], value)
+    return value
 
 
 def _device_name(text: str) -> str:

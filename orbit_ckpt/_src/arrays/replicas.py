@@ -27,6 +27,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index
 from orbit_ckpt._src.arrays.transfer import Shard, shards_of, slice_of
+from orbit_ckpt._src.guards import is_tuple
 
 _jit = cast(Callable[..., Callable[[jax.Array], jax.Array]], jax.jit)
 _put = cast(Callable[[HostArray, jax.Device], jax.Array], jax.device_put)
@@ -60,6 +61,17 @@ def can_broadcast(sharding: jax.sharding.Sharding, dtype: DType, axis: int) -> b
     return mesh.axis_names[axis] not in _used_axes(sharding.spec) and _is_whole_bytes(dtype)
 
 
+def partition_of(sharding: object) -> tuple[NamedSharding, Mesh]:
+    """Return a sharding that `can_broadcast` accepts, and its mesh.
+
+    Raises:
+        TypeError: It is another sharding.
+    """
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return sharding, sharding.mesh
+    raise TypeError(f"{sharding} is no NamedSharding over a mesh of devices")
+
+
 def replica_devices(mesh: Mesh, axis: int, replica: int) -> frozenset[jax.Device]:
     """Return the devices of one replica.
 
@@ -89,9 +101,8 @@ def broadcast(
         axis: The mesh axis along which the replicas lie.
         senders: The devices of one replica.
     """
-    sharding = cast(NamedSharding, target.sharding)
-    mesh = cast(Mesh, sharding.mesh)
-    dtype = cast(DType, target.dtype)
+    sharding, mesh = partition_of(target.sharding)
+    dtype = target.dtype
     carrier, trailing = _carrier(dtype)
     spec = PartitionSpec(mesh.axis_names[axis], *sharding.spec)
     shape = (mesh.devices.shape[axis], *target.shape, *trailing)
@@ -112,7 +123,7 @@ def broadcast(
 
 def sent_bytes(target: jax.ShapeDtypeStruct) -> int:
     """Return the bytes that each device needs to receive an array, besides the array itself."""
-    sharding = cast(jax.sharding.Sharding, target.sharding)
+    sharding, _ = partition_of(target.sharding)
     return math.prod(sharding.shard_shape(target.shape)) * target.dtype.itemsize
 
 
@@ -162,8 +173,9 @@ def _is_whole_bytes(dtype: DType) -> bool:
 
 def _used_axes(spec: PartitionSpec) -> set[object]:
     used: set[object] = set()
-    for entry in cast(Iterable[object], spec):
-        used.update(cast(Iterable[object], entry) if isinstance(entry, tuple) else (entry,))
+    entries: Iterable[object] = spec
+    for entry in entries:
+        used.update(entry if is_tuple(entry) else (entry,))
     return used
 
 

@@ -135,11 +135,10 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
     """
     if isinstance(data, DeviceSlice):
         handle = _slice(data.array, data.region)
-    elif is_on_host(data):
+    elif not isinstance(data, jax.Array) or is_on_host(data):
         return data
     else:
-        array = cast(jax.Array, data)
-        handle = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+        handle = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
     handle.copy_to_host_async()  # pyright: ignore[reportUnknownMemberType] - partly untyped
     return handle
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 import typer
 from msgspec import Struct, structs
@@ -26,6 +25,7 @@ from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
+from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.compare.report import LeafChange
@@ -156,10 +156,7 @@ def list_foreign(root: Path, name: str, unfinished: Sequence[str], as_json: bool
         return
     row = ["(the checkpoint)", human_bytes(nbytes), str(leaves), name]
     print_table(["item", "size", "leaves", "format"], [row], right={"size", "leaves"})
-    known: Mapping[object, object] = {}
-    if isinstance(custom, Mapping):
-        known = cast(Mapping[object, object], custom)
-    for key, value in known.items():
+    for key, value in custom.items() if is_mapping(custom) else ():
         echo(f"{key}: {value}")
     print_unfinished(unfinished)
 

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import typer
 
+from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.text import visible
 
@@ -79,10 +80,10 @@ def plain(value: object) -> object:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else _name_of(value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in cast(Mapping[object, object], value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in cast(Sequence[object], value)]
+    if is_mapping(value):
+        return {str(k): plain(v) for k, v in value.items()}
+    if is_list_or_tuple(value):
+        return list(map(plain, value))
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _plain_array(value)
     return str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import cast
 
 import typer
 
@@ -53,8 +52,8 @@ def plugins(as_json: bool) -> None:
 def _installed() -> Iterator[Plugin[object]]:
     for group, module in _GROUPS.items():
         if entry_points(group=group):
-            registry = import_module(f"orbit_ckpt._src.{module}").PLUGINS
-            yield from cast("PluginRegistry[object]", registry).all()
+            registry: PluginRegistry[object] = import_module(f"orbit_ckpt._src.{module}").PLUGINS
+            yield from registry.all()
 
 
 def _print_plugins(found: Sequence[dict[str, object]]) -> None:

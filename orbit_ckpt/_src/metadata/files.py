@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from orbit_ckpt._src.arrays.recorded_sharding import (
     ShardingMetadata,
@@ -13,6 +13,7 @@ from orbit_ckpt._src.arrays.recorded_sharding import (
     encode_sharding,
 )
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.schema import (
     RANDOM_KEY_IMPL,
@@ -79,9 +80,9 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
         node = document
         for parent in parents:
             below = node.setdefault(parent, {})
-            if not isinstance(below, dict):
+            if not is_json_object(below):
                 break  # a string has this name; only Orbax misses the nested form
-            node = cast(dict[str, object], below)
+            node = below
         else:
             node.setdefault(last, text)
     write_file(directory / STRINGS, encode_user_json(document))
@@ -187,7 +188,7 @@ def find_string(strings: Mapping[str, object], name: str) -> str | None:
         return found
     node: object = strings
     for part in name.split("/"):
-        node = cast(Mapping[str, object], node).get(part) if isinstance(node, dict) else None
+        node = node.get(part) if is_json_object(node) else None
     return node if isinstance(node, str) else None
 
 
@@ -224,7 +225,7 @@ def describe_step(directory: CheckedDirectory, item_metadata: object) -> StepMet
 
 def _object(value: object) -> Mapping[str, object]:
     """Return a JSON object; an empty one for anything else."""
-    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+    return value if is_json_object(value) else {}
 
 
 def write_step(directory: Path, document: StepDocument) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.guards import is_list
 from orbit_ckpt._src.tree.keypath import (
     DictKey,
     KeyPath,
@@ -91,8 +92,8 @@ def _decode(
     def child(name: str, below: object) -> object:
         return _decode(below, (*path, name), leaf, keys)
 
-    if isinstance(node, list):
-        return [child(str(i), below) for i, below in enumerate(cast(list[object], node))]
+    if is_list(node):
+        return [child(str(i), below) for i, below in enumerate(node)]
     if not isinstance(node, dict):
         raise TypeError(f"expected an object or a list, found {node!r}")
     fields = cast(dict[str, Any], node)

@@ -8,7 +8,7 @@ whose names begin with an underscore mirror the fields of a document.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -378,7 +378,7 @@ class _Step(Struct):
 
 def encode_value(leaf: LeafRecord) -> dict[str, object]:
     """Return the JSON form of a leaf's own record, without its path."""
-    return cast(dict[str, object], msgspec.to_builtins(_value_of(leaf)))
+    return msgspec.to_builtins(_value_of(leaf))
 
 
 def _value_of(leaf: LeafRecord) -> _Value:

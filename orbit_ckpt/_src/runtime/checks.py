@@ -12,7 +12,9 @@ import operator
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from numbers import Number, Real
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex
+
+from orbit_ckpt._src.guards import is_plural
 
 _SHOWN = 80
 
@@ -96,9 +98,9 @@ def check_elements(name: str, value: object, methods: Collection[str], advice: s
     Raises:
         TypeError: It is not a list, or an element lacks a method.
     """
-    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+    if not is_plural(value):
         raise TypeError(f"{name} must be a list, found {show(value)}. {advice}")
-    for element in cast(Collection[object], value):
+    for element in value:
         if element is None:
             raise TypeError(f"{name} has an element None. {advice}")
         check_methods(f"{name}: every element", element, methods, advice)
@@ -148,9 +150,9 @@ def check_axes(name: str, value: object) -> None:
     Raises:
         TypeError: It is something else, such as a number.
     """
-    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+    if not is_plural(value):
         raise TypeError(f"{name} must be a tuple of integers, found {show(value)}.")
-    for number in cast(Collection[object], value):
+    for number in value:
         check_axis(f"{name}: every element", number)
 
 
@@ -194,9 +196,9 @@ def check_steps(name: str, value: object, *, what: str = "steps") -> None:
         TypeError: It is not a collection, for example a single step.
         ValueError: A step is negative.
     """
-    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+    if not is_plural(value):
         raise TypeError(f"{name} must be a list of {what}, found {show(value)}.")
-    for step in cast(Collection[object], value):
+    for step in value:
         check_int(f"{name}: every element", step, least=0)
 
 
@@ -210,7 +212,7 @@ def as_flag(name: str, value: object) -> bool:
         return value
     if value is None:
         return False
-    number = cast(Any, value)
+    number: Any = value
     is_scalar = isinstance(value, int) or (hasattr(value, "dtype") and hasattr(value, "shape"))
     if not is_scalar or getattr(value, "shape", ()) or number not in (0, 1):
         raise TypeError(f"{name} is {number!r}, of {type(number).__name__}; give True or False.")

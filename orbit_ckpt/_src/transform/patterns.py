@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping, is_sequence
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.diff import nearest_names
@@ -209,12 +210,10 @@ def as_pairs(name: str, rules: object, advice: str) -> list[tuple[Pattern, Any]]
     Raises:
         TypeError: They are neither.
     """
-    is_map = isinstance(rules, Mapping)
-    pairs = list(cast(Mapping[Any, Any], rules).items()) if is_map else rules
-    if isinstance(pairs, Sequence) and not isinstance(pairs, str | bytes):
-        found = list(cast(Sequence[Any], pairs))
-        if all(isinstance(pair, tuple | list) and len(cast(Any, pair)) == _PAIR for pair in found):
-            return [(pattern, value) for pattern, value in found]
+    pairs: object = list(rules.items()) if is_mapping(rules) else rules
+    if is_sequence(pairs) and all(is_list_or_tuple(p) and len(p) == _PAIR for p in pairs):
+        found: Any = pairs
+        return [(pattern, value) for pattern, value in found]
     raise TypeError(f"{name} must be a dict or a list of pairs, found {show(rules)}. {advice}")
 
 

@@ -17,7 +17,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import msgspec
@@ -25,6 +25,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.guards import is_json_object, is_list
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.patterns import Pattern
 from orbit_ckpt._src.transform.rules import Assignments
@@ -76,27 +77,26 @@ def parse_rules(document: object, where: str = "rules") -> list[Rule]:
     """
     fields: Mapping[str, object] = {}
     found = _kind(document)
-    if isinstance(document, Mapping):
-        fields = cast(Mapping[str, object], document)
+    if is_json_object(document):
+        fields = document
         found = f"the fields {', '.join(map(str, fields))}"
         if fields.keys() <= {"rules"}:
             found = f"{_kind(fields.get('rules'))} as `rules`"
     entries = fields.get("rules")
-    if len(fields) != 1 or not isinstance(entries, list):
+    if len(fields) != 1 or not is_list(entries):
         raise TransformError(
             f"{where}: found {found}, expected a table with `rules`, a list of tables such as "
             '{ rule = "drop", pattern = "opt_state/**" }.'
         )
     return [
-        _parse_rule(entry, f"{where}: rule {number}")
-        for number, entry in enumerate(cast(list[object], entries), 1)
+        _parse_rule(entry, f"{where}: rule {number}") for number, entry in enumerate(entries, 1)
     ]
 
 
 def _parse_rule(entry: object, where: str) -> Rule:
-    if not isinstance(entry, Mapping):
+    if not is_json_object(entry):
         raise TransformError(f"{where}: found {_kind(entry)}, expected a table.")
-    table = dict(cast(Mapping[str, object], entry))
+    table = dict(entry)
     name = table.pop("rule", None)
     # independent of the order of imports
     known = sorted(_written_rules(Rule), key=lambda rule: rule.__module__)
@@ -158,15 +158,11 @@ def _parse_fields(rule: type[Rule], table: Mapping[str, object], where: str) -> 
 
 def _python(value: object) -> Any:
     """Convert a value of a document to a field of a rule."""
-    match value:
-        case _Regex():
-            return re.compile(value.regex)
-        case _Assignment():
-            return _python(value.pattern), value.to
-        case list():
-            return [_python(element) for element in cast(list[object], value)]
-        case _:
-            return value
+    if isinstance(value, _Regex):
+        return re.compile(value.regex)
+    if isinstance(value, _Assignment):
+        return _python(value.pattern), value.to
+    return list(map(_python, value)) if is_list(value) else value
 
 
 def _combine(name: str, axis: int | None, *parts: object) -> object:

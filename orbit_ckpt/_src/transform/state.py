@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import numpy as np
 from msgspec import Struct
 from typing_extensions import override
 
+from orbit_ckpt._src.arrays.dtypes import is_host_array
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.runtime.checks import check_callable
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.engine import Leaves, Rule
@@ -99,9 +100,9 @@ def _node(name: str, value: object) -> Node:
     def given() -> object:
         return value
 
-    is_array = isinstance(value, np.ndarray | jax.Array)
-    array = cast(jax.Array, value)
-    return Apply("given", given, (), ArrayInfo(array.shape, array.dtype) if is_array else UNKNOWN)
+    if is_host_array(value) or isinstance(value, jax.Array):
+        return Apply("given", given, (), ArrayInfo(value.shape, value.dtype))
+    return Apply("given", given, (), UNKNOWN)
 
 
 class LeafInfo(Struct, frozen=True):
@@ -152,11 +153,11 @@ def _info(names: NamePath, value: object) -> object:
 
 
 def _leaves_of(state: object, fn: StateFunction) -> dict[NamePath, object]:
-    if not isinstance(state, Mapping):
+    if not is_mapping(state):
         raise TransformError(
             f"{_name_of(fn)} returned {type(state).__name__}, expected the state as a nested dict."
         )
-    flat = flatten(cast(object, state))
+    flat = flatten(state)
     pairs = zip(flat.names, flat.values, strict=True)
     return {names: value for names, value in pairs if not is_empty_node(value)}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import as_dtype, check_dtype, is_prng_dtype
 from orbit_ckpt._src.errors import TransformError
+from orbit_ckpt._src.guards import is_sequence
 from orbit_ckpt._src.runtime.checks import check_axes, check_axis, check_callable, check_int, show
 from orbit_ckpt._src.transform import arrays
 from orbit_ckpt._src.transform.engine import Leaves, PatternRule, Rule
@@ -384,7 +385,6 @@ class WrapKeys(PatternRule, frozen=True):
 
 
 def _check_names(name: str, value: object) -> None:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
-        given = cast(object, value)
-        found = show(given) if value else repr(given)
+    if not is_sequence(value) or not value:
+        found = show(value) if value else repr(value)
         raise ValueError(f"{name} is {found}; give a list of at least one.")

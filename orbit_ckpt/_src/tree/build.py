@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import TypeIs
 
+from orbit_ckpt._src.guards import is_dict, is_list_or_tuple, is_tuple
 from orbit_ckpt._src.tree.keypath import (
     DictKey,
     GetAttrKey,
@@ -29,7 +30,7 @@ PLACEHOLDER = ...
 
 def is_namedtuple(value: object) -> TypeIs[tuple[object, ...]]:
     """Return whether a value is an instance of a namedtuple class."""
-    return isinstance(value, tuple) and hasattr(cast(object, value), "_fields")
+    return is_tuple(value) and hasattr(value, "_fields")
 
 
 def is_empty_container(node: object) -> bool:
@@ -52,14 +53,12 @@ def leaves_of(tree: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, objec
 
     None, empty containers and objects of all other classes count as leaves.
     """
-    if isinstance(tree, dict) and tree:
-        children = cast(dict[Any, object], tree)
-        for key in _sorted(children):
-            yield from leaves_of(children[key], (*path, DictKey(key)))
-    elif isinstance(tree, list | tuple) and tree:
-        items = cast("list[object] | tuple[object, ...]", tree)
-        fields: Sequence[str] | None = getattr(items, "_fields", None)
-        for index, child in enumerate(items):
+    if is_dict(tree) and tree:
+        for key in _sorted(tree):
+            yield from leaves_of(tree[key], (*path, DictKey(key)))
+    elif is_list_or_tuple(tree) and tree:
+        fields: Sequence[str] | None = getattr(tree, "_fields", None)
+        for index, child in enumerate(tree):
             key = GetAttrKey(fields[index]) if fields else SequenceKey(index)
             yield from leaves_of(child, (*path, key))
     else:

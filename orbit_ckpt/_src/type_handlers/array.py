@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import cast
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 from msgspec import structs
 from typing_extensions import override
 
@@ -110,7 +110,7 @@ class ArrayHandler(
 
     @override
     def check(self, value: object) -> str | None:
-        array = cast(jax.Array, value)
+        array = _array(value)
         if array.is_deleted():
             return "the array has been deleted or donated; save it before that, or a copy of it"
         single = isinstance(array.sharding, SingleDeviceSharding)
@@ -132,7 +132,7 @@ class ArrayHandler(
     @override
     def snapshot(self, values: Sequence[object]) -> Sequence[ArraySnapshot]:
         rotation = _rotation()
-        return [self._snapshot(cast(jax.Array, value), rotation) for value in values]
+        return [self._snapshot(_array(value), rotation) for value in values]
 
     @override
     async def serialize(
@@ -150,9 +150,7 @@ class ArrayHandler(
         warn_of_metadata_key(self._metadata_key)
         rotation = _rotation()
         taken = [
-            value
-            if isinstance(value, ArraySnapshot)
-            else self._snapshot(cast(jax.Array, value), rotation)
+            value if isinstance(value, ArraySnapshot) else self._snapshot(_array(value), rotation)
             for value in values
         ]
         _check_global(taken, infos)
@@ -243,6 +241,10 @@ class ArrayHandler(
         return value
 
 
+def _array(value: object) -> jax.Array:
+    return cast(jax.Array, value)  # by the registration, or an object of the same interface
+
+
 def _rotation() -> WriterRotation | None:
     """Return the writer rotation of a save; None with a single process."""
     return None if this_process().is_alone else WriterRotation()
@@ -263,7 +265,7 @@ def _check_global(arrays: Sequence[ArraySnapshot], infos: Sequence[ParamInfo]) -
     for array, info in zip(arrays, infos, strict=True):
         if any(isinstance(shard.data, DeferredData) for shard in array.shards):
             lazy.append(info.label)
-        elif cast(jax.sharding.Sharding, array.sharding).is_fully_addressable:
+        elif isinstance(array.sharding, Sharding) and array.sharding.is_fully_addressable:
             local.append(info.label)
     if lazy:
         raise UnsupportedLeafError(

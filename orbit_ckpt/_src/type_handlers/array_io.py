@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -65,8 +65,8 @@ def add_array(
         write_shape = shards[0].region.shape if shards else shape
     # many leaves are alike; options by identity, because they may not be hashable
     key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
-    plan = cast(_ArrayPlan | None, batch.plans.get(key))
-    if plan is None:
+    plan = batch.plans.get(key)
+    if not isinstance(plan, _ArrayPlan):
         plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
     if plan.detail is not None:
         batch.details[info.name] = plan.detail

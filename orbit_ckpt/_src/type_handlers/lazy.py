@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
             result[part.target] = self._cast(chosen)
         if result is None:  # the selection is empty, or beyond the stored array
             result = np.zeros(shape, self.dtype)
-        return cast(HostArray, result[selection.inner])
+        return result[selection.inner]
 
     def blocks(self, region: Region, max_bytes: int) -> Iterator[HostArray]:
         """Yield a box as consecutive blocks in C order, see `DeferredData`.

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import cast
 
 from typing_extensions import override
 
@@ -70,7 +69,7 @@ class LazyHandler(TypeHandler, ValueChecker, SnapshotHandler):
         # reads nothing; writing the batch does
         leaves = list(map(_leaf_of, values))
         if capability(self._values, ArrayStorage) is None:  # it does not write plain arrays
-            whole_values = [cast(LazyArray, value).get() for value in values]
+            whole_values = [_lazy(value).get() for value in values]
             return await self._values.serialize(whole_values, infos, args)
         args = list(map(_keep_chunk_size, leaves, default_save_args(infos, args)))
         return await self._values.serialize(list(map(_snapshot, leaves)), infos, args)
@@ -84,7 +83,13 @@ class LazyHandler(TypeHandler, ValueChecker, SnapshotHandler):
 
 
 def _leaf_of(value: object) -> LazyLeaf:
-    return cast(LazyArray, value).leaf
+    return _lazy(value).leaf
+
+
+def _lazy(value: object) -> LazyArray:
+    if not isinstance(value, LazyArray):
+        raise TypeError(f"expected a LazyArray, found {type(value).__qualname__}")
+    return value
 
 
 def _snapshot(leaf: LazyLeaf) -> ArraySnapshot:

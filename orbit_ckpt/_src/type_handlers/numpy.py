@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from typing_extensions import override
@@ -66,8 +65,8 @@ class NumpyHandler(
             return None
         if isinstance(value, np.ma.MaskedArray):
             return "its mask would be lost; save .data and .mask as two leaves"
-        dtype = cast(HostArray, np.asarray(value)).dtype
-        return why_not_storable(dtype)
+        host: HostArray = np.asarray(value)
+        return why_not_storable(host.dtype)
 
     @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:

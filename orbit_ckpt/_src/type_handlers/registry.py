@@ -11,7 +11,7 @@ The built-in handlers need JAX, which the first lookup imports. Metadata needs n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import TypeVar, cast
 
 import numpy as np
@@ -195,8 +195,9 @@ def _prepare_plugin(plugin: object) -> _Provided:
     handler: object = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(handler, TypeHandler):
         raise TypeError(f"{handler!r} does not have the methods of a TypeHandler")
-    types = cast(tuple[type, ...], getattr(handler, "types", ()))
-    if not types or not all(isinstance(ty, type) for ty in types):  # pyright: ignore[reportUnnecessaryIsInstance] - anybody's
+    given: Collection[object] = getattr(handler, "types", ())
+    types = tuple(ty for ty in given if isinstance(ty, type))
+    if not types or len(types) < len(given):
         raise TypeError(f"{handler!r} does not say in `types` which classes it handles")
     handler.typestr()
     return types, handler

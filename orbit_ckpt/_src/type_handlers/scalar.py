@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 from typing_extensions import override
@@ -120,7 +119,7 @@ def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:
         )
     value = cast_host(host, arg.dtype, info.location)
     if isinstance(arg.restore_type, type):
-        convert = cast(Callable[[object], object], arg.restore_type)
+        convert: Callable[[object], object] = arg.restore_type
         if issubclass(arg.restore_type, np.generic):
             return cast_host(value, arg.dtype or convert, info.location)[()]
         return convert(python_scalar(value))

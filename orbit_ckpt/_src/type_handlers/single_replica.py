@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from orbit_ckpt._src.arrays.replicas import (
     broadcast,
     can_broadcast,
     first_failure,
+    partition_of,
     replica_devices,
     sent_bytes,
 )
@@ -211,12 +212,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
             if found is not None:
                 shardings.add(found)
         meshes = {
-            cast(NamedSharding, sharding).mesh
+            partition_of(sharding)[1]
             for sharding in shardings
             if can_broadcast(sharding, np.dtype(np.uint8), self._axis)
         }
         # the same order on all processes, so that no two groups wait for each other
-        return sorted({_processes_of(cast(Mesh, mesh)) for mesh in meshes})
+        return sorted({_processes_of(mesh) for mesh in meshes})
 
     def _readers(
         self, sharding: jax.sharding.Sharding, dtype: DType
@@ -224,7 +225,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """Return the devices whose parts of an array are read, None for all."""
         if not can_broadcast(sharding, dtype, self._axis):
             return None
-        mesh = cast(Mesh, cast(NamedSharding, sharding).mesh)
+        _, mesh = partition_of(sharding)
         return replica_devices(mesh, self._axis, self._replica)
 
     def _is_sent(self, target: ArrayTarget) -> bool:
@@ -267,7 +268,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         if self._max_bytes is not None:
             return self._max_bytes
         device: Any = jax.local_devices()[0]
-        memory = cast(dict[str, int], device.memory_stats() or {})
+        memory: dict[str, int] = device.memory_stats() or {}
         if "bytes_limit" not in memory:
             return _DEFAULT_BYTES
         free = memory["bytes_limit"] - memory.get("bytes_in_use", 0)
@@ -309,4 +310,4 @@ def _wait(arrays: Sequence[jax.Array]) -> None:
 
 
 def _mesh_of(target: ArrayTarget) -> Mesh:
-    return cast(Mesh, cast(NamedSharding, target.sharding).mesh)
+    return partition_of(target.sharding)[1]
