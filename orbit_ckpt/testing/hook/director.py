@@ -13,12 +13,14 @@ import threading
 from collections import Counter
 from typing import NoReturn, TypeVar
 
-from orbit_ckpt.testing.hook.faults import Action, Fault, Phase, Plan
+from orbit_ckpt.testing.hook.faults import Action, Fault, Plan
 from orbit_ckpt.testing.hook.operations import Call, Operation
+from orbit_ckpt.testing.hook.phases import PhaseTracker
 
 T = TypeVar("T")
 
-_STORES = ("s3://", "gs://", "memory://")
+STORES = ("s3://", "gs://", "memory://")
+"""How paths in object stores begin; they always count."""
 
 _write = os.write  # before it is replaced
 
@@ -49,7 +51,7 @@ class Director:
         if os.getpid() != self._process:
             return False
         roots = (self._root, self._given_root)
-        return path.startswith((*_STORES, *(f"{r}/" for r in roots))) or path in roots
+        return path.startswith((*STORES, *(f"{r}/" for r in roots))) or path in roots
 
     def __call__(self, call: Call[T]) -> T:
         """Perform an operation, or let a fault come instead.
@@ -127,14 +129,6 @@ class Director:
             control.connect(self._plan.control)
             control.sendall(json.dumps(dataclasses.asdict(operation)).encode() + b"\n")
             select.select([control], [], [], fault.seconds)  # readable once it is closed
-
-
-class PhaseTracker:
-    """Knows the phase of every operation, from the saves in progress and from the paths."""
-
-    def of(self, operation: Operation) -> Phase | None:
-        """Return the phase to which an operation belongs, None outside of saves."""
-        return None
 
 
 def _die() -> NoReturn:

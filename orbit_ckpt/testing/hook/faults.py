@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from orbit_ckpt.testing.hook.operations import Operation
+from orbit_ckpt.testing.hook.phases import Phase
 
 VARIABLE = "ORBIT_CKPT_CHAOS"
 """The environment variable that holds the plan of a process."""
@@ -35,30 +36,6 @@ class Action(StrEnum):
     LIE = "lie"
     STALL = "stall"
     FILL = "fill"
-
-
-class Phase(StrEnum):
-    """The phases of a save.
-
-    Attributes:
-        CREATE: Make the directory to write into, and remove leftovers of killed processes.
-        SNAPSHOT: Copy the program's values.
-        WRITE: Write the values.
-        INDEX: Write the index of the values.
-        METADATA: Write the files that describe the tree and the step.
-        MANIFEST: Write the list of files with their checksums.
-        COMMIT: Make everything durable, and the checkpoint visible.
-        RETENTION: Delete the steps that are no longer kept.
-    """
-
-    CREATE = "create"
-    SNAPSHOT = "snapshot"
-    WRITE = "write"
-    INDEX = "index"
-    METADATA = "metadata"
-    MANIFEST = "manifest"
-    COMMIT = "commit"
-    RETENTION = "retention"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,5 +16,8 @@ def install_from_environment() -> None:
     if text is not None:
         from orbit_ckpt.testing.hook.director import Director  # noqa: PLC0415 - rarely needed
         from orbit_ckpt.testing.hook.files import intercept  # noqa: PLC0415 - likewise
+        from orbit_ckpt.testing.hook.library import watch_library  # noqa: PLC0415 - likewise
 
-        intercept(Director(Plan.decode(text)))
+        director = Director(Plan.decode(text))
+        intercept(director)
+        watch_library(director, director.phases)
