@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orbit_ckpt._src.storage import buckets
-from tests.stores.proxy import Proxy
+from orbit_ckpt.testing.chaos.proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +92,6 @@ def proxy(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     assert s3
     quick = {"max_retries": 4, "initial_delay": "10ms", "max_delay": "50ms"}
     monkeypatch.setattr(buckets, "_RETRIES", quick)
-    with Proxy(int(s3_server.rpartition(":")[2])) as proxy:
+    with Proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy

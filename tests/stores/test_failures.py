@@ -24,7 +24,7 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
-from tests.stores.proxy import Failure, Proxy
+from orbit_ckpt.testing.chaos.proxy import Failure, Proxy
 from tests.support import free_port
 
 SECRETS = re.compile("test-key-id|test-secret-value")

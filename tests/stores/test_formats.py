@@ -26,8 +26,8 @@ from orbit_ckpt.errors import (
     FormatError,
 )
 from orbit_ckpt.t5x import T5XFormat, TensorFlowFormat, all_steps
+from orbit_ckpt.testing.chaos.proxy import Proxy
 from orbit_ckpt.transform import Map
-from tests.stores.proxy import Proxy
 from tests.support import make_mesh
 
 TREE = {

@@ -13,10 +13,10 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import StorageError
+from orbit_ckpt.testing.chaos.proxy import Failure, Proxy
 from tests.formats.zarr_samples import write_array
 from tests.interop.expected import checkpoints, comparison_for
 from tests.soak import SOAK
-from tests.stores.proxy import Failure, Proxy
 from tests.support import unpack
 
 WITH_ODD_NAMES = ("pytree-files-zarr2",)

@@ -11,7 +11,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
-from tests.stores.proxy import Proxy
+from orbit_ckpt.testing.chaos.proxy import Proxy
 
 
 def values() -> dict[str, np.ndarray]:

@@ -23,8 +23,8 @@ from orbit_ckpt.errors import (
 )
 from orbit_ckpt.policies import LatestN
 from orbit_ckpt.step import checkpoint_steps, find_step_path, is_path_finalized
+from orbit_ckpt.testing.chaos.proxy import Failure, Proxy
 from tests.programs import run_script
-from tests.stores.proxy import Failure, Proxy
 
 Options = ocp.CheckpointManagerOptions
 

@@ -10,36 +10,37 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import IO, cast
+
+from orbit_ckpt.testing.chaos.command import PACKAGES, Command
 
 _READ_AT_IMPORT = ("JAX_", "XLA_", "PYTHON", "TF_", "TPU_", "LIBTPU_", "CUDA_", "ROCM_")
 """Variables that modules read when they are imported: each setting needs a server of its own."""
 
-_PACKAGES = Path(__file__).parents[3]
-
-
-class ScriptCommand(Protocol):
-    """What a server has to know of a script."""
-
-    @property
-    def script(self) -> Path: ...
-    @property
-    def arguments(self) -> tuple[str, ...]: ...
-    @property
-    def directory(self) -> Path: ...
-    @property
-    def preload(self) -> tuple[str, ...]: ...
-
 
 class ForkServers:
-    """The servers that run, one for each setting."""
+    """The servers that run, one for each setting.
 
-    def __init__(self) -> None:
+    Attributes:
+        compilation_cache: Variables that let all scripts share what JAX compiles.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        """Make it; servers start when they are needed.
+
+        Args:
+            cache: A directory for what JAX compiles.
+        """
+        self.compilation_cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         self._servers: dict[tuple[object, ...], _ForkServer] = {}
         self._lock = threading.Lock()
 
     def start(
-        self, command: ScriptCommand, variables: Mapping[str, str], outputs: tuple[Path, Path]
+        self, command: Command, variables: Mapping[str, str], outputs: tuple[Path, Path]
     ) -> ForkedProcess:
         """Start a script.
 
@@ -72,22 +73,25 @@ class ForkServers:
 
 class _ForkServer:
     def __init__(self, preload: tuple[str, ...], variables: Mapping[str, str]) -> None:
-        paths = [str(_PACKAGES), *filter(None, [variables.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
+        paths = [str(PACKAGES), *filter(None, [variables.get("PYTHONPATH")])]
+        process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-m", "orbit_ckpt.testing.hook.fork_server", *preload],
             env={**variables, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
         )
+        self._process = process
+        self._requests, self._replies = (
+            cast(IO[bytes], pipe) for pipe in (process.stdin, process.stdout)
+        )
         self._lock = threading.Lock()
         self._began: list[int] = []
         self._statuses: dict[int, int] = {}
 
     def start(self, request: Mapping[str, object]) -> ForkedProcess:
-        assert self._process.stdin is not None
         with self._lock:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._requests.write(json.dumps(request).encode() + b"\n")
             while not self._began:
                 self._read(None)
             return ForkedProcess(self, self._began.pop())
@@ -109,10 +113,9 @@ class _ForkServer:
         Raises:
             RuntimeError: The server has died.
         """
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+        if not select.select([self._replies], [], [], timeout_s)[0]:
             return False
-        line = self._process.stdout.readline()
+        line = self._replies.readline()
         if not line:
             raise RuntimeError(
                 f"The fork server ended with status {self._process.wait()}; see its standard error."

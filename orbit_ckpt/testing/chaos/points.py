@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -43,11 +45,13 @@ class Result:
 class Starter(Protocol):
     """What the sweep needs of the fixture."""
 
-    def lives(self, directory: Path, run: Callable[[Path], object], faults: dict[int, Fault]) -> list[Run]:
-        """Start a program once; return how its processes ended."""
+    def start_once(
+        self, run: Callable[[Path], object], directory: Path, armed: Mapping[int, Fault]
+    ) -> list[Run]:
+        """Run a program once, with faults by process; return how its processes ended."""
         ...
 
-    def new_directory(self) -> Path:
+    def new_directory(self, name: str) -> Path:
         """Return an empty directory."""
         ...
 
@@ -62,7 +66,6 @@ class Sweep:
         check: Raises if the program has not ended as it should.
         fault: Returns the fault for the n-th operation.
         process: Which of its processes meets with the fault.
-        most_restarts: How often the program may be restarted after a fault.
         test: Name of the test, for messages.
     """
 
@@ -71,28 +74,32 @@ class Sweep:
     check: Callable[[Result], object]
     fault: Callable[[int], Fault]
     process: int
-    most_restarts: int
     test: str
 
-    def every_point(self, *, most: int | None, seed: int) -> int:
+    def every_point(self, most: int | None, seed: int, jobs: int) -> int:
         """Run the program once for each point, or for some; return for how many.
 
         Raises:
-            AssertionError: The program does not end, or the check fails.
+            AssertionError: The program does not end well.
         """
         undisturbed = self._undisturbed()
-        count = len(undisturbed.operations)
-        points = chosen_points(count, most, seed)
-        for point in points:
-            self._meet(point, undisturbed)
+        points = chosen_points(len(undisturbed.operations), most, seed)
+        with ThreadPoolExecutor(jobs) as threads:
+            pending = [threads.submit(self._meet, point, undisturbed) for point in points]
+            try:
+                for future in pending:
+                    future.result()
+            finally:
+                for future in pending:
+                    future.cancel()
         return len(points)
 
     def _undisturbed(self) -> Run:
-        directory = self.starter.new_directory()
-        runs = self.starter.lives(directory, self.run, {})
+        directory = self.starter.new_directory("undisturbed")
+        runs = self.starter.start_once(self.run, directory, {})
         if len(runs) <= self.process:
             raise ValueError(
-                f"The function started {len(runs)} scripts with chaos.run or chaos.run_together; "
+                f"The function started {len(runs)} scripts with chaos.run or chaos.start; "
                 f"process {self.process} is to meet with faults."
             )
         for found in runs:
@@ -109,20 +116,19 @@ class Sweep:
         return undisturbed
 
     def _meet(self, point: int, undisturbed: Run) -> None:
-        directory = self.starter.new_directory()
+        """Let the program meet with the fault at one point.
+
+        Raises:
+            AssertionError: It does not end well.
+        """
+        directory = self.starter.new_directory(f"point_{point}")
         fault = self.fault(point)
         result = Result(directory, undisturbed)
-        faults = {self.process: fault}
-        for _ in range(1 + self.most_restarts):
-            runs = self.starter.lives(directory, self.run, faults)
-            result.runs.append(runs)
-            if faults:
-                result.point = next((o for found in runs for o in found.faults), None)
-            elif any(found.status for found in runs):
-                break
-            faults = {}
-            if not any(found.status for found in runs):
-                break
+        runs = self.starter.start_once(self.run, directory, {self.process: fault})
+        result.point = next((o for found in runs for o in found.faults), None)
+        result.runs.append(runs)
+        if any(found.status for found in runs):
+            result.runs.append(self.starter.start_once(self.run, directory, {}))
         where = self._describe(point, fault, result)
         for found in result.runs[-1]:
             _check_ended(found, f"The program does not resume.\n{where}")
@@ -132,10 +138,9 @@ class Sweep:
     def _describe(self, point: int, fault: Fault, result: Result) -> str:
         undisturbed = result.undisturbed
         command = undisturbed.command
-        expected = undisturbed.operations[point - 1]
+        where = result.point or undisturbed.operations[point - 1]
         lines = [
-            f"Point {point} of {len(undisturbed.operations)}: {fault.action.value} at "
-            f"{result.point or expected}",
+            f"Point {point} of {len(undisturbed.operations)}: {fault.action.value} at {where}",
             f"Again: {POINTS}={point} pytest {self.test!r}",
             "By hand, in an empty directory:",
             f"  {command.shell(fault)}",
@@ -160,7 +165,7 @@ def chosen_points(count: int, most: int | None, seed: int) -> list[int]:
         return list(range(1, count + 1))
     rng = random.Random(seed)  # noqa: S311 - not cryptography
     edges = [1 + count * part // most for part in range(most + 1)]
-    return [rng.randrange(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [rng.randrange(low, high) for low, high in itertools.pairwise(edges)]
 
 
 def _check_ended(run: Run, what: str) -> None:
@@ -175,8 +180,3 @@ def _noted(check: Callable[[Result], object], result: Result, what: str) -> None
     except BaseException as error:
         error.add_note(f"{what}\nThe last start ended with {result.run.describe()}")
         raise
-
-
-def names_of(operations: Sequence[Operation]) -> list[str]:
-    """Return the operations as texts, to compare two runs."""
-    return [f"{operation.kind} {operation.path}" for operation in operations]

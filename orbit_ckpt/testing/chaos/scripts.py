@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,47 +13,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from orbit_ckpt.testing import hook
+from orbit_ckpt.testing.chaos.command import PACKAGES, SITE, Command
 from orbit_ckpt.testing.chaos.fork_server import ForkServers
+from orbit_ckpt.testing.chaos.stalls import StallControl
 from orbit_ckpt.testing.hook.faults import VARIABLE, Fault, Plan
 from orbit_ckpt.testing.hook.operations import Operation
 
-_SITE = Path(hook.__file__).with_name("site")
-_PACKAGES = Path(hook.__file__).parents[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A script with all that its process needs.
-
-    Attributes:
-        script: The file.
-        arguments: What it finds in `sys.argv`.
-        directory: Its working directory; only changes below it count.
-        environment: All its variables.
-        preload: What its fork server has imported; nothing to start it without one.
-    """
-
-    script: Path
-    arguments: tuple[str, ...]
-    directory: Path
-    environment: Mapping[str, str]
-    preload: tuple[str, ...] = ()
-
-    def shell(self, fault: Fault | None = None) -> str:
-        """Return the line for a shell that runs it, in its directory.
-
-        Args:
-            fault: What it is to meet with.
-        """
-        settings = ""
-        if fault is not None:
-            plan = Plan(".", (fault,)).encode()
-            settings = f"{VARIABLE}={shlex.quote(plan)} PYTHONPATH={shlex.quote(str(_SITE))}:$PYTHONPATH "
-        return settings + shlex.join([sys.executable, str(self.script), *self.arguments])
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +86,8 @@ class RunningScript:
         self._outputs = folder / "stdout", folder / "stderr"
         for output in (*self._outputs, self._log):
             output.touch()
-        plan = Plan(str(command.directory), tuple(faults), str(self._log))
+        self._stalls = StallControl(folder / "control")
+        plan = Plan(str(command.directory), tuple(faults), str(self._log), self._stalls.address)
         variables = {**command.environment, VARIABLE: plan.encode()}
         if command.preload:
             self._process = servers.start(command, variables, self._outputs)
@@ -141,6 +109,21 @@ class RunningScript:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def wait_until_stalled(self, timeout_s: float = 300) -> Operation:
+        """Return the operation before which the script waits.
+
+        Args:
+            timeout_s: How long it may take to get there.
+
+        Raises:
+            TimeoutError: It does not get there.
+        """
+        return _shown(self._stalls.accept(timeout_s), self._command.directory)
+
+    def release(self) -> None:
+        """Let the script go on where it waits."""
+        self._stalls.release()
 
     def wait(self, timeout_s: float = 300) -> Run:
         """Return how the script ends.
@@ -175,6 +158,7 @@ class RunningScript:
             operations.append(operation)
             if has_fault:
                 faults.append(operation)
+        self._stalls.close()
         self._files.cleanup()
         return Run(self._command, status, out, err, tuple(operations), tuple(faults))
 
@@ -182,7 +166,7 @@ class RunningScript:
 def _start(
     command: Command, variables: Mapping[str, str], outputs: tuple[Path, Path]
 ) -> subprocess.Popen[bytes]:
-    paths = [str(_SITE), str(_PACKAGES), *filter(None, [variables.get("PYTHONPATH")])]
+    paths = [str(SITE), str(PACKAGES), *filter(None, [variables.get("PYTHONPATH")])]
     with outputs[0].open("ab") as out, outputs[1].open("ab") as err:
         return subprocess.Popen(  # noqa: S603 - what the user gives
             [sys.executable, str(command.script), *command.arguments],
@@ -196,31 +180,35 @@ def _start(
 
 def _shown(operation: Operation, directory: Path) -> Operation:
     """Return an operation with paths relative to the directory of its run."""
-    roots = {f"{directory}/", f"{directory.resolve()}/"}
 
     def short(path: str) -> str:
-        return next((path.removeprefix(root) for root in roots if path.startswith(root)), path)
+        if path == str(directory):
+            return "."
+        return path.removeprefix(f"{directory}/")
 
     source = None if operation.source is None else short(operation.source)
     return replace(operation, path=short(operation.path), source=source)
 
 
-def wait_for_all(scripts: Sequence[RunningScript], timeout_s: float = 300) -> list[Run]:
-    """Return how scripts that wait for each other end; once one ends badly, the others are killed.
+def wait_for_all(
+    scripts: Sequence[RunningScript], timeout_s: float = 300, *, grace_s: float = 0
+) -> list[Run]:
+    """Return how scripts that wait for each other end; once one ends badly, kill the others.
 
     Args:
         scripts: The scripts.
         timeout_s: How long they may take.
+        grace_s: How long the others may go on.
     """
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        states = [script.poll() for script in scripts]
-        if any(states) or None not in states:
-            break
-        time.sleep(0.01)
-    for script in scripts:
+    running = list(scripts)
+    while running and time.monotonic() < deadline:
+        ended = [script for script in running if script.poll() is not None]
+        if any(script.poll() for script in ended):
+            deadline = min(deadline, time.monotonic() + grace_s)
+        running = [script for script in running if script not in ended]
+        if running and not ended:
+            time.sleep(_POLL_S)
+    for script in running:
         script.kill()
     return [script.wait() for script in scripts]
-
-
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})

@@ -1,1 +1,1 @@
-"""The part of the chaos kit that runs inside the tested program; it imports neither JAX nor pytest."""
+"""The part of the chaos kit that runs in the tested program; it imports no JAX and no pytest."""

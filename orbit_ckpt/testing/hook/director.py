@@ -53,7 +53,7 @@ class Director:
         roots = (self._root, self._given_root)
         return path.startswith((*STORES, *(f"{r}/" for r in roots))) or path in roots
 
-    def __call__(self, call: Call[T]) -> T:
+    def __call__(self, call: Call[T], /) -> T:
         """Perform an operation, or let a fault come instead.
 
         Raises:
@@ -85,14 +85,16 @@ class Director:
                 self._stall(operation, fault)
                 return call.perform()
             case Action.FILL:
-                return self._fill(call, max(0, fault.nbytes - before))
+                pass
+        return self._fill(call, max(0, fault.nbytes - before))
 
     def _fault_at(self, operation: Operation) -> Fault | None:
         for fault in self._plan.faults:
             if not fault.selects(operation):
                 continue
             if fault.action is Action.FILL:
-                if self._written + (operation.nbytes or 0) > fault.nbytes:
+                nbytes = operation.nbytes if operation.kind == "write" else None
+                if nbytes and self._written + nbytes > fault.nbytes:
                     return fault
                 continue
             self._selected[fault] += 1

@@ -108,7 +108,9 @@ class Plan:
         return json.dumps(
             {
                 **_given(self),
-                "faults": [{**_given(fault), "action": fault.action.value} for fault in self.faults],
+                "faults": [
+                    {**_given(fault), "action": fault.action.value} for fault in self.faults
+                ],
             }
         )
 
@@ -116,17 +118,15 @@ class Plan:
     def decode(cls, text: str) -> Plan:
         """Return the plan that a value of `VARIABLE` holds."""
         fields: dict[str, Any] = json.loads(text)
-        faults = [
-            Fault(
-                **{
-                    **fault,
-                    "action": Action(fault["action"]),
-                    "phase": Phase(fault["phase"]) if "phase" in fault else None,
-                }
-            )
-            for fault in fields.pop("faults", [])
-        ]
-        return cls(**fields, faults=tuple(faults))
+        given: list[dict[str, Any]] = fields.pop("faults", [])
+        return cls(**fields, faults=tuple(map(_fault, given)))
+
+
+def _fault(fields: dict[str, Any]) -> Fault:
+    phase = fields.pop("phase", None)
+    return Fault(
+        Action(fields.pop("action")), phase=None if phase is None else Phase(phase), **fields
+    )
 
 
 def _given(record: Any) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _open(interceptor: Interceptor) -> _Function:
     original: _Function = builtins.open
 
     @functools.wraps(original)
-    def call(
+    def call(  # noqa: PLR0913, PLR0917 - as `open`
         file: Any,
         mode: str = "r",
         buffering: int = -1,

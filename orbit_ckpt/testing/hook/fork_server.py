@@ -29,7 +29,7 @@ class _Server:
         self._wakeup, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore)
         self._rest = b""
         self._children: set[int] = set()
 
@@ -71,13 +71,15 @@ class _Server:
             os.close(descriptor)
 
 
+def _ignore(_number: int, _frame: object) -> None:
+    """Let the signal wake `select` up."""
+
+
 def main() -> None:
     """Import, then serve; in a child, run the script that was requested."""
     from orbit_ckpt.testing.hook import director, files  # noqa: PLC0415 - so that children have them
 
-    assert director
-    assert files
-    for name in sys.argv[1:]:
+    for name in (director.__name__, files.__name__, *sys.argv[1:]):
         _import(name)
     # raised by JAX, whose threads do not run here yet
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
@@ -93,14 +95,19 @@ def _import(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        print(f"The fork server cannot import {name}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"The fork server cannot import {name}: {error}\n")
         return
     for public in getattr(module, "__all__", ()):
         getattr(module, public, None)
 
 
 def _run(
-    directory: str, script: str, arguments: list[str], environment: dict[str, str], out: str, err: str
+    directory: str,
+    script: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    out: str,
+    err: str,
 ) -> None:
     """Run a script as `python SCRIPT` would."""
     os.setpgid(0, 0)

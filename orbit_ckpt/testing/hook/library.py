@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from orbit_ckpt._src.lazy_imports import when_imported
 from orbit_ckpt.testing.hook.operations import Call, Interceptor, Operation
@@ -36,7 +36,7 @@ def _watch_saves(session: Any, interceptor: Interceptor, phases: PhaseTracker) -
     leave: _Function = session.__exit__
 
     def set_phase_watched(self: Any, phase: str) -> None:
-        path = str(self._atomic.final)  # noqa: SLF001 - of the library itself
+        path = str(self._atomic.final)
         if phases.enter(path, phase) is Phase.SNAPSHOT and interceptor.wants(path):
             interceptor(Call(Operation("snapshot", path), _nothing, _nothing))
         set_phase(self, phase)
@@ -45,7 +45,7 @@ def _watch_saves(session: Any, interceptor: Interceptor, phases: PhaseTracker) -
         try:
             leave(self, *error)
         finally:
-            phases.leave(str(self._atomic.final))  # noqa: SLF001 - of the library itself
+            phases.leave(str(self._atomic.final))
 
     session.set_phase = set_phase_watched
     session.__exit__ = leave_watched
@@ -108,9 +108,9 @@ def _done() -> object:
     """Return a request that has succeeded."""
     import tensorstore  # noqa: PLC0415 - the program has imported it
 
-    promise, future = tensorstore.Promise.new()
+    promise, future = cast(Any, tensorstore.Promise).new()
     promise.set_result(None)
-    return future
+    return cast(object, future)
 
 
 def _nothing() -> None:

@@ -88,12 +88,12 @@ class PhaseTracker:
         """Return the phase to which an operation belongs, None outside of saves."""
         paths = [path for path in (operation.path, operation.source) if path is not None]
         for deleted in list(self._deletions):
-            if any(_is_of(path, deleted) for path in paths):
+            if any(_is_of(path, deleted) for path in paths) or _is_parent(operation, deleted):
                 return Phase.RETENTION
         for checkpoint, phase in list(self._saves.items()):
             if any(_is_of(path, checkpoint) for path in paths):
                 return _refined(phase, operation)
-            if operation.path == os.path.dirname(checkpoint):  # made or synced for it
+            if _is_parent(operation, checkpoint):
                 return phase
         return None
 
@@ -101,6 +101,11 @@ class PhaseTracker:
 def _is_of(path: str, checkpoint: str) -> bool:
     """Return whether a path is a checkpoint, is inside, or has a temporary name of its."""
     return path == checkpoint or path.startswith((f"{checkpoint}/", f"{checkpoint}."))
+
+
+def _is_parent(operation: Operation, checkpoint: str) -> bool:
+    """Return whether an operation makes or syncs the directory that a checkpoint is in."""
+    return operation.path == os.path.dirname(checkpoint)
 
 
 def _refined(phase: Phase, operation: Operation) -> Phase:
