@@ -321,4 +321,3 @@ class TestReadsEverything(BrokenPoints):
     """A load of one leaf reads the files of no other leaf."""
 
     broken = Wholesale
-

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
