@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         policies,
         reports,
         step,
+        stores,
         t5x,
         transform,
         transform_utils,
@@ -151,6 +152,7 @@ __all__ = [
     "save",
     "save_async",
     "step",
+    "stores",
     "t5x",
     "transform",
     "transform_utils",
@@ -164,7 +166,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "": (
             "args, checkpoint_managers, checkpoint_utils, errors, formats, handlers, metadata, "
-            "policies, reports, step, t5x, transform, transform_utils, type_handlers, utils"
+            "policies, reports, step, stores, t5x, transform, transform_utils, type_handlers, utils"
         ),
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",

@@ -52,7 +52,7 @@ PUBLIC = {
         "TensorBoardMetrics",
         *("args", "checkpoint_managers", "checkpoint_utils", "errors", "formats", "handlers"),
         *("policies", "reports"),
-        *("step", "t5x", "transform", "transform_utils", "type_handlers", "utils"),
+        *("step", "stores", "t5x", "transform", "transform_utils", "type_handlers", "utils"),
         *("Transform", "RestoreTransform", "apply_transformations", "merge_trees"),
     },
     "orbit_ckpt.cli": {"main", "write_report"},
@@ -122,6 +122,7 @@ PUBLIC = {
         "StandardHandler",
         "StatefulHandler",
     },
+    "orbit_ckpt.stores": {"ObjectClient", "register_store"},
     "orbit_ckpt.checkpoint_utils": {
         *("construct_restore_args", "checkpoints_iterator", "wait_for_new_checkpoint"),
         "find_latest_checkpoint",

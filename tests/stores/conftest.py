@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from orbit_ckpt._src.storage import buckets
+from orbit_ckpt.stores import register_store
 from orbit_ckpt.testing.chaos.proxy import Proxy
+from orbit_ckpt.testing.stores import MemoryClient
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +80,15 @@ def gs(google_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"gs://{bucket}"
 
 
-@pytest.fixture(params=["s3", "gs", "memory"])
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket of a store that the program has registered."""
+    monkeypatch.setattr("orbit_ckpt._src.storage.bucket._registered", {})
+    register_store("client", MemoryClient)
+    return f"client://{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["s3", "gs", "memory", "client"])
 def store(request: pytest.FixtureRequest) -> str:
     """The URL of an empty bucket of each kind of store."""
     if request.param == "memory":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.bucket import Bucket
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS
 from orbit_ckpt._src.storage.objects import is_half_removed, withdraw
 from orbit_ckpt._src.storage.path import resolve_path
@@ -47,7 +47,10 @@ def save_and_die(url: str, nth: int, number: int, *, overwrite: bool) -> bool:
 
         return call
 
-    with mock.patch.multiple(Bucket, **{name: dying(getattr(Bucket, name)) for name in CHANGES}):
+    path = resolve_path(url)
+    assert isinstance(path, StorePath)
+    kind = type(path.bucket)
+    with mock.patch.multiple(kind, **{name: dying(getattr(kind, name)) for name in CHANGES}):
         try:
             save(url, number, overwrite=overwrite)
         except StorageError:
@@ -144,10 +147,10 @@ DYING = """
 import os, signal, sys
 import numpy as np
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.buckets import TensorStoreBucket
 
 url, nth = sys.argv[1], int(sys.argv[2])
-begin_write, count = Bucket.begin_write, 0
+begin_write, count = TensorStoreBucket.begin_write, 0
 
 def dying(self, key, data):
     global count
@@ -157,7 +160,7 @@ def dying(self, key, data):
         os.kill(os.getpid(), signal.SIGKILL)
     return future
 
-Bucket.begin_write = dying
+TensorStoreBucket.begin_write = dying
 ocp.save(url, {"a": np.full(20_000, 2), "n": 2, "s": "text"})
 """
 

@@ -14,7 +14,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage import buckets, objects, reachable
-from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.buckets import TensorStoreBucket
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -87,15 +87,15 @@ def test_cleaning_up_in_a_store_that_keeps_silent_has_a_deadline_of_its_own(
     s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(objects, "_CLEANUP_S", 0.2)
-    begin_write = Bucket.begin_write
+    begin_write = TensorStoreBucket.begin_write
 
-    def silenced(bucket: Bucket, key: str, data: bytes) -> Any:
+    def silenced(bucket: TensorStoreBucket, key: str, data: bytes) -> Any:
         if key.endswith(OCDBT_MANIFEST):
             proxy.fails = lambda *_: "silence"
             monkeypatch.setattr(buckets, "_DEADLINE_S", 0.5)
         return begin_write(bucket, key, data)
 
-    monkeypatch.setattr(Bucket, "begin_write", silenced)
+    monkeypatch.setattr(TensorStoreBucket, "begin_write", silenced)
     with caplog.at_level(logging.WARNING), pytest.raises(StorageError, match=r"0\.5 s"):
         ocp.save(f"{s3}/1", {"a": 1})
     assert re.search(r"/1: what a failed save .* has not answered within 0\.2 s", caplog.text)
@@ -103,9 +103,9 @@ def test_cleaning_up_in_a_store_that_keeps_silent_has_a_deadline_of_its_own(
 
 def fail_marker(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failure: Failure) -> None:
     """Let the next commit marker fail, for which there is little time."""
-    begin_write = Bucket.begin_write
+    begin_write = TensorStoreBucket.begin_write
 
-    def hurried(bucket: Bucket, key: str, data: bytes) -> Any:
+    def hurried(bucket: TensorStoreBucket, key: str, data: bytes) -> Any:
         is_marker = key.endswith(COMMIT_MARKER)
         monkeypatch.setattr(buckets, "_DEADLINE_S", 0.5 if is_marker else 300)
         return begin_write(bucket, key, data)
@@ -113,7 +113,7 @@ def fail_marker(proxy: Proxy, monkeypatch: pytest.MonkeyPatch, failure: Failure)
     def fails(method: str, path: str, _: int) -> Failure | None:
         return failure if method == "PUT" and COMMIT_MARKER in path else None
 
-    monkeypatch.setattr(Bucket, "begin_write", hurried)
+    monkeypatch.setattr(TensorStoreBucket, "begin_write", hurried)
     proxy.fails = fails
 
 
@@ -324,6 +324,7 @@ def test_once_an_object_cannot_be_had_no_others_are_asked_for(
     assert len({path for _, path in proxy.requests if what in path}) < 60
 
 
+@pytest.mark.parametrize("store", ["s3", "gs", "memory"], indirect=True)
 def test_an_object_that_is_too_large_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MAX_OBJECT_BYTES", 50_000)
     with pytest.raises(CheckpointError, match="chunk_byte_size"):

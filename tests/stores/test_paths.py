@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orbit_ckpt._src.storage import buckets
-from orbit_ckpt._src.storage.buckets import Bucket
+from orbit_ckpt._src.storage.buckets import TensorStoreBucket
 from orbit_ckpt._src.storage.fingerprint import checkpoint_fingerprint
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path
 from orbit_ckpt._src.storage.store_path import StorePath
@@ -96,7 +96,7 @@ def test_a_large_read_holds_few_of_its_ranges_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(buckets, "_READ_BYTES", 10)
     path = at(f"memory://{uuid.uuid4().hex}") / "a"
     path.write_bytes(bytes(1000))
-    begin_read = Bucket._begin_read
+    begin_read = TensorStoreBucket._begin_read
     begun: list[weakref.ref[object]] = []
     held: list[int] = []
 
@@ -106,7 +106,7 @@ def test_a_large_read_holds_few_of_its_ranges_at_once(monkeypatch: pytest.Monkey
         begun.append(weakref.ref(future))
         return future
 
-    monkeypatch.setattr(Bucket, "_begin_read", counted)
+    monkeypatch.setattr(TensorStoreBucket, "_begin_read", counted)
     assert path.bucket.read_range("a", 0, 1000) == bytes(1000)
     assert len(held) == 100
     assert max(held) < 10

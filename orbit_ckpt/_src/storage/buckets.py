@@ -16,8 +16,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import tensorstore as ts
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import StorageError
+from orbit_ckpt._src.storage.bucket import Bucket, find_store
+from orbit_ckpt._src.storage.client_bucket import open_client_bucket
 from orbit_ckpt._src.storage.reachable import check_reachable
 
 T = TypeVar("T")
@@ -41,43 +44,30 @@ _READS_OF_SIZE = 16
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
-class Bucket:
-    """The objects of one bucket by key."""
+class TensorStoreBucket(Bucket):
+    """The objects of one bucket, through a driver of TensorStore."""
 
     def __init__(self, scheme: str, name: str, store: ts.KvStore, spec: dict[str, Any]) -> None:
         self.url = f"{scheme}://{name}"
         self._store = store
         self._spec = spec
 
+    @override
     def spec(self, prefix: str) -> dict[str, Any]:
-        """Return TensorStore's spec of the objects below a prefix."""
         return {**self._spec, "path": self._spec.get("path", "") + prefix}
 
+    @override
     def read(self, key: str, *, deadline_s: float | None = None) -> bytes | None:
-        """Return the contents of an object, None if it does not exist."""
         found = self._wait("reading", key, lambda: self._store.read(key), deadline_s)
         return found.value if found.state == "value" else None
 
+    @override
     def generation(self, key: str) -> bytes | None:
-        """Return a value that changes with every write of an object, None if it does not exist."""
         found = self._wait("reading", key, lambda: self._store.read(key, byte_range=slice(0, 0)))
         return found.stamp.generation if found.state == "value" else None
 
-    def read_range(self, key: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of an object, fewer if it ends early.
-
-        Raises:
-            FileNotFoundError: The object does not exist.
-        """
-        buffer = memoryview(bytearray(nbytes))
-        return bytes(buffer[: self.read_into(key, offset, buffer)])
-
+    @override
     def read_into(self, key: str, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer with bytes of an object; return their number.
-
-        Raises:
-            FileNotFoundError: The object does not exist.
-        """
         starts = range(0, buffer.nbytes, _READ_BYTES)
         ranges = [(offset + s, offset + min(s + _READ_BYTES, buffer.nbytes)) for s in starts]
         # a future holds the bytes read, so drop it once they are copied
@@ -93,15 +83,8 @@ class Bucket:
                 break
         return done
 
+    @override
     def size(self, key: str, guess: int = 0) -> int:
-        """Return the size of an object, which TensorStore does not report.
-
-        Takes two requests if the guess is right or the object small; else some dozens, many at
-        once.
-
-        Raises:
-            FileNotFoundError: The object does not exist.
-        """
         if guess and len(self.read_range(key, guess - 1, 2)) == 1:
             return guess
         low = len(self.read_range(key, 0, _PROBED_BYTES))  # all bytes before are there
@@ -119,16 +102,8 @@ class Bucket:
             step = -(-(high - low) // _READS_OF_SIZE)
             ends = [*range(low + step, high, step), high]
 
-    def write(self, key: str, data: bytes) -> None:
-        """Write an object; when this returns it is durable and visible."""
-        self.end_write(key, self.begin_write(key, data))
-
+    @override
     def begin_write(self, key: str, data: bytes) -> ts.Future[Any]:
-        """Begin to write an object; `end_write` reports the result.
-
-        Raises:
-            StorageError: It exceeds the maximum size of an object.
-        """
         if len(data) > MAX_OBJECT_BYTES:
             raise StorageError(
                 f"{self.url}/{key}: {len(data)} bytes in one piece, a store takes at most "
@@ -136,31 +111,23 @@ class Bucket:
             )
         return self._store.write(key, data)
 
-    def end_write(
-        self, key: str, future: ts.Future[Any], *, deadline_s: float | None = None
-    ) -> None:
-        """Wait until an object is written."""
-        self._wait("writing", key, lambda: future, deadline_s)
+    @override
+    def end_write(self, key: str, pending: Any, *, deadline_s: float | None = None) -> None:
+        self._wait("writing", key, lambda: pending, deadline_s)
 
+    @override
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        """Delete an object if it exists."""
         self._wait("deleting", key, lambda: self._store.write(key, None), deadline_s)
 
+    @override
     def delete_below(self, prefix: str, *, last: str, deadline_s: float | None = None) -> None:
-        """Delete all objects whose keys begin with a prefix, many at a time.
-
-        Args:
-            prefix: The prefix.
-            last: The rest of the key of the object to delete after all others.
-            deadline_s: Maximum wait for each of these requests.
-        """
         keys, kept = _below(prefix), f"{prefix}{last}".encode()
         parts = (_range(keys.inclusive_min, kept), _range(kept + b"\0", keys.exclusive_max))
         for part in (*parts, keys):
             self._wait("deleting", prefix, lambda: self._store.delete_range(part), deadline_s)  # noqa: B023 - runs at once
 
+    @override
     def list_below(self, prefix: str) -> list[str]:
-        """Return the keys of all objects that begin with a prefix, without it, in order."""
         strip = len(prefix.encode())
         found = self._wait("listing", prefix, lambda: self._store.list(_below(prefix), strip))
         return sorted(key.decode("utf-8", "surrogateescape") for key in found)
@@ -217,8 +184,13 @@ def open_bucket(scheme: str, name: str) -> Bucket:
     """Return a bucket; makes no request, but checks the connection the first time.
 
     Raises:
-        StorageError: The environment's settings are not understood, or the store cannot be reached.
+        PluginConflictError: Several plug-ins have a store of this scheme.
+        StorageError: The environment's settings are not understood, the store cannot be reached, or
+            the plug-in for it failed.
     """
+    open_client = find_store(scheme)
+    if open_client is not None:
+        return open_client_bucket(scheme, name, open_client)
     if scheme == "memory":
         return _open_memory(name)
     if scheme == "gs":
@@ -233,7 +205,7 @@ def open_bucket(scheme: str, name: str) -> Bucket:
 @functools.lru_cache(maxsize=16)
 def _open_s3(
     name: str, endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]
-) -> Bucket:
+) -> TensorStoreBucket:
     spec: dict[str, Any] = {
         "driver": "s3",
         "bucket": name,
@@ -247,21 +219,23 @@ def _open_s3(
     check_reachable(f"s3://{name}", endpoint or f"https://{server}")
     if all(credentials):  # else the driver logs on stderr every place without credentials
         spec["aws_credentials"] = {"type": "environment"}
-    return Bucket("s3", name, _open(spec, f"s3://{name}", None), spec)
+    return TensorStoreBucket("s3", name, _open(spec, f"s3://{name}", None), spec)
 
 
 @functools.lru_cache(maxsize=16)
-def _open_google(name: str, endpoint: str) -> Bucket:
+def _open_google(name: str, endpoint: str) -> TensorStoreBucket:
     check_reachable(f"gs://{name}", endpoint)
     retries = {"gcs_request_retries": _RETRIES}
     spec = {"driver": "gcs", "bucket": name, "context": retries}
-    return Bucket("gs", name, _open(spec, f"gs://{name}", None), spec)
+    return TensorStoreBucket("gs", name, _open(spec, f"gs://{name}", None), spec)
 
 
 @functools.lru_cache(maxsize=64)
-def _open_memory(name: str) -> Bucket:
+def _open_memory(name: str) -> TensorStoreBucket:
     spec = {"driver": "memory", "path": f"{name}/"}
-    return Bucket("memory", name, _open(spec, f"memory://{name}", shared_context()), spec)
+    return TensorStoreBucket(
+        "memory", name, _open(spec, f"memory://{name}", shared_context()), spec
+    )
 
 
 @functools.cache

@@ -7,9 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
-import tensorstore as ts
 from typing_extensions import Buffer
 
 from orbit_ckpt._src.errors import StorageError
@@ -33,7 +31,7 @@ class Uploads:
 
     def __init__(self, root: StorePath) -> None:
         self._root = root
-        self._pending: deque[tuple[str, ts.Future[Any], int]] = deque()
+        self._pending: deque[tuple[str, object, int]] = deque()
         self._held = 0
         self._lock = threading.Lock()
 
@@ -71,7 +69,7 @@ class Uploads:
             with contextlib.suppress(StorageError):
                 self._root.bucket.end_write(*oldest, deadline_s=remaining)
 
-    def _take(self, *, is_full: bool = False) -> tuple[str, ts.Future[Any]] | None:
+    def _take(self, *, is_full: bool = False) -> tuple[str, object] | None:
         """Return the oldest upload in progress; with `is_full`, None while there are few."""
         with self._lock:
             is_few = len(self._pending) <= _MAX_UPLOADS and self._held <= _MAX_UPLOAD_BYTES

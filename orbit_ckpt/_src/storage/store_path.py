@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.runtime.loop import Workers
+from orbit_ckpt._src.storage.bucket import is_store_scheme
 from orbit_ckpt._src.storage.system import open_to_read, read_at
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.storage.buckets import Bucket
+    from orbit_ckpt._src.storage.bucket import Bucket
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,10 +32,6 @@ _BLOCK_BYTES = 1 << 22
 
 OBJECT_BLOCK_BYTES = 1 << 26
 """Bytes of an object to hold at once when all of it is read: several concurrent requests."""
-
-_PREFIXES = ("gs://", "memory://", "s3://")
-"""URL prefixes of object stores; `memory` is one of this process, for tests."""
-
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of reading a missing file; after any other `OSError` it may exist and be intact."""
@@ -231,7 +228,8 @@ def map_requests(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
 
 def is_store_url(path: str) -> bool:
     """Return whether a path is the URL of an object store."""
-    return path.startswith(_PREFIXES)
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and is_store_scheme(scheme)
 
 
 def parse_store_url(url: str) -> StorePath:

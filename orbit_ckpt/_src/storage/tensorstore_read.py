@@ -19,6 +19,7 @@ from orbit_ckpt._src.storage.chunk_read import (
     damaged_chunk,
     stored_size,
 )
+from orbit_ckpt._src.storage.client_bucket import NotInTensorStoreError
 from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.ocdbt import Json
@@ -99,9 +100,12 @@ class TensorStoreReader:
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)
         value = self._store.find(key)
-        kvstore = self._store.spec(read.name)
         # in another context a `memory://` store is empty
         context = shared_context() if self._store.is_remote else self._context
+        try:
+            kvstore = self._store.spec(read.name)
+        except NotInTensorStoreError:
+            kvstore, context = await self._copy_to_memory(read.name), self._context
         is_text = _is_text(json.dumps(kvstore, ensure_ascii=False))
         if kvstore["driver"] == "file" and ("\\" in read.name or not is_text):
             kvstore = await self._copy_to_memory(read.name)
@@ -128,7 +132,7 @@ class TensorStoreReader:
             ) from error
 
     async def _copy_to_memory(self, name: str) -> Json:
-        """Copy an array's files to memory, where TensorStore accepts any path, backslashes too."""
+        """Copy an array's files to memory, for paths or stores that TensorStore does not take."""
         spec = {"driver": "memory", "path": f"{name}/"}
         copy = await ts.KvStore.open(spec, context=self._context)
         for key in self._store.keys_below(name):
