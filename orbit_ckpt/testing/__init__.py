@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from orbit_ckpt.testing.comparison import expect_same, is_same
 from orbit_ckpt.testing.fakes import fake_processes
+from orbit_ckpt.testing.formats import FormatContract, WritableFormatContract
 from orbit_ckpt.testing.item_handlers import ItemHandlerContract
 from orbit_ckpt.testing.promises import PromiseBrokenError, expect, promised
 from orbit_ckpt.testing.several_processes import SeveralProcessesContract
@@ -15,10 +16,12 @@ from orbit_ckpt.testing.spoiling import spoil
 from orbit_ckpt.testing.type_handlers import TypeHandlerContract
 
 __all__ = [
+    "FormatContract",
     "ItemHandlerContract",
     "PromiseBrokenError",
     "SeveralProcessesContract",
     "TypeHandlerContract",
+    "WritableFormatContract",
     "expect",
     "expect_same",
     "fake_processes",

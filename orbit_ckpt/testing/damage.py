@@ -40,6 +40,40 @@ class BitFlip(Struct, frozen=True):
             file.write_bytes(data)
 
 
+class Cut(Struct, frozen=True):
+    """A file that ends too early.
+
+    Attributes:
+        file: Path of the file, relative to the checkpoint.
+        size: How many bytes are left.
+    """
+
+    file: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"a cut of {self.file} to {self.size} bytes"
+
+    @contextlib.contextmanager
+    def applied(self, directory: Path) -> Generator[None]:
+        """Damage a checkpoint for the duration of a `with` block."""
+        file = directory / self.file
+        data = file.read_bytes()
+        file.write_bytes(data[: self.size])
+        try:
+            yield
+        finally:
+            file.write_bytes(data)
+
+
+def cuts(directory: Path) -> Iterator[Cut]:
+    """Yield cuts of every file of a checkpoint: to nothing, to a half, and by one byte."""
+    for file in _files(directory):
+        size = file.stat().st_size
+        for left in sorted({0, size // 2, size - 1} - {-1, size}):
+            yield Cut(file.relative_to(directory).as_posix(), left)
+
+
 def bit_flips(directory: Path, *, per_file: int = 8) -> Iterator[BitFlip]:
     """Yield flips in every file of a checkpoint, the same ones every time.
 
@@ -48,8 +82,12 @@ def bit_flips(directory: Path, *, per_file: int = 8) -> Iterator[BitFlip]:
         per_file: The most of each file, spread over it.
     """
     rng = random.Random(0)  # noqa: S311 - not cryptography
-    for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+    for file in _files(directory):
         size = file.stat().st_size
         for part in range(min(per_file, size)):
             offset = rng.randrange(size * part // per_file, size * (part + 1) // per_file or 1)
             yield BitFlip(file.relative_to(directory).as_posix(), offset, rng.randrange(8))
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())

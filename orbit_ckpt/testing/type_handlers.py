@@ -9,7 +9,6 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from typing_extensions import override
 
 import orbit_ckpt as ocp
@@ -18,12 +17,10 @@ from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt._src.type_handlers.base import LoadBatch, ParamInfo, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import ReadPlanner, capability
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
+from orbit_ckpt.testing.placement import place, shardings_of
 from orbit_ckpt.testing.promises import expect, promised
 from orbit_ckpt.testing.saved import SavedContract
 from orbit_ckpt.testing.watching import calls_of, files_below
-
-_put = cast(Callable[[jax.Array, Sharding], jax.Array], jax.device_put)
-
 
 class TypeHandlerContract(SavedContract):
     """Tests of a type handler.
@@ -69,7 +66,7 @@ class TypeHandlerContract(SavedContract):
         return [
             (
                 jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding),
-                _put(value, sharding),
+                place(value, sharding),
             )
             for sharding in (value.sharding, *shardings_of(value))
         ]
@@ -216,18 +213,6 @@ class TypeHandlerContract(SavedContract):
         expect(len(calls) == 1, found=f"{len(calls)} calls", expected="one")
         at = Path(calls[0][0])
         expect(at != tmp_path / "a", found=f"a call for {at}", expected="the unfinished directory")
-
-
-def shardings_of(value: jax.Array) -> Sequence[Sharding]:
-    """Return shardings that an array can have on the devices here."""
-    devices = jax.devices()
-    mesh = Mesh(devices, ("x",))
-    axes = [axis for axis, length in enumerate(value.shape) if length % len(devices) == 0]
-    specs = [PartitionSpec(*[None] * axis, "x") for axis in axes]
-    return [
-        SingleDeviceSharding(devices[-1]),
-        *(NamedSharding(mesh, spec) for spec in (PartitionSpec(), *specs)),
-    ]
 
 
 def _tree(values: Sequence[object]) -> dict[str, object]:

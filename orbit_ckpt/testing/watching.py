@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 _BOOKKEEPING = (
@@ -43,6 +46,64 @@ def calls_of(owner: object, method: str) -> Generator[list[tuple[Any, ...]]]:
 
     with mock.patch.object(definer, method, watched):
         yield calls
+
+
+class ReadCount:
+    """How many bytes were read.
+
+    Attributes:
+        nbytes: The bytes so far.
+    """
+
+    nbytes = 0
+
+
+@contextlib.contextmanager
+def count_reads() -> Generator[ReadCount]:
+    """Count the bytes that Python code reads from files in a `with` block, mapped ones apart."""
+    count = ReadCount()
+
+    def counted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = read(*args, **kwargs)
+            count.nbytes += found if isinstance(found, int) else len(found)
+            return found
+
+        return call
+
+    def open_counted(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = unwatched(path, mode, *args, **kwargs)
+        return _CountedFile(file, counted) if mode in {"r", "rb"} else file
+
+    unwatched = cast(Callable[..., Any], builtins.open)
+    with contextlib.ExitStack() as stack:
+        for module in (builtins, io):
+            stack.enter_context(mock.patch.object(module, "open", open_counted))
+        for name in ("preadv", "pread", "read"):
+            if hasattr(os, name):
+                stack.enter_context(mock.patch.object(os, name, counted(getattr(os, name))))
+        yield count
+
+
+class _CountedFile:
+    """A file whose reads are counted."""
+
+    def __init__(self, file: Any, counted: Callable[..., Any]) -> None:
+        self._file = file
+        for name in ("read", "readinto", "readline"):
+            setattr(self, name, counted(getattr(file, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _CountedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.readline, self.readline()[:0])
 
 
 def files_below(directory: Path) -> dict[str, bytes]:

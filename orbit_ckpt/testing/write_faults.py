@@ -52,6 +52,8 @@ def before_every_write(
         (os, "fsync", _always),
         (os, "mkdir", _makes_directory),
         (os, "rename", _always),
+        (os, "replace", _always),
+        (os, "link", _always),
         (atomic, "_rename_exchange", _always),
         *([(os, "unlink", _always), (os, "rmdir", _always)] if deletions else []),
         *([(os, "open", _opens_to_write), (os, "writev", _always)] if data else []),

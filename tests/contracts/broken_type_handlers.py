@@ -102,7 +102,7 @@ class TestNotDeterministic(BrokenNumpy):
 class Logging(NumpyHandler):
     @override
     async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
-        Path("saves.log").write_text(str(len(values)))
+        Path("saves.log").write_text(str(len(values)))  # noqa: ASYNC240 - a bug of its own
         return await super().serialize(values, infos, args)
 
 

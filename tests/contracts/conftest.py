@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("test_failed_write", "test_flipped_bit")
+SLOW = ("test_failed_write", "test_flipped_bit", "test_damage")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
