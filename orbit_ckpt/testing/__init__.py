@@ -10,6 +10,12 @@ from orbit_ckpt.testing.comparison import expect_same, is_same
 from orbit_ckpt.testing.fakes import fake_processes
 from orbit_ckpt.testing.formats import FormatContract, WritableFormatContract
 from orbit_ckpt.testing.item_handlers import ItemHandlerContract
+from orbit_ckpt.testing.policies import (
+    PolicyContract,
+    PreservationPolicyContract,
+    SavePolicyContract,
+    sample_histories,
+)
 from orbit_ckpt.testing.promises import PromiseBrokenError, expect, promised
 from orbit_ckpt.testing.several_processes import SeveralProcessesContract
 from orbit_ckpt.testing.spoiling import spoil
@@ -18,7 +24,10 @@ from orbit_ckpt.testing.type_handlers import TypeHandlerContract
 __all__ = [
     "FormatContract",
     "ItemHandlerContract",
+    "PolicyContract",
+    "PreservationPolicyContract",
     "PromiseBrokenError",
+    "SavePolicyContract",
     "SeveralProcessesContract",
     "TypeHandlerContract",
     "WritableFormatContract",
@@ -27,5 +36,6 @@ __all__ = [
     "fake_processes",
     "is_same",
     "promised",
+    "sample_histories",
     "spoil",
 ]
