@@ -19,6 +19,7 @@ from orbit_ckpt.testing.policies import (
 from orbit_ckpt.testing.promises import PromiseBrokenError, expect, promised
 from orbit_ckpt.testing.several_processes import SeveralProcessesContract
 from orbit_ckpt.testing.spoiling import spoil
+from orbit_ckpt.testing.stores import StoreContract
 from orbit_ckpt.testing.type_handlers import TypeHandlerContract
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PromiseBrokenError",
     "SavePolicyContract",
     "SeveralProcessesContract",
+    "StoreContract",
     "TypeHandlerContract",
     "WritableFormatContract",
     "expect",

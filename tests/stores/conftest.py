@@ -15,7 +15,7 @@ import pytest
 from orbit_ckpt._src.storage import buckets
 from orbit_ckpt.stores import register_store
 from orbit_ckpt.testing.chaos.proxy import Proxy
-from orbit_ckpt.testing.stores import MemoryClient
+from orbit_ckpt.testing.fakes import MemoryClient
 
 
 @pytest.fixture(scope="session")

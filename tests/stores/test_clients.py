@@ -16,7 +16,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST
 from orbit_ckpt.errors import CorruptionError, PluginConflictError, StorageError
 from orbit_ckpt.stores import register_store
-from orbit_ckpt.testing.stores import MemoryClient
+from orbit_ckpt.testing.fakes import MemoryClient
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "step": 3}
 
@@ -145,7 +145,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[orbit_ckpt.stores]\ncloud = {name}:open_it\n")
         (tmp_path / f"{name}.py").write_text(
-            "from orbit_ckpt.testing.stores import MemoryClient\nopened = []\n"
+            "from orbit_ckpt.testing.fakes import MemoryClient\nopened = []\n"
             "def open_it(name):\n    opened.append(name)\n    return MemoryClient(name)\n"
         )
         monkeypatch.delitem(sys.modules, name, raising=False)
