@@ -205,6 +205,7 @@ class FormatContract:
         """Return the tree of a damaged checkpoint if it must be intact."""
         try:
             self.format().sniff(path)
+            self.format().open(path)  # `load` turns its errors into a CheckpointError
             found = self._load(path)
         except CheckpointError:
             return None
@@ -230,13 +231,9 @@ class WritableFormatContract(FormatContract, SavedContract):
         """Return trees with a leaf `bad` that the format cannot hold."""
         return [{"bad": object()}]
 
-    def path_in(self, directory: Path, number: int) -> Path:
-        """Return a path in a directory whose name suits the format."""
-        return directory / str(number)
-
     @override
     def samples(self, directory: Path) -> Mapping[Path, object]:
-        paths = [self.path_in(directory, i) for i in range(len(self.contents()))]
+        paths = [self.path_in(directory, str(i)) for i in range(len(self.contents()))]
         for path, content in zip(paths, self.contents(), strict=True):
             self.save(path, content)
         return dict(zip(paths, self.contents(), strict=True))
@@ -266,7 +263,7 @@ class WritableFormatContract(FormatContract, SavedContract):
     @promised
     def test_existing_file_is_kept(self, tmp_path: Path) -> None:
         """Nothing that exists is replaced unless the request says so."""
-        path = self.path_in(tmp_path, 1)
+        path = self.path_in(tmp_path, "1")
         self.save(path, self.contents()[0])
         refused = False
         try:
@@ -282,7 +279,7 @@ class WritableFormatContract(FormatContract, SavedContract):
         for tree in self.unsupported():
             message = None
             try:
-                self.save(self.path_in(tmp_path, 1), tree)
+                self.save(self.path_in(tmp_path, "1"), tree)
             except UnsupportedLeafError as error:
                 message = str(error)
             is_named = message is not None and "bad" in message

@@ -35,6 +35,10 @@ class SavedContract:
         """Return at least two different things to save, newly made and the same every time."""
         raise NotImplementedError
 
+    def path_in(self, directory: Path, name: str) -> Path:
+        """Return the path to save to in a directory; it may add to the name, which is short."""
+        return directory / name
+
     def save(self, path: Path, content: object, *, overwrite: bool = False) -> None:
         """Save one of the contents; it is durable when this returns."""
         raise NotImplementedError
@@ -88,14 +92,14 @@ class SavedContract:
     def test_loads_what_was_saved(self, tmp_path: Path) -> None:
         """What is loaded is what was saved: types, dtypes, shapes, shardings, bits."""
         for i, content in enumerate(self.contents()):
-            self.save(tmp_path / str(i), content)
-            self.expect_same(self.load(tmp_path / str(i)), self.contents()[i])
+            self.save(self.path_in(tmp_path, str(i)), content)
+            self.expect_same(self.load(self.path_in(tmp_path, str(i))), self.contents()[i])
 
     @promised
     def test_save_leaves_its_argument_alone(self, tmp_path: Path) -> None:
         """A save does not change what it is given."""
         for i, content in enumerate(self.contents()):
-            self.save(tmp_path / str(i), content)
+            self.save(self.path_in(tmp_path, str(i)), content)
             self.expect_same(content, self.contents()[i], "what was given to a save")
 
     @promised
@@ -103,27 +107,27 @@ class SavedContract:
         """A background save stores the values of its start, whatever happens to them afterwards."""
         waits: list[Callable[[], object]] = []
         for i, content in enumerate(self.contents()):
-            waits.append(self.save_in_background(tmp_path / str(i), content))
+            waits.append(self.save_in_background(self.path_in(tmp_path, str(i)), content))
             self.change(content)
         for wait in waits:
             wait()
         for i, content in enumerate(self.contents()):
-            self.expect_same(self.load(tmp_path / str(i)), content)
+            self.expect_same(self.load(self.path_in(tmp_path, str(i))), content)
 
     @promised
     def test_every_load_returns_new_values(self, tmp_path: Path) -> None:
         """What a load returned may be changed, and later loads return what was saved."""
         content = self.contents()[0]
-        self.save(tmp_path / "a", content)
-        self.change(self.load(tmp_path / "a"))
-        self.expect_same(self.load(tmp_path / "a"), self.contents()[0], "a second load")
+        self.save(self.path_in(tmp_path, "a"), content)
+        self.change(self.load(self.path_in(tmp_path, "a")))
+        self.expect_same(self.load(self.path_in(tmp_path, "a")), self.contents()[0], "a second load")
 
     @promised
     def test_two_saves_store_the_same(self, tmp_path: Path) -> None:
         """Two saves of the same values store the same data."""
         for name in ("a", "b"):
-            self.save_as_files(tmp_path / name, self.contents()[0])
-        a, b = (stored_data(tmp_path / name) for name in ("a", "b"))
+            self.save_as_files(self.path_in(tmp_path, name), self.contents()[0])
+        a, b = (stored_data(self.path_in(tmp_path, name)) for name in ("a", "b"))
         differing = ", ".join(sorted({name for name, _ in (a - b) + (b - a)}))
         expect(a == b, found=f"other bytes in {differing}", expected="the same bytes")
 
@@ -131,10 +135,10 @@ class SavedContract:
     def test_checkpoints_are_independent(self, tmp_path: Path) -> None:
         """A checkpoint depends on its files alone, not on other saves or on its path."""
         for i, content in enumerate(self.contents()):
-            self.save(tmp_path / str(i), content)
+            self.save(self.path_in(tmp_path, str(i)), content)
         (tmp_path / "moved").mkdir()
         for i, content in enumerate(self.contents()):
-            moved = (tmp_path / str(i)).rename(tmp_path / "moved" / str(i))
+            moved = self.path_in(tmp_path, str(i)).rename(self.path_in(tmp_path / "moved", str(i)))
             self.expect_same(self.load(moved), content)
 
     @promised
@@ -144,17 +148,18 @@ class SavedContract:
         """A save writes into its own directory only."""
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
-        self.save(tmp_path / "run" / "1", self.contents()[0])
+        path = self.path_in(tmp_path / "run", "1")
+        self.save(path, self.contents()[0])
         monkeypatch.undo()
-        found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("*/*")}
-        expect(found == {"run/1"}, found=", ".join(sorted(found)), expected="run/1")
+        found = {str(path) for path in tmp_path.glob("*/*")}
+        expect(found == {str(path)}, found=", ".join(sorted(found)), expected=path)
 
     @promised
     def test_load_writes_nothing(self, tmp_path: Path) -> None:
         """A load changes no file."""
-        self.save(tmp_path / "a", self.contents()[0])
+        self.save(self.path_in(tmp_path, "a"), self.contents()[0])
         before = files_below(tmp_path)
-        self.load(tmp_path / "a")
+        self.load(self.path_in(tmp_path, "a"))
         after = files_below(tmp_path)
         changed = sorted(n for n in before | after if before.get(n) != after.get(n))
         expect(not changed, found=f"changes of {', '.join(changed)}", expected="none")
@@ -162,7 +167,7 @@ class SavedContract:
     @promised
     def test_failed_write_keeps_the_previous_checkpoint(self, tmp_path: Path) -> None:
         """A save whose write fails raises an error and keeps the checkpoint before it."""
-        path = tmp_path / "a"
+        path = self.path_in(tmp_path, "a")
         self.save(path, self.contents()[0])
         for nth in itertools.count(1):
             refusal = Refusal(nth, errno.EIO)
@@ -173,7 +178,7 @@ class SavedContract:
             expect(raised, found=f"success although {what} failed", expected="an error")
             self.expect_kept(self.load(path), f"the checkpoint after a failed {what}")
             left = sorted(os.listdir(tmp_path))
-            expect(left == ["a"], found=f"{left} after a failed {what}", expected="['a']")
+            expect(left == [path.name], found=f"{left} after a failed {what}", expected=path.name)
 
     def _overwrite(self, path: Path, refusal: Refusal) -> bool:
         """Save over a checkpoint; return whether an error was raised."""
@@ -197,7 +202,7 @@ class SavedContract:
         interrupted = False
         try:
             with before_every_write(interrupt):
-                self.save(tmp_path / "a", content)
+                self.save(self.path_in(tmp_path, "a"), content)
         except KeyboardInterrupt:
             interrupted = True
         expect(interrupted, found="a save that went on", expected="KeyboardInterrupt")
@@ -207,7 +212,7 @@ class SavedContract:
     @promised
     def test_flipped_bit_is_noticed(self, tmp_path: Path) -> None:
         """Damaged data raises a CheckpointError and is never returned."""
-        path = tmp_path / "run" / "1"
+        path = self.path_in(tmp_path / "run", "1")
         self.save(path, self.contents()[0])
         for flip in bit_flips(path.parent):
             with flip.applied(path.parent):

@@ -106,12 +106,12 @@ class _CountedFile:
         return iter(self.readline, self.readline()[:0])
 
 
-def files_below(directory: Path) -> dict[str, bytes]:
-    """Return the contents of every file below a directory, by relative path."""
+def files_below(path: Path) -> dict[str, bytes]:
+    """Return the contents of a file, or of every file below a directory, by relative path."""
     return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        file.relative_to(path).as_posix(): file.read_bytes()
+        for file in (path, *sorted(path.rglob("*")))
+        if file.is_file()
     }
 
 

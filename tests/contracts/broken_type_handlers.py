@@ -195,7 +195,7 @@ class TestReadsTwice(BrokenNumpy):
 class Unnamed(NumpyHandler):
     @override
     def typestr(self) -> str:
-        return f"numpy_{id(self)}"
+        return f"numpy_{secrets.token_hex()}"
 
 
 class TestUnstableTypestr(BrokenNumpy):

@@ -38,8 +38,8 @@ class TestSafetensors(WritableFormatContract):
         return [arrays, {"w": np.arange(6)[::2]}]
 
     @override
-    def path_in(self, directory: Path, number: int) -> Path:
-        return directory / f"{number}.safetensors"
+    def path_in(self, directory: Path, name: str) -> Path:
+        return directory / f"{name}.safetensors"
 
 
 class TestFlaxMsgpack(WritableFormatContract):
@@ -78,8 +78,8 @@ class TestT5X(WritableFormatContract):
         return [tree, {"target": {"w": np.arange(6)}}]
 
     @override
-    def path_in(self, directory: Path, number: int) -> Path:
-        return directory / f"checkpoint_{number}"
+    def path_in(self, directory: Path, name: str) -> Path:
+        return directory / f"checkpoint_{int(name, 36)}"
 
 
 def tree_of(arrays: Mapping[str, Any]) -> Any:
