@@ -1,12 +1,15 @@
-"""What holds for all tests: eight CPU devices, shared helpers, Hypothesis profiles.
+"""What holds for all tests: eight CPU devices, files in memory, Hypothesis profiles.
 
-`nox -s soak` looks for new counterexamples; a usual run draws the same few examples every time.
+`nox -s soak` looks for new counterexamples and writes to the disk; a usual run draws the same few
+examples every time.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -14,6 +17,10 @@ import pytest
 from hypothesis import settings
 
 DEVICES = "--xla_force_host_platform_device_count"
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a file system, not a file
+MEMORY_BYTES = 4 << 30
+"""What the temporary files of a run need at most, with room to spare."""
 
 # both are read when JAX first looks for devices
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -29,6 +36,11 @@ settings.register_profile("soak", max_examples=2000, deadline=None)
 from tests.soak import SOAK  # noqa: E402 - the package of tests is only now on the path
 
 settings.load_profile("soak" if SOAK else "quick")
+
+if not SOAK and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+    # every save waits for the disk many times, which checks nothing and may double the time
+    os.environ.setdefault("TMPDIR", str(MEMORY))
+    tempfile.tempdir = None  # asks for the variable again
 
 
 @pytest.hookimpl(optionalhook=True)
