@@ -6,6 +6,7 @@ uses the interpreter that nox runs under unless its name ends in a version.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ CORE = [
 ]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
+
+# else every worker and every program that a test starts compiles all modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
