@@ -91,7 +91,7 @@ def newest_checkpoint(run: Path) -> Path | None:
     return max(run.glob("epoch_????"), default=None)
 
 
-def train(run: Path, killed_in_epoch: int) -> None:
+def train(run: Path, killed_in_epoch: int = 0) -> None:
     """Train to the last epoch, starting from the newest checkpoint of `run` if one exists."""
     images, labels = load_data()
     state = initial_state(len(images) // BATCH)
@@ -106,11 +106,11 @@ def train(run: Path, killed_in_epoch: int) -> None:
         ocp.save(run / f"epoch_{state.epoch:04}", state)
 
 
-def train_in_fresh_process(run: Path, killed_in_epoch: int = 0) -> None:
-    """Run `train` in its own process, and check its exit status."""
-    command = [sys.executable, __file__, str(run), str(killed_in_epoch)]
+def train_and_be_killed(run: Path) -> None:
+    """Run `train` in its own process, which ends in the middle of the run."""
+    command = [sys.executable, __file__, str(run)]
     status = subprocess.run(command, check=False).returncode
-    if status != (-signal.SIGKILL if killed_in_epoch else 0):
+    if status != -signal.SIGKILL:
         sys.exit(f"training ended with status {status}")
 
 
@@ -123,15 +123,15 @@ def print_tree(checkpoint: Path) -> None:
 
 
 def main() -> None:
-    """Train once without and once with an interruption, and compare every loss."""
+    """Train once with and once without an interruption, and compare every loss."""
     with tempfile.TemporaryDirectory() as directory:
         reference, killed = Path(directory, "reference"), Path(directory, "killed")
-        print("An uninterrupted run:")
-        train_in_fresh_process(reference)
-        print(f"The same run, killed in epoch {KILLED_IN_EPOCH}:")
-        train_in_fresh_process(killed, KILLED_IN_EPOCH)
-        print("Resumed in a fresh process:")
-        train_in_fresh_process(killed)
+        print(f"A run that is killed in epoch {KILLED_IN_EPOCH}:")
+        train_and_be_killed(killed)
+        print("Resumed in another process:")
+        train(killed)
+        print("The same run, uninterrupted:")
+        train(reference)
 
         # Even without `like`, built-in containers and named tuples keep their structure.
         last = f"epoch_{EPOCHS:04}"
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        train(Path(sys.argv[1]), int(sys.argv[2]))
+    if len(sys.argv) == 2:
+        train(Path(sys.argv[1]), KILLED_IN_EPOCH)
     else:
         main()
