@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 from msgspec import Struct
@@ -20,6 +20,7 @@ from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.telemetry import report_save
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
+from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.step_details import StepDetails
@@ -299,8 +300,8 @@ def _check_not_read(request: SaveRequest, options: SessionOptions) -> None:
 
 def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
     """Yield the lazy arrays in the arguments of items and their trees."""
-    if isinstance(value, Mapping):
-        for child in cast(Mapping[object, object], value).values():
+    if is_mapping(value):
+        for child in value.values():
             yield from _lazy_arrays_in(child)
     elif isinstance(value, CheckpointArgs):
         yield from _lazy_arrays_in(vars(value))

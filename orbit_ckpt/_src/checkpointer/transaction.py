@@ -11,10 +11,11 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
 from orbit_ckpt._src.metadata.files import write_step
 from orbit_ckpt._src.metadata.schema import StepDocument
@@ -268,14 +269,13 @@ def check_json_object(value: object) -> dict[str, object]:
         TypeError: It is not an object, or cannot be written as JSON.
     """
     wanted = "Use a dict of dicts, lists, strings, numbers, booleans and None, with keys of str."
-    if not isinstance(value, Mapping):
+    if not is_mapping(value):
         found = type(value).__name__
         raise TypeError(f"custom_metadata must be a JSON object, found {found}. {wanted}")
-    fields = cast(Mapping[object, object], value)
-    wrong = [key for key in fields if not isinstance(key, str)]
+    wrong = [key for key in value if not isinstance(key, str)]
     if wrong:
         raise TypeError(f"custom_metadata must be a JSON object, found key {wrong[0]!r}. {wanted}")
     try:
-        return cast(dict[str, object], copy_json(dict(fields)))
+        return copy_json(dict(value))
     except (TypeError, ValueError) as error:
         raise TypeError(f"custom_metadata must be a JSON object: {error}. {wanted}") from error

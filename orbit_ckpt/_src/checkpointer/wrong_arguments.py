@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar, cast
 
+from orbit_ckpt._src.guards import is_plural
 from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.transform.engine import Rule
@@ -73,8 +74,7 @@ def check_rules(rules: object) -> None:
 
 def _elements(value: object) -> Collection[object] | None:
     """Return the elements of a list or similar; None for anything else, including a dict."""
-    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-    return cast(Collection[object], value) if is_list else None
+    return value if is_plural(value) and not isinstance(value, Mapping) else None
 
 
 def check_state_functions(functions: object) -> None:

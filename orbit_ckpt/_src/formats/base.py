@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -178,7 +178,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 def built_in_format(name: str) -> Format:
     """Return the format of a folder of this package."""
     module = importlib.import_module(f"orbit_ckpt._src.formats.{name}.read")
-    return cast(Format, module.FORMAT)
+    return module.FORMAT
 
 
 def built_in_formats(*, in_stores: bool = False, has_runs: bool = False) -> Iterator[Format]:

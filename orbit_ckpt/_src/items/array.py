@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import override
 
+from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
@@ -92,10 +93,10 @@ class ArrayHandler(
         leaf_args = args.restore_args
         if leaf_args is not None and not is_bare:
             leaf_args = {self._name: leaf_args}
-        found = self._trees.restore(directory, args=PyTreeRestoreArgs(restore_args=leaf_args))
-        return found if is_bare else cast(dict[str, object], found)[self._name]
+        found: Any = self._trees.restore(directory, args=PyTreeRestoreArgs(restore_args=leaf_args))
+        return found if is_bare else found[self._name]
 
     def metadata(self, directory: PathLike) -> object:
         """Return metadata of the array without reading it."""
         tree = self._trees.metadata(directory).tree
-        return cast(dict[str, object], tree)[self._name] if isinstance(tree, dict) else tree
+        return tree[self._name] if is_json_object(tree) else tree

@@ -349,7 +349,7 @@ def typestr_of(handler: object) -> str:
     inherits the name could not restore its checkpoints.
     """
     kind = handler if isinstance(handler, type) else type(handler)
-    typestr = cast(Callable[[], str] | None, getattr(kind, "typestr", None))
+    typestr: Callable[[], str] | None = getattr(kind, "typestr", None)
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
         return _name_of(kind)
     return typestr()
@@ -415,5 +415,5 @@ def warn_of_unused(handler: object, **given: object) -> None:
 def _default(value: object) -> object:
     """Return the value of an option that stands for "not set"."""
     if is_dataclass(value):
-        return cast(object, type(value)())
+        return type(value)()
     return False if isinstance(value, bool) else None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import override
 
@@ -362,7 +362,7 @@ def _default_args(name: str, handler: CheckpointHandler) -> dict[str, object]:
     Raises:
         ValueError: The handler needs explicit arguments.
     """
-    kind = cast(Any, own_args(type(handler), 1))
+    kind = own_args(type(handler), 1)
     if kind is None:
         return {}
     try:

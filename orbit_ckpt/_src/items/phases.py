@@ -326,7 +326,7 @@ class ItemHandler(CheckpointHandler, StagingHandler, Generic[SaveT]):
             if isinstance(given, self._save_args):
                 return cast(SaveT, given)
         options = {} if save_args is None else {"save_args": save_args}
-        return cast(Any, self._save_args)(item, **options)
+        return cast(Callable[..., SaveT], self._save_args)(item, **options)
 
     @override
     @abstractmethod
@@ -386,4 +386,5 @@ def restore_item(
         open_checked(directory).verify_below(f"{item}/" if item else "")
         path = foreign_path(handler, path)
     positional, named = _unpack(args)
-    return cast(Callable[..., object], handler.restore)(path, *positional, **named)
+    restore: Callable[..., object] = handler.restore
+    return restore(path, *positional, **named)

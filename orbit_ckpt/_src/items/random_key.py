@@ -48,7 +48,7 @@ class _KeyFiles:
     ) -> tuple[Any, Mapping[str, object]]:
         both = Composite(**{self._key: key, self._about: JsonRestoreArgs()})
         found = self._items.restore(directory, args=both)
-        about = cast(dict[str, object], found[self._about])
+        about: dict[str, object] = found[self._about]
         if type(about) is not dict or type(about.get(field)) not in (bool, int):
             raise FormatError(
                 f"{resolve_path(directory) / self._about}: expected an object that says whether "

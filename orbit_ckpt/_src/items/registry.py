@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
@@ -85,7 +85,7 @@ class DefaultCheckpointHandlerRegistry:
                 f"item {item!r} has a handler for {key[1].__name__} already: {self._entries[key]!r}"
             )
         handler = handler or handler_class_of(args)
-        self._entries[key] = cast(Any, handler)() if isinstance(handler, type) else handler
+        self._entries[key] = handler() if isinstance(handler, type) else handler
 
     def has(self, item: str | None, args: object) -> bool:
         """Return whether the item, or all items, have a handler for these arguments."""

@@ -307,9 +307,9 @@ class _Methods(Struct, frozen=True):
 
 def _methods_of(item: object, name: str) -> _Methods:
     for getter, setter in _METHODS:
-        found = getattr(item, getter, None), getattr(item, setter, None)
-        if all(map(callable, found)) and not isinstance(item, type):
-            return _Methods(*cast(tuple[Callable[[], Any], Callable[[Any], object]], found))
+        get, put = getattr(item, getter, None), getattr(item, setter, None)
+        if callable(get) and callable(put) and not isinstance(item, type):
+            return _Methods(get, put)
     what = f"the class {item.__qualname__}" if isinstance(item, type) else _type_of(item)
     pairs = ", or ".join(f"{getter}() and {setter}(state)" for getter, setter in _METHODS)
     raise TypeError(f"{name}: expected an object with {pairs}; found {what}")

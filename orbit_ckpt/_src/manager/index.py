@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from orbit_ckpt._src.errors import CheckpointError, StepNotFoundError
 from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
@@ -307,7 +307,7 @@ def read_metrics(path: Path | str) -> Mapping[str, object] | None:
     """
     directory = path / METRICS_ITEM if isinstance(path, Path) else f"{path}{os.sep}{METRICS_ITEM}"
     try:
-        return cast(Mapping[str, object], read_json_item(open_checked(directory), METRICS_ITEM))
+        return read_json_item(open_checked(directory), METRICS_ITEM)
     except CheckpointError:
         if os.path.isdir(directory) if isinstance(directory, str) else directory.is_dir():
             raise

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
@@ -318,7 +318,7 @@ def own_options(options: object) -> CheckpointManagerOptions:
     example = "Give CheckpointManagerOptions(max_to_keep=3), for example."
     kind = CheckpointManagerOptions
     check_type("options", options, kind, "a CheckpointManagerOptions", example)
-    return kind() if options is None else copy.copy(cast(CheckpointManagerOptions, options))
+    return copy.copy(options) if isinstance(options, kind) else kind()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.orbax.layout import holds_tree, is_tree
 from orbit_ckpt._src.formats.runs import foreign_step
+from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
 from orbit_ckpt._src.items.base import (
     CheckpointArgs,
     CheckpointHandler,
@@ -268,13 +269,11 @@ class StepItems:
             )
         return args
 
-    def _from_items(
-        self, position: int, items: object, kwargs: Mapping[str, Any] | None
-    ) -> Composite:
+    def _from_items(self, position: int, items: Any, kwargs: Mapping[str, Any] | None) -> Composite:
         """Return arguments built from items and the fields of their handlers' argument classes."""
         wrap = DEFAULT_ITEM if self._single else None
-        by_name = cast(Mapping[str, object], {wrap: items} if wrap else items or {})
-        fields = cast(Mapping[str, Any], {wrap: kwargs} if wrap else kwargs or {})
+        by_name: Mapping[str, object] = {wrap: items} if wrap else items or {}
+        fields: Mapping[str, Any] = {wrap: kwargs} if wrap else kwargs or {}
         made: dict[str, CheckpointArgs] = {}
         for name in dict.fromkeys([*by_name, *fields]):
             handler = self._handlers.get(name)
@@ -284,7 +283,8 @@ class StepItems:
                     "item_handlers when the manager is made."
                 )
             kind = cast(Any, own_args(type(handler), position))
-            item, more = by_name.get(name), cast(Mapping[str, Any], fields.get(name) or {})
+            more: Mapping[str, Any] = fields.get(name) or {}
+            item = by_name.get(name)
             made[name] = PassedArgs((item,), more) if kind is None else kind(item, **more)
         return Composite(**made)
 
@@ -315,13 +315,13 @@ def _check_handlers(handlers: object) -> None:
     Raises:
         TypeError: It is neither a handler nor handlers by item.
     """
-    if isinstance(handlers, Mapping):
-        for name, handler in cast(Mapping[str, object], handlers).items():
+    if is_mapping(handlers):
+        for name, handler in handlers.items():
             if handler is not None:
                 check_handler(f"item_handlers[{name!r}]", handler)
     elif handlers is not None:
-        if isinstance(handlers, list | tuple):
-            found = show(cast(object, handlers))
+        if is_list_or_tuple(handlers):
+            found = show(handlers)
             raise TypeError(
                 f"item_handlers must be a handler, or handlers by item, found {found}. "
                 "Give {'state': StandardCheckpointHandler()}, for example."
@@ -345,12 +345,8 @@ def handlers_of(
     """
     if handlers is not None:
         raise ValueError("Give checkpointers or item_handlers, not both.")
-    pairs = (
-        cast(Mapping[str, object], checkpointers).items()
-        if isinstance(checkpointers, Mapping)
-        else [("", checkpointers)]
-    )
-    for name, value in pairs:
+    given: object = checkpointers
+    for name, value in given.items() if is_mapping(given) else [("", given)]:
         _check_checkpointer(f"checkpointers[{name!r}]" if name else "checkpointers", value)
     if isinstance(checkpointers, Mapping):
         is_async = all(isinstance(c, AsyncCheckpointer) for c in checkpointers.values())
@@ -384,12 +380,11 @@ def check_metrics(metrics: object) -> None:
 def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
     """Convert numpy and JAX scalars in metrics to Python numbers."""
 
-    def plain(value: Any) -> object:
-        if isinstance(value, Mapping):  # JAX would sort the names
-            fields = cast(Mapping[str, Any], value)
-            return {name: plain(field) for name, field in fields.items()}
-        if isinstance(value, list | tuple):
-            return [plain(entry) for entry in cast(Sequence[Any], value)]
+    def plain(value: object) -> object:
+        if is_mapping(value):  # JAX would sort the names
+            return {name: plain(field) for name, field in value.items()}
+        if is_list_or_tuple(value):
+            return list(map(plain, value))
         return plain_scalar(value) if getattr(value, "ndim", None) == 0 else value
 
-    return cast(dict[str, object], plain(metrics))
+    return {name: plain(value) for name, value in metrics.items()}

@@ -6,6 +6,7 @@ Separate from `codec`, which reads documents without numpy.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def encode_user_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=plain_scalar).encode()
 
 
-def copy_json(value: object) -> object:
+def copy_json(value: object) -> Any:  # decoded JSON
     """Copy a value by a round trip through JSON.
 
     Raises:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import tensorstore as ts
@@ -119,9 +119,9 @@ def _root(directory: Path, data: bytes | None) -> Child | None:
 def _numbered_root(directory: Path) -> Child | None:
     """Return the root if each version has a manifest of its own, which TensorStore finds."""
     base = ts.KvStore.open(store_spec(directory), context=shared_context()).result()
-    manifest = cast(Json, ts.ocdbt.dump(base, None).result())
-    versions = cast(Sequence[Json], manifest["versions"])
-    location = cast(str | None, versions[-1]["root"].get("location")) if versions else None
+    manifest: Json = ts.ocdbt.dump(base, None).result()
+    versions: Sequence[Json] = manifest["versions"]
+    location: str | None = versions[-1]["root"].get("location") if versions else None
     if location is None:
         return None
     # btreenode:<base>:<path>:<offset>:<length>, the texts percent-encoded

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
 
 from orbit_ckpt._src.runtime.loop import Workers, run_all
 from orbit_ckpt._src.storage.chunk_read import SMALL_BYTES
@@ -59,15 +58,15 @@ class ReadThreads:
             await run_all(run(read_unless_failed, share) for share in shares)
 
     @contextmanager
-    def _running(self) -> Generator[Callable[..., Awaitable[None]]]:
+    def _running(self) -> Generator[Callable[..., Awaitable[object]]]:
         """Yield a function that runs calls in a thread, the loop's own on a local disk."""
         if not self._is_remote:
-            yield cast(Callable[..., Awaitable[None]], asyncio.to_thread)
+            yield asyncio.to_thread
             return
         loop = asyncio.get_running_loop()  # which has fewer threads than there may be requests
         pool = Workers(_REQUESTS, "orbit_ckpt-store")
         try:
-            yield cast(Callable[..., Awaitable[None]], partial(loop.run_in_executor, pool))
+            yield partial(loop.run_in_executor, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

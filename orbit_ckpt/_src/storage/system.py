@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 try:
     import fcntl
@@ -203,4 +202,4 @@ def _libc_function(name: str) -> Callable[..., int] | None:
         library = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows has no such library
         return None
-    return cast(Any, getattr(library, name, None))
+    return getattr(library, name, None)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.guards import is_list
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
 from orbit_ckpt._src.unique_keys import parse_unique
 
@@ -275,12 +276,12 @@ def _inner_codecs(codecs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, 
 
 
 def _shape(value: object) -> Shape:
-    if not isinstance(value, list):
+    if not is_list(value):
         raise TypeError(f"expected a list of lengths, found {value!r}")
-    lengths = cast(list[object], value)
-    if any(type(n) is not int or n < 0 for n in lengths):
+    lengths = tuple(n for n in value if type(n) is int and n >= 0)
+    if len(lengths) < len(value):
         raise ValueError(f"expected a list of lengths, found {value!r}")
-    return tuple(cast(list[int], lengths))
+    return lengths
 
 
 def _check_grid(shape: Shape, chunks: Shape) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import pickletools
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.formats.zarr_tree import ArrayEntry
+from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.codec import decode_json
 
 _LITERALS = frozenset(
@@ -85,12 +85,12 @@ def checksums_of_arrays(
         descriptions: Shapes and dtypes of what the sums are of, by name.
         arrays: Shape and dtype of the arrays that there are.
     """
-    if not isinstance(sums, Mapping) or not isinstance(descriptions, Mapping):
+    if not is_mapping(sums) or not is_mapping(descriptions):
         return {}
     found: dict[str, str] = {}
     for name, (shape, dtype) in arrays.items():
-        value = cast(Mapping[str, object], sums).get(name)
-        described = cast(Mapping[str, object], descriptions).get(name)
+        value = sums.get(name)
+        described = descriptions.get(name)
         if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
             continue
         if _describes(described, shape, dtype):
@@ -118,9 +118,9 @@ def checksums_of_trees(
         descriptions: Shapes and dtypes of what the sums are of, by name.
         trees: What the index lists, by the prefixes of the trees.
     """
-    if not isinstance(sums, Mapping) or not sums:
+    if not is_mapping(sums) or not sums:
         return {}
-    names = set(cast(Mapping[str, object], sums))
+    names = set(sums)
     named = [
         {_name_in_tree(entry, prefix): entry for entry in entries}
         for prefix, entries in trees.items()
@@ -133,7 +133,7 @@ def checksums_of_trees(
         arrays = {name: entry.layout() for name, entry in entries.items()}
     except ValueError:  # of the index, which is refused where it is read
         return {}
-    found = checksums_of_arrays(cast(object, sums), descriptions, arrays)
+    found = checksums_of_arrays(sums, descriptions, arrays)
     return {entries[name].path: value for name, value in found.items()}
 
 
@@ -149,11 +149,11 @@ def _name_in_tree(entry: ArrayEntry, prefix: str | None) -> str:
 
 
 def _describes(described: object, shape: Shape, dtype: DType) -> bool:
-    if not isinstance(described, Mapping) or _SUB_BYTE.fullmatch(dtype.name):
+    if not is_mapping(described) or _SUB_BYTE.fullmatch(dtype.name):
         return False
-    fields = cast(Mapping[str, object], described)
     try:
-        return fields.get("shape") == list(shape) and as_dtype(str(fields.get("dtype"))) == dtype
+        recorded = as_dtype(str(described.get("dtype")))
+        return described.get("shape") == list(shape) and recorded == dtype
     except TypeError:
         return False
 

@@ -18,6 +18,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, storable
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.flax_msgpack.tree import ArrayNode, BytesNode, ObjectNode, with_values
+from orbit_ckpt._src.guards import is_list
 from orbit_ckpt._src.storage.foreign import check_shape
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.store_path import open_extents
@@ -214,9 +215,9 @@ class _Scanner:
             value = self._array(end, is_scalar=code == SCALAR)
         elif code in (COMPLEX, TUPLE):
             value = self.scan(end, depth + 1)
-            if not isinstance(value, list):
+            if not is_list(value):
                 raise ValueError(f"extension type {code} does not hold a list")
-            elements = cast(list[Any], value)
+            elements: list[Any] = value
             value = complex(*elements) if code == COMPLEX else tuple(elements)
         else:
             data = self._read_bytes(end - self.position, end)
@@ -357,21 +358,21 @@ def _join_chunks(fields: dict[object, object]) -> object:
     """Put an array together that Flax split because msgpack limits the size of one value."""
     if CHUNKED not in fields:
         return fields
-    shape = tuple(cast(list[int], _ordered(fields["shape"])))
-    chunks = _ordered(fields["chunks"])
-    if not chunks or not all(isinstance(chunk, ArrayNode) for chunk in chunks):
+    lengths, chunks = _ordered(fields["shape"]), _ordered(fields["chunks"])
+    parts = [chunk for chunk in chunks if isinstance(chunk, ArrayNode)]
+    if not parts or len(parts) < len(chunks):
         raise ValueError("an array in parts that are none")
-    parts = cast(list[ArrayNode], chunks)
     dtype = parts[0].dtype
-    if not all(type(n) is int for n in shape):
-        raise ValueError(f"shape {str(shape)[:80]}")
+    shape = tuple(n for n in lengths if type(n) is int)
+    if len(shape) < len(lengths):
+        raise ValueError(f"shape {str(tuple(lengths))[:80]}")
     check_shape(shape, dtype.itemsize)
     is_whole = _nbytes(shape, dtype) == sum(_nbytes(part.shape, part.dtype) for part in parts)
     if not is_whole or any(part.dtype != dtype for part in parts):
         raise ValueError(f"the parts of an array are not those of {dtype} and shape {shape}")
     values = [part.value for part in parts]
     extents = [value for value in values if isinstance(value, Extent)]
-    value = Pieces.of(extents) if extents else b"".join(cast(list[bytes], values))
+    value = Pieces.of(extents) if extents else b"".join(v for v in values if isinstance(v, bytes))
     return ArrayNode(shape, dtype, value)
 
 

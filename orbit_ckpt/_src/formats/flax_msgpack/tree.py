@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 import msgpack
 import numpy as np
@@ -14,6 +13,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError, VersionError
 from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts, empty_typestr
+from orbit_ckpt._src.guards import is_dict, is_list_or_tuple
 from orbit_ckpt._src.metadata.outline import encode_rich_types, outline_of
 from orbit_ckpt._src.metadata.schema import (
     BYTES,
@@ -75,12 +75,10 @@ def with_values(node: object) -> object:
     Raises:
         CorruptionError: The file has become shorter.
     """
-    if isinstance(node, dict):
-        fields = cast(dict[object, object], node)
-        return {key: with_values(child) for key, child in fields.items()}
-    if isinstance(node, list | tuple):
-        elements = cast(list[object], node)
-        children = [one if type(one) in NUMBERS else with_values(one) for one in elements]
+    if is_dict(node):
+        return {key: with_values(child) for key, child in node.items()}
+    if is_list_or_tuple(node):
+        children = [one if type(one) in NUMBERS else with_values(one) for one in node]
         return children if isinstance(node, list) else tuple(children)
     if isinstance(node, ObjectNode):
         return node.value
@@ -175,22 +173,21 @@ def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> Non
     if isinstance(node, str):
         _check_here(node, f"{file}: {format_path(names)}", file)
     pairs: Iterable[tuple[object, object]] = ()
-    if isinstance(node, dict):
-        pairs = cast(dict[object, object], node).items()
-    elif isinstance(node, list | tuple):
-        pairs = enumerate(cast(list[object], node))
+    if is_dict(node):
+        pairs = node.items()
+    elif is_list_or_tuple(node):
+        pairs = enumerate(node)
     for key, child in pairs:
-        if isinstance(child, str | dict | list | tuple):
-            _check_strings(cast(object, child), file, (*names, str(key)))
+        if isinstance(child, str) or is_dict(child) or is_list_or_tuple(child):
+            _check_strings(child, file, (*names, str(key)))
 
 
 def _measure(node: object) -> tuple[int, bool]:
     """Return how many values there are besides arrays, and whether the keys of all dicts sort."""
-    if not isinstance(node, dict | list | tuple):
+    if not is_dict(node) and not is_list_or_tuple(node):
         return 0 if isinstance(node, ArrayNode) else 1, True
-    fields = cast(dict[object, object], node) if isinstance(node, dict) else {}
-    children = list(fields.values() if fields else cast(Iterable[object], node))
-    is_sorted = len(set(map(type, fields))) < 2
+    children = list(node.values() if is_dict(node) else node)
+    is_sorted = not is_dict(node) or len(set(map(type, node))) < 2
     others = [child for child in children if type(child) not in NUMBERS]
     found = [_measure(child) for child in others]
     count = len(children) - len(others) + sum(count for count, _ in found)

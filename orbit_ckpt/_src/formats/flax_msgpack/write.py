@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import msgpack
 import numpy as np
@@ -28,6 +28,7 @@ from orbit_ckpt._src.formats.writing import (
     new_file,
     unsupported_leaves,
 )
+from orbit_ckpt._src.guards import is_list_or_tuple
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_leaf
 from orbit_ckpt._src.tree.keypath import format_path, key_name
 
@@ -180,5 +181,5 @@ def _pack(obj: object) -> bytes:
     if isinstance(obj, complex):
         data = msgpack.packb([obj.real, obj.imag])
         return msgpack.packb(msgpack.ExtType(COMPLEX, data))
-    is_empty = isinstance(obj, list | tuple) and not obj
-    return msgpack.packb({} if is_empty else cast(object, obj))
+    is_empty = is_list_or_tuple(obj) and not obj
+    return msgpack.packb({} if is_empty else obj)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError
 from orbit_ckpt._src.formats.stored_tree import StoredTree, TreeParts, empty_typestr
+from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.schema import (
     JAX_ARRAY,
@@ -125,8 +125,8 @@ def _string_names(strings: Mapping[str, object], prefix: str = "") -> Iterator[s
     for key, value in strings.items():
         if isinstance(value, str):
             yield f"{prefix}{key}"
-        elif isinstance(value, dict):
-            yield from _string_names(cast(Mapping[str, object], value), f"{prefix}{key}/")
+        elif is_json_object(value):
+            yield from _string_names(value, f"{prefix}{key}/")
 
 
 def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:

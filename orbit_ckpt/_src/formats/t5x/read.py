@@ -7,9 +7,8 @@ and for the others TensorStore's specs of zarr arrays beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
 from typing_extensions import override
 
@@ -25,6 +24,7 @@ from orbit_ckpt._src.formats.flax_msgpack.scan import scan_file
 from orbit_ckpt._src.formats.flax_msgpack.tree import LinkedNode, stored_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.formats.t5x.spec import VERSION, SpecArray, Uint16, is_spec, parse_spec
+from orbit_ckpt._src.guards import is_json_object, is_list
 from orbit_ckpt._src.runtime.checks import as_flag, check_int, show
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.inner_path import inner_file
@@ -125,7 +125,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
 
     def _body(self, root: object, file: Path) -> object:
         """Return the state, once its version is known to be readable."""
-        fields = cast(Mapping[str, object], root) if isinstance(root, dict) else None
+        fields = root if is_json_object(root) else None
         version = fields.get(_VERSION, 0) if fields is not None else 0
         if fields is None or type(version) is not int:
             raise FormatError(f"{file} is not of T5X: it is no dict with a version")
@@ -148,17 +148,16 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
 
     def _arrays(self, node: object, file: Path, keys: tuple[str, ...]) -> object:
         """Return a tree with arrays in the place of their specifications."""
-        if isinstance(node, list):
-            nodes = enumerate(cast(list[object], node))
+        if is_list(node):
+            nodes = enumerate(node)
             return [self._arrays(value, file, (*keys, str(i))) for i, value in nodes]
-        if not isinstance(node, dict):
+        if not is_json_object(node):
             return node
-        fields = cast(dict[str, Any], node)
-        if not is_spec(fields):
-            return {key: self._arrays(fields[key], file, (*keys, str(key))) for key in fields}
+        if not is_spec(node):
+            return {key: self._arrays(node[key], file, (*keys, str(key))) for key in node}
         where = f"{file}: {'/'.join(keys)}"
         try:
-            spec = parse_spec(fields, file.parent)
+            spec = parse_spec(node, file.parent)
         except (ValueError, TypeError) as error:
             raise FormatError(f"{where}: {error}") from error
         if self._uint16 == "error" and spec.dtype is not None and spec.dtype.name == "uint16":
@@ -331,16 +330,14 @@ def _is_state(file: Path) -> bool:
         root = scan_file(file)
     except FormatError:
         return False
-    is_dict = isinstance(root, dict)
-    has_keys = is_dict and cast(dict[str, object], root).keys() >= {_VERSION, _BODY}
-    return has_keys or _has_spec(cast(object, root))
+    has_keys = is_json_object(root) and root.keys() >= {_VERSION, _BODY}
+    return has_keys or _has_spec(root)
 
 
 def _has_spec(node: object) -> bool:
-    if isinstance(node, dict):
-        fields = cast(dict[str, object], node)
-        return is_spec(fields) or any(map(_has_spec, fields.values()))
-    return isinstance(node, list) and any(map(_has_spec, cast(list[object], node)))
+    if is_json_object(node):
+        return is_spec(node) or any(map(_has_spec, node.values()))
+    return is_list(node) and any(map(_has_spec, node))
 
 
 def _first_key(data: bytes) -> str | None:

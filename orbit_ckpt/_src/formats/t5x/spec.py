@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from typing_extensions import override
@@ -16,6 +16,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, as_dtype, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import CorruptionError, FormatError
 from orbit_ckpt._src.formats.t5x.chunks import document_of
+from orbit_ckpt._src.guards import is_json_object, is_list_or_tuple, is_mapping
 from orbit_ckpt._src.storage.foreign import ForeignArray, LinkedArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, is_inner_name
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, Value
@@ -42,7 +43,7 @@ _DEFLATED = frozenset({None, "gzip", "zlib"})
 
 def is_spec(node: object) -> bool:
     """Return whether a node of a tree stands for an array, by T5X's rule."""
-    return isinstance(node, Mapping) and cast(Mapping[str, object], node).keys() >= _KEYS
+    return is_mapping(node) and node.keys() >= _KEYS
 
 
 class Spec(Struct, frozen=True):
@@ -89,20 +90,19 @@ def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
     if fields["driver"] != "zarr":
         raise ValueError(f"it is an array of the driver {fields['driver']!r}, not zarr")
     metadata = fields["metadata"]
-    if not isinstance(metadata, Mapping):
+    if not is_json_object(metadata):
         raise ValueError(f"its metadata are {str(metadata)[:80]}")
-    known = cast(Mapping[str, Any], metadata)
-    name = fields.get("dtype", known.get("dtype"))
-    compressor = known.get("compressor", UNSET)
-    if compressor is not None and not isinstance(compressor, Mapping | UnsetType):
+    name = fields.get("dtype", metadata.get("dtype"))
+    compressor = metadata.get("compressor", UNSET)
+    if not (compressor is None or isinstance(compressor, UnsetType) or is_json_object(compressor)):
         raise ValueError(f"its compressor is {str(compressor)[:80]}")
     return Spec(
         directory,
         _relative_path(fields),
-        _lengths(known.get("shape"), "shape"),
+        _lengths(metadata.get("shape"), "shape"),
         None if name is None else parse_dtype(_text(name)).newbyteorder("<"),
-        _lengths(known.get("chunks"), "chunks"),
-        cast("Mapping[str, object] | UnsetType | None", compressor),
+        _lengths(metadata.get("chunks"), "chunks"),
+        compressor,
     )
 
 
@@ -113,8 +113,7 @@ def _relative_path(fields: Mapping[str, Any]) -> str:
     of the array's directory here too.
     """
     found = fields["kvstore"]
-    is_dict = isinstance(found, Mapping)
-    kvstore = cast(Mapping[str, object], found) if is_dict else dict[str, object]()
+    kvstore = found if is_json_object(found) else {}
     driver = kvstore.get("driver")
     if driver not in _LOCAL:
         raise ValueError(f"Unsupported TensoreStore driver. Got {driver}.")  # T5X's spelling
@@ -143,11 +142,11 @@ def _text(value: object) -> str:
 def _lengths(value: object, what: str) -> Shape | None:
     if value is None:
         return None
-    lengths = cast(list[object], value) if isinstance(value, list | tuple) else [None]
-    is_sound = len(lengths) <= _MAX_DIMENSIONS
-    if not is_sound or not all(type(n) is int and 0 <= n < 2**63 for n in lengths):
+    lengths = value if is_list_or_tuple(value) else [None]
+    known = tuple(n for n in lengths if type(n) is int and 0 <= n < 2**63)
+    if len(known) < len(lengths) or len(lengths) > _MAX_DIMENSIONS:
         raise ValueError(f"its {what} are {str(lengths)[:80]}")
-    return tuple(cast(Sequence[int], lengths))
+    return known
 
 
 class SpecArray(ForeignArray):
@@ -243,8 +242,7 @@ class SpecArray(ForeignArray):
 
 def _document_of(spec: Spec) -> bytes:
     """Return the `.zarray` that a specification is of."""
-    dtype = spec.dtype
-    if dtype is None or not spec.is_complete:
+    shape, dtype, chunks, compressor = spec.shape, spec.dtype, spec.chunks, spec.compressor
+    if shape is None or dtype is None or chunks is None or isinstance(compressor, UnsetType):
         raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
-    compressor = cast("Mapping[str, object] | None", spec.compressor)
-    return document_of(cast(Shape, spec.shape), dtype, cast(Shape, spec.chunks), compressor)
+    return document_of(shape, dtype, chunks, compressor)

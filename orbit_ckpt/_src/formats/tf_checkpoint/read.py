@@ -27,6 +27,7 @@ from orbit_ckpt._src.formats.tf_checkpoint.index import (
     read_index,
 )
 from orbit_ckpt._src.formats.tf_checkpoint.names import translate_t5
+from orbit_ckpt._src.guards import is_json_object
 from orbit_ckpt._src.storage.foreign import RawArray
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, ZARR2_DOCUMENT, Value
@@ -233,9 +234,8 @@ def _tree(variables: Mapping[str, Any], index: Path) -> object:
         node = root
         for key in parents:
             node = node.setdefault(key, {})
-            if not isinstance(node, dict):
+            if not is_json_object(node):
                 raise FormatError(f"{index}: {name!r} is below another variable")
-            node = cast(dict[str, Any], node)
         if last in node:
             raise FormatError(f"{index}: {name!r} is above another variable, or is there twice")
         node[last] = _leaf(value)

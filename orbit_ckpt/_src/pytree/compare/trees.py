@@ -16,6 +16,7 @@ from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.formats.stored_tree import StoredTree
+from orbit_ckpt._src.guards import is_dict, is_list_or_tuple
 from orbit_ckpt._src.metadata.rich_types import class_name, find_namedtuple
 from orbit_ckpt._src.metadata.schema import NUMPY_BYTES, UNKNOWN_TYPE, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
@@ -332,19 +333,18 @@ def _containers(source: StoredTree) -> dict[NamePath, str]:
         if node is leaf:
             return
         if is_namedtuple(node):
-            fields = cast(tuple[str, ...], getattr(node, "_fields"))  # noqa: B009 - untyped
+            fields: tuple[str, ...] = getattr(node, "_fields")  # noqa: B009 - untyped
             is_known = find_namedtuple(class_name(node), fields) is type(node)
             kinds[path] = f"namedtuple {class_name(node) if is_known else type(node).__name__}"
             children = list(zip(fields, node, strict=True))
-        elif isinstance(node, dict):
-            mapping = cast(dict[object, object], node)
-            types = {type(key).__name__ for key in mapping} - {"str"}
+        elif is_dict(node):
+            types = {type(key).__name__ for key in node} - {"str"}
             kinds[path] = f"dict with keys of {', '.join(sorted(types))}" if types else "dict"
-            children = [(str(key), child) for key, child in mapping.items()]
+            children = [(str(key), child) for key, child in node.items()]
         else:
+            elements = node if is_list_or_tuple(node) else ()
             kinds[path] = "tuple" if isinstance(node, tuple) else "list"
-            sequence = cast(Sequence[object], node)
-            children = [(str(i), child) for i, child in enumerate(sequence)]
+            children = [(str(i), child) for i, child in enumerate(elements)]
         for name, child in children:
             walk(child, (*path, name))
 

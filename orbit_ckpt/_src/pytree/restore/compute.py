@@ -21,7 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_ckpt._src.arrays.dtypes import DType, HostArray, as_dtype, is_prng_dtype
+from orbit_ckpt._src.arrays.dtypes import (
+    DType,
+    HostArray,
+    as_dtype,
+    is_host_array,
+    is_prng_dtype,
+)
 from orbit_ckpt._src.arrays.memory import aligned_empty
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
@@ -132,7 +138,7 @@ class _Origins:
 
 def _is_numeric(value: object) -> bool:
     """Return whether JAX could hold a value as an array, unlike text, dates and objects."""
-    return not isinstance(value, np.ndarray) or cast(HostArray, value).dtype.kind not in "SUOmM"
+    return not is_host_array(value) or value.dtype.kind not in "SUOmM"
 
 
 async def _read(
@@ -293,7 +299,7 @@ class Evaluation:
         if not self._uses[key]:
             return self._values.pop(key)
         value = self._values[key]
-        return cast(HostArray, value).copy() if isinstance(value, np.ndarray) else value
+        return value.copy() if is_host_array(value) else value
 
     def _make(self, names: NamePath, node: Node) -> object:
         match node:
@@ -307,11 +313,10 @@ class Evaluation:
     def _part(self, node: Part, parts: Sequence[object]) -> object:
         """Return one of several results; a copy where a view would keep much other memory alive."""
         part = parts[node.index]
-        if not node.of.is_cut or not isinstance(part, np.ndarray):
+        if not node.of.is_cut or not is_host_array(part):
             return part
-        host = cast(HostArray, part)
-        is_lean = host.flags.c_contiguous and self._parts[id(node.of)] == len(parts)
-        return host if is_lean else host.copy()
+        is_lean = part.flags.c_contiguous and self._parts[id(node.of)] == len(parts)
+        return part if is_lean else part.copy()
 
     def _apply(self, names: NamePath, node: Apply) -> object:
         inputs = [self(names, part) for part in node.inputs]
@@ -342,9 +347,9 @@ def call(
 
 
 def _to_jax(names: NamePath, value: object) -> object:
-    if not isinstance(value, np.ndarray):
+    if not is_host_array(value):
         return value
-    check_width(names, cast(HostArray, value).dtype)
+    check_width(names, value.dtype)
     return jnp.asarray(value)
 
 
@@ -356,9 +361,9 @@ def _to_numpy(value: object, node: Node) -> object:
 
 
 def _describe(value: object) -> str:
-    shape = getattr(value, "shape", None)
+    shape: Sequence[int] | None = getattr(value, "shape", None)
     if shape is None:
         return repr(value)[:60]
     dtype = getattr(value, "dtype", "")
     kind = "keys" if isinstance(value, jax.Array) and is_prng_dtype(value.dtype) else dtype
-    return f"{kind}{list(cast('Sequence[int]', shape))}"
+    return f"{kind}{list(shape)}"

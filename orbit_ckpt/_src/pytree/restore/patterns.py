@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from orbit_ckpt._src.type_handlers.base import RestoreArgs, SaveArgs
 
 _SHOWN = 20
 _UNSAID = RestoreArgs()
+
+T = TypeVar("T")
 
 
 def casts_of(
@@ -61,8 +63,8 @@ def casts_of(
         if isinstance(metadata, ArrayMetadata)
     }
     made = {names: node.info.dtype for names, node in transformed.computed.items()}
-    fallback = {
-        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
+    fallback: dict[NamePath, object] = {
+        names: getattr(value, "dtype")  # noqa: B009 - any array
         for names, value in alignment.filled.items()
         if alignment.origins[names] == "fallback" and hasattr(value, "dtype")
     }
@@ -121,8 +123,8 @@ def cast_on_save(tree: object, casts: PatternMap[object]) -> object:
         TransformError: A pattern matches nothing.
     """
     flat = flatten(tree)
-    arrays = {
-        names: cast(object, getattr(value, "dtype"))  # noqa: B009 - any array
+    arrays: dict[NamePath, object] = {
+        names: getattr(value, "dtype")  # noqa: B009 - any array
         for names, value in zip(flat.names, flat.values, strict=True)
         if hasattr(value, "dtype")
     }
@@ -203,18 +205,18 @@ def shardings_of(
             f"sharding: no pattern matches {len(missing)} JAX arrays: "
             f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all.'
         )
-    return {names: cast(jax.sharding.Sharding, sharding) for names, sharding in found.items()}
+    return found
 
 
 def _match(
-    rules: PatternMap[object], known: Iterable[NamePath]
-) -> tuple[dict[NamePath, object], list[Pattern]]:
+    rules: PatternMap[T], known: Iterable[NamePath]
+) -> tuple[dict[NamePath, T], list[Pattern]]:
     """Return the value of each leaf's first matching pattern, and patterns without a match."""
     by_name: dict[str, list[NamePath]] = {}
     for names in known:
         by_name.setdefault(join_name(names), []).append(names)
     unused: list[Pattern] = []
-    found: dict[NamePath, object] = {}
+    found: dict[NamePath, T] = {}
     for pattern, value in rules.items():
         matched = names_matching(pattern, by_name)
         if not matched:

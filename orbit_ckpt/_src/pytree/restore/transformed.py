@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import cast
 
 from msgspec import Struct, field, structs
 
@@ -268,14 +267,14 @@ def apply_legacy_function(
     for path, names, info in zip(target.paths, target.names, wanted.values, strict=True):
         if is_empty_node(info):
             continue
-        is_known = isinstance(info, ParamInfo)
-        record = by_place.get((info.name, info.parent_dir)) if is_known else None
-        if record is None:
+        is_info = isinstance(info, ParamInfo)
+        record = by_place.get((info.name, info.parent_dir)) if is_info else None
+        if not is_info or record is None:
             raise TransformError(
                 f"{format_path(names)}: legacy_transform_fn returned {info!r}, expected the "
                 "ParamInfo of a leaf of this checkpoint."
             )
-        if not cast(ParamInfo, info).skip_deserialize:
+        if not info.skip_deserialize:
             records[names] = structs.replace(record, path=path, names=names)
     return TransformedTree(stored, records), target
 

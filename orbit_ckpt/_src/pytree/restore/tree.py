@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from msgspec import Struct, structs
 
+from orbit_ckpt._src.arrays.dtypes import is_host_array
 from orbit_ckpt._src.errors import TransformError
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.schema import UNKNOWN_TYPE, LeafRecord
@@ -301,10 +302,9 @@ def _check_computed(
     names: NamePath, value: object, wanted: object, options: RestoreOptions, *, is_cast: bool
 ) -> None:
     """Check a function's result against the target's leaf."""
-    if isinstance(value, np.ndarray | jax.Array):
-        array = cast(jax.Array, value)
-        dtype: object = getattr(wanted, "dtype", array.dtype) if is_cast else array.dtype
-        made = made_of(array.shape, dtype)
+    if is_host_array(value) or isinstance(value, jax.Array):
+        dtype: object = getattr(wanted, "dtype", value.dtype) if is_cast else value.dtype
+        made = made_of(value.shape, dtype)
         policy = options.cast_policy
         change = describe_change(wanted, made, strict=options.strict, cast_policy=policy)
         if change:
