@@ -1,8 +1,8 @@
-"""eFormer: zarr2 arrays with an index, in one tree or in several that have a prefix each.
+"""Read eFormer's checkpoints: zarr2 arrays with an index, in one tree or in one tree per prefix.
 
-A checkpoint of trees with prefixes is read as a dict of them; the directory of one, or its
-`*_structure.json`, as that tree. Structures are rebuilt from the names of leaves: the file that has
-them has pickles too, which are not run.
+The root of a checkpoint with prefixes is read as a dict of its trees; the directory of one tree, or
+its `*_structure.json`, as that tree. The structure is rebuilt from the names of the leaves, because
+the structure file stores it as a pickle, which is never run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INDEX = "tensorstore_index.json"
 DETAILS = "checkpoint_metadata.json"
 STRUCTURE_SUFFIX = "_structure.json"
 _MAX_BYTES = 100_000_000
-"""Of one document."""
+"""Maximum size of a document."""
 
 _FORMAT, _STRUCTURE_FORMAT = "tensorstore", "pytree-structure"
 
@@ -53,7 +53,7 @@ class EFormerFormat(Format, StepRecognizer):
 
     @override
     def sniff(self, path: Path) -> str | None:
-        # a run of several checkpoints is accepted, for `open` to say so
+        # accept a run of several checkpoints, so that `open` can explain
         root = _root_of(path)
         if root is None:
             return None if several_message(path) else f"no {INDEX} in it"
@@ -118,7 +118,7 @@ class _Details(Struct):
 
 
 class _Structure(Struct):
-    """The fields of a structure's file that are read; its pickled treedef is none of them."""
+    """The fields of a structure file that are read, without its pickled treedef."""
 
     format: str
     prefix: str
@@ -130,7 +130,7 @@ class _Structure(Struct):
 
 
 class _Leaf(Struct):
-    """One leaf: its names, the prefix among them, and its entry in the index or its value."""
+    """A leaf: its names, including the prefix, and its index entry or its value."""
 
     names: NamePath
     entry: ArrayEntry | None = None
@@ -141,9 +141,9 @@ class _Tree(Struct):
     """The leaves of one tree.
 
     Attributes:
-        leaves: They.
-        file: The file with its structure, None if there is none.
-        extras: What was saved with it.
+        leaves: The leaves.
+        file: Its structure file, None without one.
+        extras: The metadata saved with it.
     """
 
     leaves: Sequence[_Leaf]
@@ -155,7 +155,7 @@ class _Checkpoint:
     """The documents of one checkpoint.
 
     Raises:
-        FormatError: The index is damaged, or is not one.
+        FormatError: The index is damaged, or is not an index.
     """
 
     def __init__(self, root: Path) -> None:
@@ -178,14 +178,14 @@ class _Checkpoint:
 
     @property
     def prefixes(self) -> list[str | None]:
-        """The prefixes of its trees, None for the one that has none."""
+        """The prefixes of its trees; None stands for the tree without a prefix."""
         return [*([] if self._index.arrays is None else [None]), *self._index.prefixes]
 
     def prefix_at(self, path: Path) -> str:
-        """Return the prefix of the tree whose directory or structure a path is.
+        """Return the prefix of the tree whose directory or structure file is at a path.
 
         Raises:
-            CheckpointNotFoundError: It is that of none.
+            CheckpointNotFoundError: The path belongs to no tree.
         """
         for prefix in self._index.prefixes:
             if path in (self._root.joinpath(*prefix.split(".")), self._structures.get(prefix)):
@@ -193,7 +193,7 @@ class _Checkpoint:
         raise CheckpointNotFoundError(
             f"{path} is not a whole tree of the checkpoint {self._root}, whose trees are: "
             f"{', '.join(self._index.prefixes) or 'one without a name'}. Give one of them, "
-            "or the checkpoint, and say with only= what of it to load."
+            "or the checkpoint, and choose leaves of it with only=."
         )
 
     def tree(self, prefix: str | None) -> _Tree:
@@ -212,7 +212,7 @@ class _Checkpoint:
             if names in entries:
                 raise self._bad(
                     f"{entry.path} is listed twice: two leaves were saved under one name, and the "
-                    "last has replaced the other. If you know which it was, remove the other entry"
+                    "second replaced the first. If you know which one it is, remove the other entry"
                 )
             entries[names] = entry
         if prefix not in self._structures:
@@ -220,10 +220,10 @@ class _Checkpoint:
         return _read_structure(self._structures[prefix or ""], prefix or "", entries)
 
     def custom_metadata(self, trees: Sequence[_Tree], prefix: str | None) -> dict[str, object]:
-        """Return what was saved with the checkpoint, or with one of its trees.
+        """Return the custom metadata of the checkpoint, or of one of its trees.
 
-        That of a tree is what was given when it was saved, and the step, time and whether it is
-        temporary; that of a checkpoint has `extras` with what was given for each of its trees.
+        A tree has the metadata given when it was saved, and the step, the time and whether the
+        checkpoint is temporary. A checkpoint has the metadata of its trees under `extras`.
         """
         found: dict[str, object] = {}
         if prefix is None:
@@ -238,7 +238,7 @@ class _Checkpoint:
         return found
 
     def mixed(self, trees: Sequence[_Tree]) -> str | None:
-        """Return what shows that documents of several steps are mixed; see `find_mixed`."""
+        """Explain which documents are of different steps, None if all agree; see `find_mixed`."""
         recorded = {tree.file.name: tree.extras.get("step") for tree in trees if tree.file}
         if self._details.custom_metadata:
             recorded[DETAILS] = self._details.custom_metadata.get("step")
@@ -249,14 +249,14 @@ class _Checkpoint:
 
         Args:
             trees: The trees.
-            is_summed: Whether the details have checksums of arrays, which bind them.
+            is_summed: Whether the details hold checksums of arrays, which bind the two.
         """
         names = [RUN_METADATA] if self._run is not None else []
         names += [DETAILS] if self._details.custom_metadata and not is_summed else []
         return [*(self._root / name for name in names), *(t.file for t in trees if t.file)]
 
     def sums(self, entries: Mapping[str, ArrayEntry]) -> dict[str, ArrayChecksum]:
-        """Return the sums of some arrays, given and returned by storage name."""
+        """Return the checksums of some arrays; both mappings are by storage name."""
         trees = {p: self._listed(p) for p in self.prefixes}
         by_path = checksums_of_trees(self._details.checksum, self._details.array_metadata, trees)
         where = str(self._root / DETAILS)
@@ -270,7 +270,8 @@ class _Checkpoint:
         return self._index.arrays or [] if prefix is None else self._index.prefixes[prefix]
 
     def _bad(self, what: str) -> FormatError:
-        return FormatError(f"{self._where}: {what}. The file is damaged, or was not written so.")
+        advice = "The file is damaged, or eFormer did not write it."
+        return FormatError(f"{self._where}: {what}. {advice}")
 
 
 def _read_details(file: Path) -> _Details:
@@ -278,7 +279,7 @@ def _read_details(file: Path) -> _Details:
 
 
 def _root_of(path: Path) -> Path | None:
-    """Return the checkpoint that a path is, or in which it is a tree."""
+    """Return the root of the checkpoint at a path, or of the one that contains the tree there."""
     if path.is_dir():
         # a prefix with dots is several directories
         return next((at for at in (path, *path.parents) if (at / INDEX).is_file()), None)
@@ -292,7 +293,7 @@ def _record(leaf: _Leaf, path: KeyPath) -> LeafRecord:
 
 
 def _split_prefix(parts: NamePath, prefix: str | None) -> NamePath:
-    """Return the names of a leaf, that of its tree the first if it has a prefix."""
+    """Return the names of a leaf; the prefix of its tree, if any, is the first."""
     if prefix is None:
         return parts
     first = tuple(prefix.split("."))
@@ -301,12 +302,13 @@ def _split_prefix(parts: NamePath, prefix: str | None) -> NamePath:
 
 
 def _read_structure(file: Path, prefix: str, entries: Mapping[NamePath, ArrayEntry]) -> _Tree:
-    """Return the leaves that the file with a tree's structure lists."""
+    """Return the leaves listed in a structure file."""
     found = decode_file(file, _Structure, max_bytes=_MAX_BYTES)
     try:
         leaves = _leaves_of(found, prefix, entries)
     except ValueError as error:
-        raise FormatError(f"{file}: {error}. The file is damaged, or of another save.") from error
+        advice = "The file is damaged, or belongs to another save."
+        raise FormatError(f"{file}: {error}. {advice}") from error
     return _Tree(leaves, file, found.extras or {})
 
 
@@ -350,14 +352,14 @@ def _check_counts(found: _Structure, prefix: str) -> None:
 
 
 def _paths_of(trees: Sequence[_Tree], skipped: int) -> list[KeyPath]:
-    """Return where the leaves of trees sit, in their order.
+    """Return the paths of the leaves of trees, in order.
 
-    Lists differ from dicts only where the structure of a tree was recorded: without one eFormer
-    itself returns dicts.
+    A list can be recognized only in a tree with a structure file; without one, eFormer itself
+    returns dicts.
 
     Args:
         trees: The trees.
-        skipped: How many names, the prefix, to leave out.
+        skipped: Number of leading names to drop, to leave out the prefix.
     """
     paths: list[KeyPath] = []
     for tree in trees:
@@ -367,7 +369,7 @@ def _paths_of(trees: Sequence[_Tree], skipped: int) -> list[KeyPath]:
 
 
 def _check_names(records: Sequence[LeafRecord], root: Path) -> None:
-    """Check that trees with and without prefixes do not have leaves in one place."""
+    """Check that trees with and without a prefix do not have leaves of the same path."""
     names = [name_path(record.path) for record in records]
     try:
         key_paths(names, infer_lists=False)

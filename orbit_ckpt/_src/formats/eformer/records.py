@@ -1,8 +1,8 @@
-"""What eFormer records beside arrays: values that it pickles, and SHA-256 sums of the arrays.
+"""eFormer's records other than arrays: pickled values, and SHA-256 checksums of the arrays.
 
-Values are read without running a pickle. The sums are of the values as numpy has them, by the names
-of the leaves in their tree. Of a checkpoint of several trees they are those of the tree that was
-saved last, which is not named.
+Values are read without running a pickle. A checksum covers an array's values as numpy lays them
+out, and is stored under the leaf's name in its tree. A checkpoint of several trees only has the
+checksums of the tree saved last, without that tree's name.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SUMS, DESCRIPTIONS = "checksum", "array_metadata"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUB_BYTE = re.compile(r"u?int[124]|float[46]_.*")
-"""Dtypes whose elements do not have the same bytes in all programs."""
+"""Dtypes whose elements have different bytes in different programs."""
 
 
 class PickledValue(Struct, frozen=True):
-    """A value that a checkpoint holds as a pickle, which loading does not run.
+    """A value that a checkpoint stores as a pickle, which a load does not run.
 
     A pickle can do anything when it is loaded; call `pickle.loads(value.data)` only if you trust
     the writer of the checkpoint.
@@ -58,7 +58,7 @@ def decode_literal(data: bytes) -> object:
     """Return the number, text, bytes, boolean or None in a pickle, else a `PickledValue`.
 
     Raises:
-        ValueError: It is no pickle.
+        ValueError: The data is not a pickle.
     """
     values: list[object] = []
     is_literal = True
@@ -78,12 +78,12 @@ def decode_literal(data: bytes) -> object:
 def checksums_of_arrays(
     sums: object, descriptions: object, arrays: Mapping[str, tuple[Shape, DType]]
 ) -> dict[str, str]:
-    """Return the sums that are understood; one of an array of another shape or dtype is not.
+    """Return the usable checksums; one of an array of another shape or dtype is not usable.
 
     Args:
-        sums: What is recorded, by name.
-        descriptions: Shapes and dtypes of what the sums are of, by name.
-        arrays: Shape and dtype of the arrays that there are.
+        sums: The recorded checksums, by name.
+        descriptions: Shapes and dtypes of the arrays they cover, by name.
+        arrays: Shapes and dtypes of the existing arrays.
     """
     if not is_mapping(sums) or not is_mapping(descriptions):
         return {}
@@ -101,7 +101,7 @@ def checksums_of_arrays(
 def checksums_of_texts(
     metadata: Mapping[str, str], arrays: Mapping[str, tuple[Shape, DType]]
 ) -> dict[str, str]:
-    """Return the sums in the metadata of a safetensors file, where they are JSON in a text."""
+    """Return the checksums in the metadata of a safetensors file, where they are JSON strings."""
     sums, descriptions = (_parse(metadata.get(name, "")) for name in (SUMS, DESCRIPTIONS))
     return checksums_of_arrays(sums, descriptions, arrays)
 
@@ -109,14 +109,14 @@ def checksums_of_texts(
 def checksums_of_trees(
     sums: object, descriptions: object, trees: Mapping[str | None, Sequence[ArrayEntry]]
 ) -> dict[str, str]:
-    """Return the sums of arrays of a checkpoint by their paths.
+    """Return the checksums of a checkpoint's arrays, by their paths.
 
-    There are none if several of its trees have leaves of these names.
+    None are usable if several of its trees have leaves of the recorded names.
 
     Args:
-        sums: What is recorded, by name.
-        descriptions: Shapes and dtypes of what the sums are of, by name.
-        trees: What the index lists, by the prefixes of the trees.
+        sums: The recorded checksums, by name.
+        descriptions: Shapes and dtypes of the arrays they cover, by name.
+        trees: The entries of the index, by the prefixes of the trees.
     """
     if not is_mapping(sums) or not sums:
         return {}
@@ -131,14 +131,14 @@ def checksums_of_trees(
     (entries,) = fitting
     try:
         arrays = {name: entry.layout() for name, entry in entries.items()}
-    except ValueError:  # of the index, which is refused where it is read
+    except ValueError:  # reading the index reports it
         return {}
     found = checksums_of_arrays(sums, descriptions, arrays)
     return {entries[name].path: value for name, value in found.items()}
 
 
 def without_checksums(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the metadata of a checkpoint for another, whose arrays may have been changed."""
+    """Return a checkpoint's metadata for a copy, whose arrays may differ."""
     sums = {SUMS, DESCRIPTIONS} if metadata.keys() >= {SUMS, DESCRIPTIONS} else set[str]()
     return {name: value for name, value in metadata.items() if name not in sums}
 

@@ -1,4 +1,4 @@
-"""msgpack files of Flax: `to_bytes`, `msgpack_serialize`, `flax.training.checkpoints`."""
+"""Read Flax's msgpack files: `to_bytes`, `msgpack_serialize`, `flax.training.checkpoints`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _STEP = re.compile(r"checkpoint_(\d+(?:\.\d+)?)")
 _KEY_BYTES = 32
 _DICTS = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
-"""What long lists and dicts begin with."""
+"""First bytes of long lists and dicts."""
 
 
 class FlaxFormat(Format, WholeReader, StepRecognizer, WritableFormat):
-    """Reads msgpack files of Flax; see `Format`."""
+    """Reads and writes Flax's msgpack files; see `Format`."""
 
     name = "flax msgpack"
     extra = None
@@ -65,7 +65,7 @@ class FlaxFormat(Format, WholeReader, StepRecognizer, WritableFormat):
 
     @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        # in a directory with others a `checkpoint_<step>` is a step
+        # a `checkpoint_<step>` among others is a step
         match = _STEP.fullmatch(path.name)
         if match is None or not path.is_file():
             return None
@@ -85,7 +85,7 @@ def _file_at(path: Path) -> Path:
     """Return the msgpack file of a checkpoint.
 
     Raises:
-        CheckpointNotFoundError: There are several.
+        CheckpointNotFoundError: The directory has several.
     """
     file = path
     if path.is_dir():
@@ -100,7 +100,7 @@ def _file_at(path: Path) -> Path:
 
 
 def _candidates(directory: Path) -> Sequence[str]:
-    """Return which files of a directory are checkpoints, the latest step last."""
+    """Return the names of a directory's checkpoint files, the latest step last."""
     names = file_names(directory)
     steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
     return sorted(steps, key=lambda name: _step_of(steps[name])) or [
@@ -109,7 +109,7 @@ def _candidates(directory: Path) -> Sequence[str]:
 
 
 def _step_of(match: re.Match[str]) -> float:
-    """Return the number of a step, which Flax orders as a float; a whole one exactly."""
+    """Return the number of a step: an exact integer, or a float, by which Flax orders steps."""
     whole, _, fraction = match[1].partition(".")
     return float(match[1]) if fraction.strip("0") else int(whole)
 

@@ -1,7 +1,7 @@
-"""Scan a msgpack file of Flax without reading its arrays.
+"""Scan one of Flax's msgpack files without reading its arrays.
 
-Only the bytes of headers are read; every length is compared with the rest of the file before
-anything is allocated for it.
+Only headers are read. Every length is compared with the rest of the file before memory is
+allocated for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orbit_ckpt._src.storage.store_path import open_extents
 from orbit_ckpt._src.storage.value_read import Pieces
 
 NDARRAY, COMPLEX, SCALAR, TUPLE = 1, 2, 3, 4
-"""Codes of extension types; the last is Orbax's."""
+"""Codes of extension types; Orbax added the last one."""
 
 SUFFIX = ".msgpack"
 CHUNKED = "__msgpack_chunked_array__"
@@ -34,15 +34,15 @@ _MAX_DEPTH = 200
 _MAX_DIMENSIONS = 64
 _WINDOW_BYTES = 1 << 12
 _RUN = 64
-"""Shorter lists are read value by value."""
+"""Minimum length of a list to decode in bulk."""
 
 _RUN_BYTES = 1 << 16
 _TIMESTAMP = -1
-"""The extension type of msgpack itself."""
+"""The extension type that msgpack itself defines."""
 
 
 class _Head(Struct, frozen=True, gc=False):
-    """What the first bytes of a value say: its kind, and how long it is or what it is."""
+    """The header of a value: its kind, and its length or the value itself."""
 
     kind: str
     value: Any
@@ -53,7 +53,7 @@ def scan_file(file: Path) -> object:
     """Return the tree in a file: dicts, lists, tuples, scalars, None, and nodes for arrays.
 
     Raises:
-        FormatError: It is cut short, damaged, or holds what Flax does not write.
+        FormatError: It is truncated, damaged, or holds something that Flax does not write.
         OSError: It cannot be read.
     """
     where = f"{file} is not a sound msgpack file of Flax"
@@ -62,14 +62,14 @@ def scan_file(file: Path) -> object:
 
 
 def scan_bytes(data: bytes, where: str) -> object:
-    """Return the tree in bytes that are in memory already, with the values of its arrays.
+    """Return the tree in bytes in memory, with the values of its arrays.
 
     Args:
         data: The bytes.
-        where: What messages begin with.
+        where: Where the bytes are from, to begin error messages with.
 
     Raises:
-        FormatError: They are cut short, damaged, or hold what Flax does not write.
+        FormatError: They are truncated, damaged, or hold something that Flax does not write.
     """
     return with_values(_scan(_Memory(data, len(data)), where))
 
@@ -119,7 +119,7 @@ class _Memory(Struct, frozen=True, gc=False):
 
 
 class _Scanner:
-    """Goes through bytes value by value."""
+    """Decodes bytes value by value."""
 
     def __init__(self, source: _File | _Memory) -> None:
         self.position = 0
@@ -127,17 +127,17 @@ class _Scanner:
         self._source = source
 
     def scan_all(self) -> object:
-        """Return the value that the file is."""
+        """Return the file's only value."""
         value = self.scan(self.size, 0)
         if self.position != self.size:
             raise ValueError(f"{self.size - self.position} bytes follow what should be all of it")
         return value
 
     def scan(self, end: int, depth: int) -> object:
-        """Return the value at the position, and advance to its end.
+        """Return the value at the current position, and advance to its end.
 
         Args:
-            end: Where the value must have ended.
+            end: Upper bound of the value's end.
             depth: Its nesting depth.
         """
         if depth > _MAX_DEPTH:
@@ -166,9 +166,9 @@ class _Scanner:
         return found
 
     def _small_values(self, count: int, end: int) -> list[object]:
-        """Decode the numbers and short texts that follow, at most as many as given.
+        """Decode up to `count` numbers and short strings that follow.
 
-        Called once for many values: looking for them costs as much as reading some.
+        Pays off for many values only: the setup costs as much as decoding a few.
         """
         nbytes = min(_RUN_BYTES, end - self.position)
         if count < _RUN or nbytes <= _SMALL_BYTES:
@@ -177,7 +177,7 @@ class _Scanner:
         unpacker = msgpack.Unpacker(max_buffer_size=_RUN_BYTES)
         unpacker.feed(data)
         found: list[object] = []
-        start, last = 0, nbytes - _SMALL_BYTES  # those that begin before are whole
+        start, last = 0, nbytes - _SMALL_BYTES  # values that begin before `last` are complete
         while len(found) < count and start < last and data[start] in _SMALL:
             found.append(unpacker.unpack())
             start = unpacker.tell()
@@ -251,7 +251,7 @@ class _Scanner:
         return node
 
     def _head(self, end: int) -> _Head:
-        """Read the first bytes of a value; the position is then that of its contents."""
+        """Read the header of a value; afterwards the position is that of its contents."""
         byte = self._read_bytes(1, end)[0]
         if byte in _FIXED:
             return _Head("value", _FIXED[byte])
@@ -275,7 +275,7 @@ class _Scanner:
         return self._read_bytes(length, end).decode()
 
     def _inside(self, length: int, end: int) -> int:
-        """Return where a value of some length ends."""
+        """Return the end of a value of a length."""
         if length > end - self.position:
             raise ValueError(f"{length} bytes are announced, there are {end - self.position}")
         return self.position + length
@@ -327,21 +327,21 @@ _FORMS: Mapping[int, tuple[str, str | int]] = {
     0xDE: ("map", ">H"),
     0xDF: ("map", ">I"),
 }
-"""What follows a first byte: a number that is the value or its length, or the length itself."""
+"""Kind of value by first byte, and the format of its number or length, or a fixed length."""
 
 
 _SMALL = frozenset(
     {*range(0x80), *range(0xA0, 0xC0), *range(0xE0, 0x100), *_FIXED}
     | {code for code, (kind, form) in _FORMS.items() if kind == "value" or (kind, form) == _SHORT}
 )
-"""First bytes of numbers, booleans, None and texts of up to 255 bytes."""
+"""First bytes of numbers, booleans, None and strings of up to 255 bytes."""
 
 _SMALL_BYTES = 257
-"""What the largest of these has."""
+"""Size of the largest of these values, with its header."""
 
 
 def _parse_dtype(name: str) -> DType:
-    dtype = as_dtype("bfloat16" if name == "V2" else name)  # as Flax before 0.4 called it
+    dtype = as_dtype("bfloat16" if name == "V2" else name)  # Flax before 0.4 writes V2
     if not storable(dtype):
         raise ValueError(f"arrays of dtype {name!r} cannot be read")
     return dtype.newbyteorder("<")
@@ -355,13 +355,13 @@ def _nbytes(shape: Shape, dtype: DType) -> int:
 
 
 def _join_chunks(fields: dict[object, object]) -> object:
-    """Put an array together that Flax split because msgpack limits the size of one value."""
+    """Join an array that Flax split because msgpack limits the size of a value."""
     if CHUNKED not in fields:
         return fields
     lengths, chunks = _ordered(fields["shape"]), _ordered(fields["chunks"])
     parts = [chunk for chunk in chunks if isinstance(chunk, ArrayNode)]
     if not parts or len(parts) < len(chunks):
-        raise ValueError("an array in parts that are none")
+        raise ValueError("an array in parts that are not arrays")
     dtype = parts[0].dtype
     shape = tuple(n for n in lengths if type(n) is int)
     if len(shape) < len(lengths):
@@ -377,16 +377,16 @@ def _join_chunks(fields: dict[object, object]) -> object:
 
 
 def _ordered(value: object) -> list[object]:
-    """Return the elements of a list as Flax writes it: a dict with the positions for keys."""
+    """Return the elements of a list, which Flax writes as a dict with positions as keys."""
     fields = cast(Mapping[str, object], value)
     return [fields[str(i)] for i in range(len(fields))]
 
 
 def begins_tree(data: bytes) -> bool:
-    """Return whether first bytes are those of a dict whose first key is a str, or of an array.
+    """Return whether a file's first bytes start a dict whose first key is a str, or an array.
 
-    Keys of other types are read too, in files with a name of Flax's: begun with one are also files
-    of other kinds.
+    Keys of other types are only accepted in files with one of Flax's names, because files of other
+    formats may begin with the same bytes.
     """
     sizes = {0xDE: 3, 0xDF: 5}
     if not data:

@@ -33,18 +33,18 @@ from orbit_ckpt._src.tree.keypath import format_path, name_path, storage_name
 from orbit_ckpt._src.type_handlers.scalar import NUMPY
 
 NUMBERS = frozenset({int, float, bool, type(None)})
-"""Types of values of which there may be millions."""
+"""Types of which a tree may have millions of values."""
 
 
 _ELSEWHERE = "//GDAPlaceholder:"
-"""Begins what Flax writes in place of an array that is spread over processes."""
+"""Prefix of the string that Flax writes in place of an array of several processes."""
 
 _SCALAR, _STRING = "scalar", "string"
 _MANY_VALUES = 20_000
 
 
 class ArrayNode(Struct, frozen=True, gc=False):
-    """An array: its shape and dtype, and its elements or their place."""
+    """An array: its shape, its dtype, and its elements or their location."""
 
     shape: Shape
     dtype: DType
@@ -53,27 +53,27 @@ class ArrayNode(Struct, frozen=True, gc=False):
 
 
 class BytesNode(Struct, frozen=True, gc=False):
-    """A value of bytes, or its place."""
+    """A bytes value, or its location."""
 
     value: Value
 
     @property
     def nbytes(self) -> int:
-        """How many there are."""
+        """Number of bytes."""
         return len(self.value) if isinstance(self.value, bytes) else self.value.length
 
 
 class ObjectNode(Struct, frozen=True, gc=False):
-    """A value that cannot be part of a tree: a timestamp, or of an unknown extension type."""
+    """A value that cannot be a leaf: a timestamp, or one of an unknown extension type."""
 
     value: msgpack.Timestamp | msgpack.ExtType
 
 
 def with_values(node: object) -> object:
-    """Return a tree of `scan_file` with values in place of its nodes; reads arrays.
+    """Replace the nodes in a result of `scan_file` by their values; read arrays.
 
     Raises:
-        CorruptionError: The file has become shorter.
+        CorruptionError: The file was truncated since the scan.
     """
     if is_dict(node):
         return {key: with_values(child) for key, child in node.items()}
@@ -91,28 +91,28 @@ def with_values(node: object) -> object:
 
 
 class LinkedNode(Struct, frozen=True, gc=False):
-    """An array that a file refers to, and that is elsewhere."""
+    """An array stored outside the file, which refers to it."""
 
     array: ForeignArray
 
 
 def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
-    """Return a tree of what `scan_file` finds as one whose leaves are read from the file.
+    """Return a result of `scan_file` as a stored tree, whose leaves are read from the file.
 
     Args:
         tree: The tree.
-        path: What the user calls the checkpoint.
+        path: The user's path of the checkpoint.
         file: The file.
 
     Raises:
-        FormatError: A number is none that an array can hold.
-        VersionError: An array is in another place.
+        FormatError: A number does not fit any dtype.
+        VersionError: An array is stored in separate files.
     """
     try:
         flat: FlatTree = flatten(tree)
     except ValueError as error:
         raise FormatError(
-            f"{file}: {error} `load` without options returns such a tree all the same."
+            f"{file}: {error} `load` without options can return such a tree."
         ) from error
     arrays: dict[str, ForeignArray] = {}
     strings: dict[str, object] = {}
@@ -146,14 +146,14 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
 
 
 def whole_tree(tree: object, path: Path, file: Path) -> StoredTree | None:
-    """Return a tree of what `scan_file` finds as one that is read in one go, as Flax reads it.
+    """Return a result of `scan_file` as a stored tree that is read in one go, as Flax does.
 
     Returns:
-        The tree if it has so many values besides arrays that each as a leaf would take long, or
-        keys that JAX cannot sort; else None.
+        None unless the tree has too many values other than arrays to handle each as a leaf, or keys
+        that JAX cannot sort.
 
     Raises:
-        VersionError: An array is in another place.
+        VersionError: An array is stored in separate files.
     """
     count, is_sorted = _measure(tree)
     if is_sorted and count <= _MANY_VALUES:
@@ -169,7 +169,7 @@ def whole_tree(tree: object, path: Path, file: Path) -> StoredTree | None:
 
 
 def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> None:
-    """Check that no string of a tree stands for an array that is in another place."""
+    """Check that no string of a tree stands for an array in separate files."""
     if isinstance(node, str):
         _check_here(node, f"{file}: {format_path(names)}", file)
     pairs: Iterable[tuple[object, object]] = ()
@@ -183,7 +183,7 @@ def _check_strings(node: object, file: Path, names: tuple[str, ...] = ()) -> Non
 
 
 def _measure(node: object) -> tuple[int, bool]:
-    """Return how many values there are besides arrays, and whether the keys of all dicts sort."""
+    """Return the number of values other than arrays, and whether all keys can be sorted."""
     if not is_dict(node) and not is_list_or_tuple(node):
         return 0 if isinstance(node, ArrayNode) else 1, True
     children = list(node.values() if is_dict(node) else node)
@@ -203,7 +203,7 @@ def _check_here(text: str, where: str, file: Path) -> None:
 
 
 def unique_names(paths: Iterable[tuple[str, ...]]) -> list[str]:
-    """Return storage names of leaves, also where keys have dots that make two the same."""
+    """Return unique storage names of leaves, even if dots in keys make two names equal."""
     found: dict[str, None] = {}
     for names in paths:
         name = storage_name(names)
@@ -214,7 +214,7 @@ def unique_names(paths: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _kind_of(value: object) -> tuple[str, str | None]:
-    """Return the type of a leaf, as documents call it, and what else is to be said of it."""
+    """Return the typestr of a leaf and its recorded type, if any."""
     if is_empty_node(value):
         return empty_typestr(value), None
     if isinstance(value, LinkedNode | ObjectNode):

@@ -1,4 +1,4 @@
-"""Write trees as msgpack files of Flax, as `flax.serialization.to_bytes` would."""
+"""Write trees as Flax's msgpack files, with the bytes of `flax.serialization.to_bytes`."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from orbit_ckpt._src.tree.flatten import children_of, flatten, is_leaf
 from orbit_ckpt._src.tree.keypath import format_path, key_name
 
 MAX_PART_BYTES = 1 << 30
-"""Arrays above this size are written in parts of it, as Flax does."""
+"""Maximum bytes of an array in one part; larger arrays are split, as in Flax."""
 
 
 def write(request: WriteRequest) -> None:
     """Write a tree into one file.
 
-    Lists and tuples become dicts whose keys are the positions, namedtuples dicts of their fields,
-    and all keys become str.
+    Lists and tuples become dicts with positions as keys, namedtuples dicts of their fields, and all
+    keys become str.
 
     Raises:
-        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
-        NameCollisionError: Keys of a dict are the same as str; nothing was written.
+        UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
+        NameCollisionError: Keys of a dict are equal as str; nothing was written.
         CheckpointExistsError: The path exists and `overwrite` is not set.
-        ValueError: A limit of the size of files is given, or the tree is a single value that
-            would not be known for a file of Flax under this name.
+        ValueError: A limit on the size of files is given, or the tree is a single value, whose
+            file would not be recognized as Flax's under this name.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("Flax has a single file and no shards; give no size of them")
@@ -72,19 +72,19 @@ def _check(tree: object) -> None:
 
 
 def _check_name(request: WriteRequest) -> None:
-    """Check that the file can be told from any other, which a number without a name cannot."""
+    """Check that the file will be recognized; the bytes of a single number are ambiguous."""
     tree = request.tree
     if request.path.name.endswith(SUFFIX) or not is_leaf(tree) or array_stream(tree) is not None:
         return
     if not begins_tree(_pack(tree)):
         raise ValueError(
-            f"{request.path}: a file of Flax with a single value ({kind_of(tree)}) is known only "
-            f"by a name that ends in {SUFFIX}. Choose such a name."
+            f"{request.path}: a file of Flax with a single value ({kind_of(tree)}) is recognized "
+            f"only by a name that ends in {SUFFIX}. Choose such a name."
         )
 
 
 def is_writable(value: object) -> bool:
-    """Return whether a leaf is one that the format has."""
+    """Return whether the format can hold a leaf."""
     array = array_stream(value)
     if array is not None:
         return storable(array.dtype) and array.dtype.kind not in "mM"
@@ -139,10 +139,10 @@ def _write_array(
 def _exactly(
     array: ArrayStream, request: WriteRequest, sizes: Sequence[int]
 ) -> Iterator[memoryview]:
-    """Yield the bytes of an array, cut where parts of some sizes end.
+    """Yield the bytes of an array, cut at the ends of parts of given sizes.
 
     Raises:
-        StorageError: There are not as many bytes as the shape says.
+        StorageError: The array has fewer bytes than its shape requires.
     """
     remaining = list(sizes)
     for block in array.pieces(request):
@@ -159,7 +159,7 @@ def _exactly(
 
 
 def _array_head(shape: Shape, array: ArrayStream, code: int) -> bytes:
-    """Return what stands before the elements of an array."""
+    """Return the header of an array."""
     nbytes = array.dtype.itemsize
     for n in shape:
         nbytes *= n

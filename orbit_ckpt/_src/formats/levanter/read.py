@@ -1,6 +1,6 @@
-"""Levanter: zarr2 arrays in nested directories, whose names are the tree.
+"""Read Levanter's checkpoints: zarr2 arrays in nested directories, whose names form the tree.
 
-A directory below a checkpoint's is read as that part of its tree.
+A directory below that of a checkpoint is read as a part of its tree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_HERE = (AGGREGATE, STEP_METADATA)
 
 
 class LevanterFormat(Format, StepRecognizer):
-    """Reads checkpoints of Levanter; see `Format`."""
+    """Reads Levanter's checkpoints; see `Format`."""
 
     name = "Levanter"
     extra = None
@@ -80,7 +80,7 @@ class LevanterFormat(Format, StepRecognizer):
 
     @override
     def step_at(self, path: Path) -> ForeignStep | None:
-        # those of eFormer have been recognized before
+        # eFormer's checkpoints have been recognized before
         return marked_step(path)
 
 
@@ -88,17 +88,17 @@ FORMAT = LevanterFormat()
 
 
 def _root_of(path: Path) -> Path | None:
-    """Return the checkpoint that a directory is, or in which it is."""
+    """Return the checkpoint at a directory, or the one that contains it."""
     return next((at for at in (path, *path.parents) if is_marked(at)), None)
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Return whether a directory has arrays on several levels, as in Levanter, but no mark.
+    """Return whether a directory has arrays on several levels, as in Levanter, but no marker.
 
-    Read as something else it would be the arrays right below it.
+    Another format would only read the arrays directly below it.
     """
     if any((path / name).exists() for name in _NOT_HERE):
         return False
     if not any((child / ZARR2_DOCUMENT).is_file() for child in path.iterdir()):
-        return False  # before all that is below is looked through
+        return False  # before searching all levels
     return any(len(names) > 1 for names, _ in find_arrays(path, skip_links=True))

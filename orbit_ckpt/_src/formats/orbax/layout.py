@@ -39,7 +39,7 @@ _ARRAY_FILES = (ZARR2_DOCUMENT, ZARR3_DOCUMENT)
 
 
 TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
-"""How the recorded names of the handlers of trees end."""
+"""Endings of the recorded names of handlers of trees."""
 
 
 def check_item_complete(item: Path) -> None:
@@ -57,10 +57,10 @@ class TreeSearch(Struct, frozen=True, gc=False):
 
     Attributes:
         directory: The directory of the tree: the path itself or one of its items; None without one.
-        is_sure: Whether it has a file that only such trees have. Old writers leave none: their
+        is_sure: Whether it has a file that only such trees have. Early releases wrote none; their
             trees are recognized by names that other programs use too.
-        steps: Names of the directories at the path that are checkpoints by themselves.
-        problem: Why the tree of a step is not read: a save that replaces it did not finish.
+        steps: Names of the directories at the path that are checkpoints themselves.
+        problem: Why the tree of a step cannot be read: a save that replaces it did not finish.
     """
 
     directory: Path | None
@@ -72,8 +72,7 @@ class TreeSearch(Struct, frozen=True, gc=False):
 def find_tree(path: Path) -> TreeSearch:
     """Look for the tree in a complete checkpoint: at the path itself or in one of its items.
 
-    Among several items one called `default`, `state` or `pytree` is taken, else the first that
-    holds a tree.
+    Of several items, prefer `default`, `state` or `pytree`, then the first that holds a tree.
 
     Raises:
         IncompleteCheckpointError: The checkpoint is a save that did not finish.
@@ -84,7 +83,7 @@ def find_tree(path: Path) -> TreeSearch:
     if sign is not None:
         return TreeSearch(path, sign in _SURE_FILES)
     names = find_items(path)
-    # an item has no such file of its own; a directory that has one is a checkpoint by itself
+    # an item has no such file of its own; a directory with one is a checkpoint itself
     steps = directory_of(path).subdirectories_with(STEP_METADATA, names)
     others = {*steps, *_NEVER_TREES} - {*_USUAL_ITEMS}
     items = [name for name in names if name not in others]
@@ -100,12 +99,12 @@ def find_tree(path: Path) -> TreeSearch:
 
 
 def _problem_of(step: Path, name: str, *, is_tree: bool) -> CheckpointError | None:
-    """Return why a tree of a step is incomplete; None if it is not, or is no tree.
+    """Explain why a tree of a step is incomplete; None if it is complete, or not a tree.
 
     Args:
-        step: The step; if it is a run, nothing is wrong with a step in progress.
+        step: The step; in a run, a step in progress is not a problem.
         name: The item.
-        is_tree: Whether the item is known to hold a tree; else what the step records counts.
+        is_tree: Whether the item is known to hold a tree; if not, the step's record decides.
     """
     try:
         check_item_complete(step / name)
@@ -123,7 +122,7 @@ def _problem_of(step: Path, name: str, *, is_tree: bool) -> CheckpointError | No
 
 
 class _Handlers(Struct):
-    """The field of a step's document that tells trees from other items."""
+    """The field of a step's document that distinguishes trees from other items."""
 
     item_handlers: str | dict[str, str | None] | None = None
 
@@ -139,7 +138,7 @@ def holds_tree(path: Path) -> bool:
 
 
 def _sign_of(path: Path) -> str | None:
-    """Return the file that makes a directory a tree, empty if arrays do; None if it is none."""
+    """Return the file that marks a directory as a tree, "" if arrays do, None if it is none."""
     for name in _TREE_FILES:
         if (path / name).is_file():
             return name
@@ -147,10 +146,10 @@ def _sign_of(path: Path) -> str | None:
 
 
 def _holds_arrays(path: Path) -> bool:
-    """Return whether there are arrays right below a directory, as in trees of old writers."""
+    """Return whether a directory directly contains arrays, as in trees of early releases."""
     found = directory_of(path).find_in_children((STEP_METADATA, *_ARRAY_FILES))
     _, first = next(found, ("", STEP_METADATA))
-    return first != STEP_METADATA  # a directory of steps is no tree
+    return first != STEP_METADATA  # a directory of steps is not a tree
 
 
 def find_items(path: Path) -> list[str]:

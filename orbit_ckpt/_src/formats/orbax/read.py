@@ -1,6 +1,6 @@
-"""Open a checkpoint in Orbax's format, written here or by any Orbax since 0.2.
+"""Open a checkpoint in Orbax's format, written by this library or any Orbax since 0.2.
 
-Before `_METADATA`, structures were recorded in msgpack files and names of directories.
+Releases before `_METADATA` recorded structures in msgpack files and in names of directories.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _ARRAY_ITEM = ("checkpoint",)
 
 
 class LegacyTree(Struct, frozen=True):
-    """A structure that is not from `_METADATA`.
+    """A structure from another source than `_METADATA`.
 
     Attributes:
-        leaves: The leaves; those whose value was found have none stored elsewhere.
+        leaves: The leaves; one with an inline value is not stored elsewhere.
         inline: Values found in the structure itself, by storage name.
         use_zarr3: Whether the arrays are zarr3.
     """
@@ -61,10 +61,10 @@ class LegacyTree(Struct, frozen=True):
     use_zarr3: bool = False
 
     def merge_into(self, document: TreeDocument | None) -> TreeDocument:
-        """Return the document with leaves that only the structure records.
+        """Add the leaves that only the structure records to a document.
 
-        Leaves of both are those of the document; an inline value wins over stored data, because
-        writers that aggregated values did not store them otherwise.
+        For leaves of both, the document counts. An inline value takes precedence over stored data,
+        because writers that aggregated values did not store them in another way.
         """
         if document is None:
             return TreeDocument(self.leaves, use_zarr3=self.use_zarr3, stores_fill_values=False)
@@ -77,7 +77,7 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
     """Return the structure in a msgpack file.
 
     Raises:
-        FormatError: It is not msgpack, or holds what Orbax never wrote.
+        FormatError: It is not msgpack, or holds something that Orbax never wrote.
     """
     from orbit_ckpt._src.formats.flax_msgpack.scan import scan_bytes  # noqa: PLC0415 - for old ones only
 
@@ -97,13 +97,13 @@ def read_aggregate(data: bytes, where: str) -> LegacyTree:
 
 
 def infer_structure(directory: Path, strings: Mapping[str, object]) -> LegacyTree | None:
-    """Return the structure that the names of stored leaves spell, None if no array is stored.
+    """Derive the structure from the names of stored leaves; None if no array is stored.
 
-    Names are split at dots; a level whose keys are 0, 1, ... is read as a dict all the same,
-    because nothing tells it from one. Empty containers are not stored, hence unknown.
+    Names are split at dots. A level whose keys are 0, 1, ... becomes a dict, because it may be a
+    list or a dict. Empty containers are not stored, hence unknown.
 
     Args:
-        directory: The tree's.
+        directory: The directory of the tree.
         strings: Contents of the strings file.
     """
     documents = list(_all_documents(directory))
@@ -130,7 +130,7 @@ def _string_names(strings: Mapping[str, object], prefix: str = "") -> Iterator[s
 
 
 def _all_documents(directory: Path) -> Iterator[tuple[str, str]]:
-    """Return name and kind of document of every array, also those whose names have slashes."""
+    """Return name and document type of every array, including those with slashes in their names."""
     if is_ocdbt(directory):
         keys = (key.rpartition("/") for key in read_index(directory))
         return ((name, last) for name, _, last in keys if last in _DOCUMENTS)
@@ -148,13 +148,13 @@ def open_tree(
 
     Args:
         directory: What `find_tree` returned.
-        allow_unstructured: Whether to return a tree without leaves if nothing records the
-            structure; the caller then takes it from its target.
+        allow_unstructured: Whether to return a tree without leaves if no structure is recorded; the
+            caller then uses its target's.
         checked: The same directory, if some of its files have been compared with its manifest.
-        aggregate: Name of the msgpack file in which early releases kept the structure.
+        aggregate: Name of the msgpack file with the structure, as early releases wrote it.
 
     Raises:
-        CheckpointNotFoundError: Nothing says what the structure of the tree is.
+        CheckpointNotFoundError: No structure is recorded.
         CorruptionError: A file differs from its checksum.
         FormatError: A document is not understood.
     """
@@ -197,7 +197,7 @@ def open_tree(
 
 
 def open_arrays(directory: CheckedDirectory, document: TreeDocument) -> LoadBatch:
-    """Return what reads the arrays of a tree though the documents beside them are damaged.
+    """Return a reader of a tree's arrays that does not need the tree's damaged documents.
 
     Raises:
         CorruptionError: The database is damaged.
@@ -221,8 +221,8 @@ def _open_parts(directory: CheckedDirectory, document: TreeDocument) -> TreePart
 def _is_array_item(directory: Path, document: TreeDocument) -> bool:
     """Return whether a tree of one leaf was written by Orbax's handler of single arrays.
 
-    It calls the array `checkpoint`; so may a user. The step's metadata tell, and no other handler
-    leaves out the structure.
+    That handler names the array `checkpoint`, as a user may. The step's metadata decide, and no
+    other handler omits the structure.
     """
     own = files.read_step(CheckedDirectory(directory)).item_handlers
     if own is None:

@@ -1,4 +1,4 @@
-"""Read, with strict checks, and write the header of a safetensors file."""
+"""Read and write the header of a safetensors file, with strict checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 SINGLE, INDEX = f"model{SUFFIX}", f"model{INDEX_SUFFIX}"
 
 MAX_HEADER_BYTES = 100_000_000
-"""What the format allows; the library itself reads no longer ones."""
+"""The format's limit, which the library itself enforces."""
 
 LENGTH_BYTES = 8
 _LFS = b"version "
@@ -62,19 +62,19 @@ DTYPES: Mapping[str, DType] = {
 """The dtypes of the format."""
 
 PACKED_BITS: Mapping[str, int] = {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
-"""Dtypes whose elements are not whole bytes in a file, as they are in memory."""
+"""Dtypes whose elements are whole bytes in memory only, not in a file."""
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Tensor(Struct, frozen=True):
-    """One tensor of a file.
+    """A tensor of a file.
 
     Attributes:
-        dtype: Its dtype, by the format's name.
+        dtype: The format's name of its dtype.
         shape: Its shape.
-        extent: The place of its bytes.
+        extent: The extent of its bytes.
     """
 
     dtype: str
@@ -83,10 +83,10 @@ class Tensor(Struct, frozen=True):
 
     @property
     def as_stored(self) -> tuple[Shape, DType]:
-        """Shape and dtype of an array of its bytes.
+        """Shape and dtype of the array of its bytes.
 
-        Elements that are not whole bytes stay packed, as uint8, because the format does not say in
-        which order they are; the last dimension is then that of the bytes.
+        Elements smaller than a byte stay packed, as uint8, because the format does not define their
+        order; the last dimension then counts bytes.
         """
         bits = PACKED_BITS.get(self.dtype)
         if bits is None:
@@ -100,8 +100,8 @@ class Header(Struct, frozen=True):
     """The contents of a file's header.
 
     Attributes:
-        tensors: Its tensors by name, in the order of their names.
-        metadata: The writer's metadata texts.
+        tensors: Tensors by name, in the order of their names.
+        metadata: The writer's metadata strings.
     """
 
     tensors: Mapping[str, Tensor]
@@ -109,10 +109,10 @@ class Header(Struct, frozen=True):
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a file, and nothing else of it.
+    """Read only the header of a file.
 
     Raises:
-        FormatError: The file is not of the format, is truncated, or contradicts itself.
+        FormatError: The file has another format, is truncated, or contradicts itself.
         OSError: It cannot be read.
     """
     name = str(file)
@@ -121,7 +121,7 @@ def read_header(file: Path) -> Header:
         raise _bad(file, "it is a pointer of Git LFS, whose file `git lfs pull` downloads")
     length = int.from_bytes(first, "little")
     start = LENGTH_BYTES + length
-    # the size of an object is known cheaply once its header is
+    # the size of an object is cheap once its header has been read
     size = len(first) if len(first) < LENGTH_BYTES else None
     if size is None and (directory_of(file).knows_sizes or length > MAX_HEADER_BYTES):
         size = file_size(file)
@@ -145,11 +145,11 @@ def read_header(file: Path) -> Header:
 
 
 def looks_like_header(data: bytes, size: int) -> bool:
-    """Return whether a file may be of the format.
+    """Return whether a file may have the format.
 
     Args:
         data: Its first bytes, more than eight.
-        size: How many it has.
+        size: Its size.
     """
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     is_possible = 2 <= length <= min(size - LENGTH_BYTES, MAX_HEADER_BYTES)
@@ -159,7 +159,7 @@ def looks_like_header(data: bytes, size: int) -> bool:
 def _parse(text: bytes, file: str, start: int) -> Header:
     if not text.startswith(b"{"):
         raise ValueError("its header does not begin with '{'")
-    # the types bound what is made of a header that says anything
+    # the types limit what a malicious header can create
     fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     found = fields.pop(METADATA, None)
     metadata = {} if found is None else msgspec.json.decode(found, type=dict[str, str])
@@ -195,12 +195,12 @@ def _tensor(raw: msgspec.Raw, file: str, start: int) -> Tensor:
 
 
 def bits_of(dtype: str) -> int:
-    """Return how many bits an element of a dtype has in a file."""
+    """Return the number of bits of an element in a file."""
     return PACKED_BITS.get(dtype) or DTYPES[dtype].itemsize * 8
 
 
 def _check_cover(tensors: Mapping[str, Tensor], start: int, data_bytes: int) -> None:
-    """Check that every byte behind the header belongs to one tensor, as the format asks."""
+    """Check that every byte after the header belongs to one tensor, as the format requires."""
     position, last = start, ""
     placed = [(t.extent.offset, t.extent.length, name) for name, t in tensors.items()]
     for offset, length, name in sorted(placed):

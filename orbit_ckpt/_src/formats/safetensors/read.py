@@ -1,7 +1,7 @@
-"""safetensors: one file, several with an index, or a directory of Hugging Face with either.
+"""Read safetensors: a file, several with an index, or a Hugging Face directory with either.
 
-A tensor is read where it lies, so that a shard costs its own bytes. The tree is a flat dict whose
-keys are the tensors' names, as the library's own functions return it.
+Parts of a tensor are read in place, so that a shard costs only its own bytes. The tree is a flat
+dict whose keys are the tensors' names, as the library's own functions return it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SNIFFED_BYTES = 16
 
 
 class SafetensorsFormat(Format, LinkedFiles, WritableFormat):
-    """Reads safetensors; see `Format`."""
+    """Reads and writes safetensors; see `Format`."""
 
     name = "safetensors"
     extra = None
@@ -108,7 +108,7 @@ class _Index(Struct):
 
 
 def _sums(file: Path, header: Header) -> dict[str, ArrayChecksum]:
-    """Return the sums of tensors that eFormer adds, by their names."""
+    """Return the checksums that eFormer adds, by the tensors' names."""
     if SUMS not in header.metadata:
         return {}
     arrays = {name: tensor.as_stored for name, tensor in header.tensors.items()}
@@ -117,7 +117,7 @@ def _sums(file: Path, header: Header) -> dict[str, ArrayChecksum]:
 
 
 def _candidates(directory: Path) -> Sequence[str]:
-    """Return which files of a directory may be the model, those named as by Hugging Face first."""
+    """Return the files of a directory that may be the model, Hugging Face's usual names first."""
     names = file_names(directory)
     usual = [name for name in (INDEX, SINGLE) if name in names]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
@@ -135,7 +135,7 @@ def _main_file(directory: Path) -> Path:
 
 
 def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
-    """Return the headers of the files that an index names, and the index's metadata.
+    """Return the headers of an index's files, and the index's metadata.
 
     Raises:
         FormatError: The index contradicts the files, or names a file outside its directory.

@@ -40,16 +40,16 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BI
 
 
 def write(request: WriteRequest) -> None:
-    """Write a tree: a path that ends in `.safetensors` is one file, any other a directory.
+    """Write a tree: into one file if the path ends in `.safetensors`, else into a directory.
 
-    Tensors are called by the keys of their paths, joined by dots. Numbers become tensors without
-    dimensions; None and empty containers are left out, as there is nothing in them.
+    A tensor's name consists of its keys, joined by dots. Numbers become tensors without dimensions;
+    None and empty containers are omitted.
 
     Raises:
-        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
-        NameCollisionError: Two leaves would have one name; nothing was written.
+        UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
+        NameCollisionError: Two leaves would have the same name; nothing was written.
         CheckpointExistsError: The path exists.
-        ValueError: One file is asked for, and a limit of its size.
+        ValueError: The path is that of one file, and a limit on its size is given.
     """
     arrays = _arrays_of(request.tree)
     metadata = {name: _text(value) for name, value in without_checksums(request.metadata).items()}
@@ -100,7 +100,7 @@ def _arrays_of(tree: object) -> dict[str, ArrayStream]:
 
 
 def _divide(arrays: Mapping[str, ArrayStream], max_bytes: int | None) -> Sequence[Sequence[str]]:
-    """Return the names of the tensors of every file."""
+    """Divide the tensors among files; return the names of each file's tensors."""
     shards: list[list[str]] = [[]]
     held = 0
     for name, array in arrays.items():
@@ -118,7 +118,7 @@ def _write_file(
     metadata: Mapping[str, str],
     request: WriteRequest,
 ) -> None:
-    # wide elements first, so that all are aligned, as the library does it
+    # wide elements first, so that all are aligned, as in the library
     ordered = dict(sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     header: dict[str, object] = {METADATA: metadata} if metadata else {}
     position = 0

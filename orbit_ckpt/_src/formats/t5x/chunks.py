@@ -1,4 +1,4 @@
-"""Write zarr2 arrays in gzip from a stream of elements in C order."""
+"""Write gzip-compressed zarr2 arrays from a stream of elements in C order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.slices import Shape
 
 MAX_OPEN = 64
-"""Most chunks that may begin before the first of them ends."""
+"""Maximum number of incomplete chunks at a time."""
 
 _GZIP_WINDOW = 31
 _LEVEL = 1
@@ -43,12 +43,12 @@ def document_of(
 class ChunkFiles:
     """The files of an array's chunks; use as a context manager.
 
-    In C order a chunk gets its elements in its own C order, so that chunks are compressed while
-    the array goes by once. Chunks that reach beyond the array do so in the last dimension that is
-    divided, the dimensions before it having chunks of length 1, or nowhere.
+    A stream in C order has the elements of each chunk in the chunk's own C order, so that a single
+    pass compresses all chunks. Chunks may extend beyond the array only along the last divided
+    dimension; chunks then have length 1 along all dimensions before it.
 
     Args:
-        directory: Where they are made.
+        directory: Where to create the files.
         shape: Shape of the array, not empty.
         chunks: Shape of its chunks.
         itemsize: Size of an element.
@@ -77,7 +77,7 @@ class ChunkFiles:
             chunk.close()
 
     def write(self, data: memoryview) -> None:
-        """Write the bytes that follow those written before."""
+        """Write the next bytes of the array."""
         while data.nbytes:
             row, column = divmod(self.written, self._row)
             part, start = divmod(column, self._run)
@@ -103,7 +103,7 @@ class ChunkFiles:
         return tuple(index)
 
     def _ends(self, row: int, end: int) -> bool:
-        """Return whether the chunk with the part of a row that ends there has all its elements."""
+        """Return whether the chunk whose part of a row ends at `end` is complete."""
         if end != self._row and end % self._run:
             return False
         for axis in reversed(range(self._axis)):
@@ -115,7 +115,7 @@ class ChunkFiles:
 
 
 class _ChunkFile:
-    """One chunk, compressed as it comes."""
+    """A chunk, compressed as its data arrives."""
 
     def __init__(self, file: Path, nbytes: int) -> None:
         self._file: BinaryIO = open(file, "xb")  # noqa: SIM115 - closed by close
@@ -128,7 +128,7 @@ class _ChunkFile:
         self._missing -= len(data)
 
     def finish(self) -> None:
-        """Add what lies beyond the array, and wait until all is on the disk."""
+        """Pad the part beyond the array, and sync the file to disk."""
         while self._missing:
             self.write(_ZEROS[: self._missing])
         self._file.write(self._compress.flush())

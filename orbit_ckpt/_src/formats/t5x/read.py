@@ -1,7 +1,7 @@
-"""Checkpoints of T5X, versions 2 and 3.
+"""Read T5X's checkpoints, versions 2 and 3.
 
 A directory `checkpoint_<step>` has a msgpack file `checkpoint` with the tree: small leaves inline,
-and for the others TensorStore's specs of zarr arrays beside it.
+and TensorStore specs for the other leaves, which are zarr arrays in the same directory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.formats.writing import WriteRequest
 
 TF_STATE = b"model_checkpoint_path"
-"""What the text file `checkpoint` of TensorFlow begins with."""
+"""First bytes of TensorFlow's text file `checkpoint`."""
 
 _OLDEST_VERSION = 2
 _STEP = re.compile(r"checkpoint_([0-9]+)")
@@ -53,13 +53,13 @@ _KEY_BYTES = 64
 
 
 class T5XFormat(Format, StepRecognizer, WritableFormat):
-    """Reads checkpoints of T5X; see `Format`.
+    """Reads and writes T5X's checkpoints; see `Format`.
 
     Args:
-        step: Which step of a run to read, None for the latest.
-        uint16: What arrays of uint16 are. T5X before version 3 wrote those of bfloat16 as such;
-            `"as_bfloat16"` reads them. T5X itself refuses them, and so does `"error"`.
-        allow_legacy: Whether to read versions 0 and 1, which T5X refuses, as they are.
+        step: The step of a run to read, None for the latest.
+        uint16: How to read arrays of uint16. Before version 3, T5X wrote bfloat16 arrays as uint16;
+            `"as_bfloat16"` converts them back. T5X itself refuses them, as `"error"` does.
+        allow_legacy: Whether to read versions 0 and 1, which T5X refuses, without a conversion.
     """
 
     name = "T5X"
@@ -95,7 +95,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
 
     @override
     def open(self, path: Path) -> StoredTree:
-        # not from object stores
+        # object stores are not supported
         file = find_checkpoint(resolve_local(path), self._step)
         if _is_temporary(file.parent.name):
             raise IncompleteCheckpointError(
@@ -124,7 +124,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
         return ForeignStep(int(match[1]), path, file.stat().st_mtime, is_pinned=pinned)
 
     def _body(self, root: object, file: Path) -> object:
-        """Return the state, once its version is known to be readable."""
+        """Return the state; raise an error if its version cannot be read."""
         fields = root if is_json_object(root) else None
         version = fields.get(_VERSION, 0) if fields is not None else 0
         if fields is None or type(version) is not int:
@@ -147,7 +147,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
         return fields[_BODY]
 
     def _arrays(self, node: object, file: Path, keys: tuple[str, ...]) -> object:
-        """Return a tree with arrays in the place of their specifications."""
+        """Replace the specs in a tree by arrays."""
         if is_list(node):
             nodes = enumerate(node)
             return [self._arrays(value, file, (*keys, str(i))) for i, value in nodes]
@@ -171,7 +171,7 @@ class T5XFormat(Format, StepRecognizer, WritableFormat):
                 f"{where}: Found unsupported uint16 type in Tensorstore spec: {shown}. Please use "
                 "t5x/google/scripts/convert_uint16_checkpoint.py to update saved types to "
                 "bfloat16. T5XFormat(uint16='as_bfloat16'), on the command line --reader "
-                "t5x:uint16=as_bfloat16, reads it as it was meant."
+                "t5x:uint16=as_bfloat16, reads it as bfloat16."
             )
         return LinkedNode(SpecArray(spec, "/".join(keys), self._uint16))
 
@@ -191,9 +191,9 @@ def checkpoint_directory(directory: PathLike, step: int) -> Path:
 
 
 def all_steps(directory: PathLike) -> list[int]:
-    """Return the steps of a run, ascending, without those that T5X did not finish.
+    """Return the finished steps of a run, ascending.
 
-    A directory that does not exist has none, as at the first start of a job.
+    A directory that does not exist has none; a job starts without one.
 
     Raises:
         StorageError: The directory cannot be read.
@@ -211,7 +211,7 @@ def _directories(run: PathLike) -> dict[int, Path]:
 
 
 def _entries(directory: Path) -> list[Path]:
-    """Return what a directory holds: nothing if it does not exist or is a file."""
+    """Return the entries of a directory; none if it does not exist or is a file."""
     with storage_errors(directory, "listing", "Check that it may be read."):
         try:
             return list(directory.iterdir())
@@ -239,7 +239,7 @@ def all_dataset_checkpoint_steps(directory: PathLike) -> list[int]:
 
 
 def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
-    """Return the prefix of one data iterator's state in a step, as TensorFlow takes it.
+    """Return the prefix of a data iterator's state in a step, for TensorFlow.
 
     `tf.train.Checkpoint(ds=iterator).read(str(prefix)).assert_consumed()` restores it.
 
@@ -249,7 +249,7 @@ def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
         num_shards: The current number of iterators.
 
     Raises:
-        CheckpointNotFoundError: The step has no state of it.
+        CheckpointNotFoundError: The step has no state of this iterator.
         ProcessCountError: The number of iterators differs from that of the save.
     """
     check_int("shard", shard, least=0)
@@ -263,7 +263,7 @@ def dataset_prefix(directory: PathLike, shard: int, num_shards: int) -> Path:
     if counts and num_shards not in counts:
         raise ProcessCountError(
             f"{directory} has the states of {counts} data iterators, there are {num_shards} now. "
-            "Restore with as many, or begin the data anew.",
+            "Restore with the same number, or restart the data.",
             saved=min(counts),
             current=num_shards,
         )
@@ -279,7 +279,7 @@ def find_checkpoint(path: PathLike, step: int | None = None) -> Path:
 
     Args:
         path: The file, the directory of a step, or that of a run.
-        step: Which step of a run, None for the latest; not used for a file.
+        step: The step of a run, None for the latest; ignored for a file.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -308,7 +308,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _lacks(file: Path) -> str | None:
-    """Return why a file is none of T5X's, None if it seems to be one."""
+    """Explain why a file is not one of T5X's, None if it seems to be one."""
     data = read_extent(str(file), 0, _KEY_BYTES)
     key = _first_key(data)
     problem = None
@@ -341,7 +341,7 @@ def _has_spec(node: object) -> bool:
 
 
 def _first_key(data: bytes) -> str | None:
-    """Return the first key of a dict in msgpack, of those that are short."""
+    """Return the first key of a dict in msgpack, None if it is no short string."""
     if not data:
         return None
     sizes = {0xDE: 3, 0xDF: 5}

@@ -1,4 +1,4 @@
-"""TensorStore specifications as T5X puts them into its msgpack file in the place of arrays."""
+"""TensorStore specs, which T5X puts into its msgpack file in place of arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.zarr import ZarrArray, parse_array
 
 Uint16 = Literal["error", "as_bfloat16", "as_uint16"]
-"""What arrays of uint16 are: unknown; those of bfloat16 of T5X before version 3; or what they say.
-"""
+"""How to read uint16 arrays: not at all, as T5X's bfloat16 before version 3, or as uint16."""
 
 VERSION = 3
 """The latest version of the format."""
@@ -35,27 +34,27 @@ _LOCAL = ("file", "gfile", "gcs")
 _MAX_DOCUMENT_BYTES = 1 << 20
 _MAX_DIMENSIONS = 32
 _MAX_RATIO = 1032
-"""More than gzip makes of a byte."""
+"""Upper bound of gzip's compression ratio."""
 
 _SLACK_BYTES = 1 << 20
 _DEFLATED = frozenset({None, "gzip", "zlib"})
 
 
 def is_spec(node: object) -> bool:
-    """Return whether a node of a tree stands for an array, by T5X's rule."""
+    """Return whether a node of a tree is a spec, by T5X's rule."""
     return is_mapping(node) and node.keys() >= _KEYS
 
 
 class Spec(Struct, frozen=True):
-    """What a specification says of an array; None or UNSET where it says nothing.
+    """A parsed spec of an array; a field is None or UNSET if the spec lacks it.
 
     Attributes:
-        root: The directory of its checkpoint.
-        name: Where its files are, below that.
+        root: The directory of the checkpoint.
+        name: Path of the array's directory, relative to `root`.
         shape: Its shape.
-        dtype: Its dtype, as it is stored.
+        dtype: Its stored dtype.
         chunks: Shape of its chunks.
-        compressor: How these are compressed, as zarr writes it; None if they are not.
+        compressor: The compressor in zarr's form; None if chunks are not compressed.
     """
 
     root: Path
@@ -67,25 +66,25 @@ class Spec(Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it says all that the array's own document does."""
+        """Whether it has all fields of the array's own document."""
         is_shaped = self.shape is not None and self.chunks is not None
         return is_shaped and self.dtype is not None and self.compressor is not UNSET
 
     @property
     def directory(self) -> Path:
-        """Where its files are."""
+        """The array's directory."""
         return self.root / self.name
 
 
 def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
-    """Parse a specification.
+    """Parse a spec.
 
     Args:
-        fields: The specification.
-        directory: That of the checkpoint, which its path is relative to.
+        fields: The fields of the spec.
+        directory: The directory of the checkpoint, to which its path is relative.
 
     Raises:
-        ValueError: It is not one of T5X's, or leads out of the directory.
+        ValueError: T5X does not write such a spec, or its path leads out of the directory.
     """
     if fields["driver"] != "zarr":
         raise ValueError(f"it is an array of the driver {fields['driver']!r}, not zarr")
@@ -107,10 +106,10 @@ def parse_spec(fields: Mapping[str, Any], directory: Path) -> Spec:
 
 
 def _relative_path(fields: Mapping[str, Any]) -> str:
-    """Return where an array is, below the directory of its checkpoint.
+    """Return the path of an array's directory, relative to that of the checkpoint.
 
-    An absolute path is of the machine that the checkpoint was born on; its last part is the name
-    of the array's directory here too.
+    An absolute path is one of the machine that saved the checkpoint; its last part is the name of
+    the array's directory everywhere.
     """
     found = fields["kvstore"]
     kvstore = found if is_json_object(found) else {}
@@ -135,7 +134,7 @@ def _relative_path(fields: Mapping[str, Any]) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:80]} is where a text should be")
+        raise ValueError(f"{str(value)[:80]} is where a string should be")
     return value
 
 
@@ -152,13 +151,13 @@ def _lengths(value: object, what: str) -> Shape | None:
 class SpecArray(ForeignArray):
     """An array that T5X's msgpack file refers to; see `ForeignArray`.
 
-    Its `.zarray` says how it is stored, as for T5X; where copying has lost that, being hidden, the
-    specification does.
+    Its `.zarray` describes it, as in T5X. Some tools do not copy such hidden files; without it, the
+    spec describes the array.
 
     Args:
-        spec: What the specification says.
+        spec: Its spec.
         where: The leaf, for messages.
-        uint16: What it is if its dtype is uint16, not an error.
+        uint16: How to read it if its dtype is uint16.
     """
 
     def __init__(self, spec: Spec, where: str, uint16: Uint16) -> None:
@@ -194,10 +193,10 @@ class SpecArray(ForeignArray):
         return self._files.keys()
 
     def _read_document(self) -> bytes:
-        """Return `.zarray`, checked.
+        """Read and check `.zarray`.
 
         Raises:
-            ValueError: It is damaged, or contradicts the specification.
+            ValueError: It is damaged, or contradicts the spec.
         """
         spec = self._spec
         is_partial_copy = not spec.directory.is_dir()
@@ -220,14 +219,14 @@ class SpecArray(ForeignArray):
                 f"{ZARR2_DOCUMENT} says {layout.dtype} of shape {layout.shape}, the msgpack file "
                 f"{spec.dtype} of shape {spec.shape}"
             )
-        if not is_partial_copy:  # else its chunks are missing, which matters if they are read
+        if not is_partial_copy:  # else reading reports missing chunks
             self._check_size(layout)
         if not self._is_bfloat16:
             return data
         return json.dumps({**json.loads(data), "dtype": "bfloat16"}).encode()
 
     def _check_size(self, layout: ZarrArray) -> None:
-        """Check that the array can be in its files, before memory is taken for it."""
+        """Check before memory is allocated that the files are large enough for the array."""
         nbytes = math.prod(layout.shape) * layout.dtype.itemsize
         most = max(nbytes, layout.chunk_nbytes)
         if most <= _SLACK_BYTES or layout.compression not in _DEFLATED:
@@ -241,8 +240,8 @@ class SpecArray(ForeignArray):
 
 
 def _document_of(spec: Spec) -> bytes:
-    """Return the `.zarray` that a specification is of."""
+    """Return the `.zarray` that a spec describes."""
     shape, dtype, chunks, compressor = spec.shape, spec.dtype, spec.chunks, spec.compressor
     if shape is None or dtype is None or chunks is None or isinstance(compressor, UnsetType):
-        raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file does not say it all")
+        raise ValueError(f"{ZARR2_DOCUMENT} is missing, and the msgpack file lacks parts of it")
     return document_of(shape, dtype, chunks, compressor)

@@ -1,4 +1,4 @@
-"""Write trees as checkpoints of T5X, version 3."""
+"""Write trees as T5X's checkpoints, version 3."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
 
 CHUNK_BYTES = 64 << 20
-"""Size of chunks that T5X aims at."""
+"""T5X's target size of chunks."""
 
 _GZIP = {"id": "gzip", "level": 1}
 _MAX_THREADS = 4
 _THREAD_BYTES = 1 << 25
-"""More than compressors hold in one thread."""
+"""Upper bound of the memory of one thread's compressors."""
 
 _MIN_FILL = 8
-"""Chunks smaller than the limit by this factor are too many."""
+"""Chunks smaller than the target size by this factor are too small."""
 
 
 class _Plan(Struct, frozen=True):
-    """An array that becomes one of zarr.
+    """An array to write as a zarr array.
 
     Attributes:
         name: The name of its directory.
@@ -61,7 +61,7 @@ class _Plan(Struct, frozen=True):
     chunks: Shape
 
     def spec(self) -> dict[str, object]:
-        """Return what stands for it in the msgpack file."""
+        """Return its spec for the msgpack file."""
         return {
             "driver": "zarr",
             "dtype": self.array.dtype.name,
@@ -75,18 +75,18 @@ class _Plan(Struct, frozen=True):
 
 
 def write(request: WriteRequest) -> None:
-    """Write a tree into the directory of a step, which T5X wants to be called `checkpoint_<step>`.
+    """Write a tree into the directory of a step, which T5X expects to be named `checkpoint_<step>`.
 
-    Lists, tuples and namedtuples become dicts as for Flax. Arrays become zarr arrays in gzip, as
-    T5X writes those that are partitioned; scalars and arrays without dimensions or elements are in
-    the msgpack file, and so are arrays of uint16, which T5X refuses elsewhere. The msgpack file is
-    written last, and then the directory appears.
+    Lists, tuples and namedtuples become dicts, as in Flax. Arrays become gzip-compressed zarr
+    arrays, as T5X writes partitioned ones. The msgpack file holds scalars, arrays without
+    dimensions or elements, and arrays of uint16, which T5X refuses elsewhere. It is written last;
+    then the directory appears.
 
     Raises:
-        UnsupportedLeafError: Some leaves are none that the format has; nothing was written.
-        NameCollisionError: Keys of a dict are the same as str; nothing was written.
+        UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
+        NameCollisionError: Keys of a dict are equal as str; nothing was written.
         CheckpointExistsError: The path exists; it is never replaced.
-        ValueError: A limit of the size of files is given, or the tree is a single leaf.
+        ValueError: A limit on the size of files is given, or the tree is a single leaf.
     """
     if request.max_shard_bytes is not None:
         raise ValueError("T5X has no shards of limited size; give no size of them")
@@ -104,9 +104,9 @@ def write(request: WriteRequest) -> None:
 
 
 def choose_chunks(shape: Shape, itemsize: int) -> Shape:
-    """Return T5X's chunks; where these would be many small ones, some rows of the array.
+    """Return the chunk shape that T5X chooses, or several rows if that would be very small.
 
-    T5X divides what is written without a rest, a prime length therefore into single elements.
+    T5X only divides lengths without a remainder, a prime length therefore into single elements.
     """
     chunks = choose_chunk_shape(shape, shape, itemsize=itemsize, max_bytes=CHUNK_BYTES)
     nbytes = math.prod(shape) * itemsize
@@ -123,7 +123,7 @@ def choose_chunks(shape: Shape, itemsize: int) -> Shape:
 
 
 def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
-    """Return the arrays that are zarr arrays, by their keys; checks all leaves."""
+    """Check all leaves; return the arrays to write as zarr arrays, by their keys."""
     flat = flatten(request.tree)
     plans: dict[tuple[str, ...], _Plan] = {}
     refused: dict[NamePath, str] = {}
@@ -153,7 +153,7 @@ def _is_inline(array: ArrayStream) -> bool:
 
 
 def _directory_keys(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the name of a leaf's directory is made of."""
+    """Return the parts of the name of a leaf's directory."""
     joined = "/".join(names).replace("\\", "_").replace("\0", "_").replace("/", ".")
     is_taken = not joined.strip(".") or joined in (AGGREGATE, PINNED)
     return (f"{joined}~",) if is_taken or joined.startswith("train_ds-") else (joined,)
@@ -165,7 +165,7 @@ def _node(
     plans: dict[tuple[str, ...], _Plan],
     request: WriteRequest,
 ) -> object:
-    """Return what the msgpack file holds of a part of the tree."""
+    """Return a part of the tree in the form of the msgpack file."""
     if is_empty_node(node):
         return None if node is None else {}
     if not is_leaf(node):
@@ -193,7 +193,7 @@ def _write_arrays(
         try:
             for done in [pool.submit(_write_array, directory, p, request, ended) for p in plans]:
                 done.result()
-        except BaseException:  # an interrupt too: the other threads stop before the directory goes
+        except BaseException:  # interrupts too: threads stop before the directory is removed
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

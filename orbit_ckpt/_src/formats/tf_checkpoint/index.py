@@ -1,6 +1,6 @@
-"""The index of a TensorFlow checkpoint: a table of LevelDB with one protocol buffer per tensor.
+"""Read the index of a TensorFlow checkpoint: a LevelDB table with a protocol buffer per tensor.
 
-Tables are compressed with snappy, which is decompressed here.
+Its blocks are compressed with snappy, which this module decompresses.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _DTYPES: Mapping[int, str] = {
 
 
 class IndexEntry(Struct, frozen=True):
-    """One tensor.
+    """A tensor of the index.
 
     Attributes:
         shape: Its shape.
-        dtype: Its dtype; None for what is no number, such as texts.
-        extent: Where its bytes are.
+        dtype: Its dtype; None if it does not hold numbers, but strings for example.
+        extent: The extent of its bytes.
         checksum: Their masked crc32c.
     """
 
@@ -66,18 +66,18 @@ class IndexEntry(Struct, frozen=True):
 
 
 def mask_checksum(crc: int) -> int:
-    """Return a crc32c as TensorFlow stores it."""
+    """Return a crc32c in the masked form that TensorFlow stores."""
     return (((crc >> 15) | (crc << 17)) + _CRC_DELTA) & 0xFFFFFFFF
 
 
 def read_index(file: Path) -> dict[str, IndexEntry]:
-    """Return the tensors of a checkpoint by their names.
+    """Return the tensors of a checkpoint by name.
 
     Args:
-        file: Its index; the data is in files beside it.
+        file: Its index; the data files are in the same directory.
 
     Raises:
-        FormatError: It is none, or is damaged.
+        FormatError: The file is not an index, or is damaged.
         OSError: It cannot be read.
     """
     with open(file, "rb") as stream:
@@ -104,7 +104,7 @@ def _parse(data: bytes, file: Path) -> dict[str, IndexEntry]:
         block = _block(data, _Handle.read(value, 0)[0])
         total = _limited(total + len(block))
         for key, entry in _entries(block):
-            total = _limited(total + len(key) + _ENTRY_BYTES)  # names share what they begin with
+            total = _limited(total + len(key) + _ENTRY_BYTES)  # names share prefixes
             if not key:
                 shards = _shard_count(entry)
             else:
@@ -121,21 +121,21 @@ def _limited(nbytes: int) -> int:
 
 
 class _Handle(Struct, frozen=True, gc=False):
-    """Where a block is."""
+    """The location of a block."""
 
     offset: int
     size: int
 
     @classmethod
     def read(cls, data: bytes, position: int) -> tuple[_Handle, int]:
-        """Return one, and where what follows it begins."""
+        """Return a handle, and the position behind it."""
         offset, position = read_varint(data, position)
         size, position = read_varint(data, position)
         return cls(offset, size), position
 
 
 def _block(data: bytes, handle: _Handle) -> bytes:
-    """Return the contents of a block, checked and decompressed."""
+    """Check and decompress a block; return its contents."""
     end = handle.offset + handle.size
     if end + _TRAILER_BYTES > len(data):
         raise ValueError(f"a block ends at byte {end} of {len(data)}")
@@ -237,10 +237,10 @@ _MAX_RATIO = 64
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number of up to 64 bits, and where what follows it begins.
+    """Return a number of up to 64 bits, and the position behind it.
 
     Raises:
-        ValueError: It is cut short or too large.
+        ValueError: The number is truncated or too large.
     """
     value = 0
     for shift in range(0, 70, 7):
@@ -257,14 +257,14 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def decompress(data: bytes, max_bytes: int) -> bytes:
-    """Return what was compressed.
+    """Decompress a block.
 
     Args:
-        data: A block of snappy, without frames.
-        max_bytes: Most bytes that it may have.
+        data: The block in snappy's raw format, without frames.
+        max_bytes: Maximum size of the result.
 
     Raises:
-        ValueError: It is damaged or too large.
+        ValueError: The block is damaged, or the result too large.
     """
     length, position = read_varint(data, 0)
     if length > min(max_bytes, _MAX_RATIO * len(data)):
@@ -281,7 +281,7 @@ def decompress(data: bytes, max_bytes: int) -> bytes:
             size, offset, position = _copy(data, tag, position)
             _append_copy(result, size, offset)
     if len(result) != length or position != len(data):
-        raise ValueError(f"a compressed block does not have the {length} bytes that it says")
+        raise ValueError(f"a compressed block does not have the {length} bytes that it announces")
     return bytes(result)
 
 
@@ -294,7 +294,7 @@ def _literal_size(data: bytes, tag: int, position: int) -> tuple[int, int]:
 
 
 def _copy(data: bytes, tag: int, position: int) -> tuple[int, int, int]:
-    """Return how many bytes are copied, from how far back, and where what follows begins."""
+    """Return the length and the offset of a copy, and the position behind it."""
     if tag & 3 == 1:
         end = position + 1
         size = ((tag >> 2) & 7) + 4
@@ -308,7 +308,7 @@ def _copy(data: bytes, tag: int, position: int) -> tuple[int, int, int]:
 
 def _append_copy(result: bytearray, size: int, offset: int) -> None:
     if not 0 < offset <= len(result):
-        raise ValueError("a compressed block refers to what is before it")
+        raise ValueError("a compressed block refers to bytes before its start")
     start = len(result) - offset
     pattern = result[start : start + size]
     result += (pattern * (size // len(pattern) + 1))[:size]

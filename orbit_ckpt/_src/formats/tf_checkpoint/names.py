@@ -1,4 +1,4 @@
-"""T5X's names of the variables of T5 in TensorFlow."""
+"""Translate the names of T5's TensorFlow variables to T5X's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from orbit_ckpt._src.runtime.checks import show
 
 Rule = Callable[..., tuple[str | None, Any]]
-"""Takes options, name, value and the groups of a pattern; returns the new name, None to leave the
-value out, and the value."""
+"""Takes options, name, value and the groups of a pattern; returns the new name, or None to drop the
+value, and the value."""
 
 
 class CheckpointTranslator:
-    r"""Renames variables by rules, as T5X's class of that name.
+    r"""Renames variables by rules, like T5X's class of the same name.
 
     Example:
         >>> translator = CheckpointTranslator()
@@ -31,10 +31,10 @@ class CheckpointTranslator:
         self.rules: list[tuple[re.Pattern[str], Rule]] = []
 
     def add(self, pattern: str) -> Callable[[Rule], Rule]:
-        """Return a decorator that makes a function the rule for names that match as a whole.
+        """Return a decorator that makes a function the rule for names that match entirely.
 
         Args:
-            pattern: A regular expression, whose groups the function gets as arguments.
+            pattern: A regular expression, whose groups are passed to the function.
         """
 
         def register(rule: Rule) -> Rule:
@@ -44,7 +44,7 @@ class CheckpointTranslator:
         return register
 
     def apply(self, variables: Mapping[str, Any], **options: object) -> dict[str, Any]:
-        """Return variables under their new names; the first rule that matches counts.
+        """Return variables under their new names; the first matching rule applies.
 
         Raises:
             ValueError: No rule matches some names.
@@ -124,7 +124,7 @@ _PARAMETERS: Mapping[str, Callable[..., str]] = {
     rf"{_TOWER}/(?:final_layer|rms)_norm/scale": _final_norm,
     "(?:decoder|transformer)/logits/kernel": lambda: "decoder/logits_dense/kernel",
 }
-"""Patterns of variables, and what makes the new names of their groups."""
+"""Patterns of variables, and functions that build the new names from their groups."""
 
 
 def _make_rules() -> CheckpointTranslator:
@@ -153,13 +153,13 @@ T5_RULES = _make_rules()
 
 
 def translate_t5(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a T5 of TensorFlow as T5X imports them.
+    """Return the variables of a TensorFlow T5 as T5X imports them.
 
-    Position biases that only the first layers have are shared by all layers of T5X. Optimizer
-    states that Adafactor has in Flax only are zeros.
+    T5X shares the position biases of the first layers among all layers. Optimizer states that only
+    Flax's Adafactor has are zeros.
 
     Raises:
-        ValueError: There are variables that no T5 has.
+        ValueError: A variable is not one of T5's.
     """
     if not isinstance(variables, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's value
         raise TypeError(

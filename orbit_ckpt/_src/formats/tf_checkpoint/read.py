@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow (TensorBundle), with the names of T5X; TensorFlow is not needed."""
+"""Read TensorFlow's checkpoints (TensorBundle) under T5X's names, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _PIECE_BYTES = 1 << 22
 
 
 class TFVariable:
-    """A variable in a checkpoint of TensorFlow, as rules for names get it.
+    """A variable of a TensorFlow checkpoint, as renaming rules receive it.
 
     Attributes:
         shape: Its shape.
-        dtype: Its dtype; None for what is no number, such as texts.
+        dtype: Its dtype; None if it does not hold numbers, but strings for example.
     """
 
     def __init__(self, name: str, entry: IndexEntry) -> None:
@@ -55,11 +55,11 @@ class TFVariable:
         self._entry = entry
 
     def get(self) -> HostArray:
-        """Read it.
+        """Read its value.
 
         Raises:
             CorruptionError: It is missing or damaged.
-            FormatError: It is no array of numbers.
+            FormatError: It is not an array of numbers.
         """
         if self.dtype is None:
             raise FormatError(f"{self._name} is no array of numbers")
@@ -67,11 +67,11 @@ class TFVariable:
         return np.frombuffer(data, self.dtype.newbyteorder("<")).reshape(self.shape)
 
     def astype(self, dtype: object) -> HostArray:
-        """Read it as another dtype."""
+        """Read its value and cast it."""
         return self.get().astype(as_dtype(dtype))
 
     def array(self) -> RawArray:
-        """Return it as an array that is read when it is needed."""
+        """Return it as an array that is read on demand."""
         if self.dtype is None:
             raise FormatError(
                 f"{self._name} is no array of numbers. Leave it out: give a translator whose rule "
@@ -80,7 +80,7 @@ class TFVariable:
         return _CheckedArray(self, self.dtype, self._entry)
 
     def pieces(self) -> Sequence[bytes]:
-        """Return its bytes in pieces, checked."""
+        """Check its bytes; return them in pieces."""
         pieces: list[bytes] = []
         self.check(pieces.append)
         return pieces
@@ -89,7 +89,7 @@ class TFVariable:
         """Read its bytes and compare them with their checksum.
 
         Args:
-            take: Gets every piece.
+            take: Called with every piece.
 
         Raises:
             CorruptionError: It is missing or damaged.
@@ -124,7 +124,7 @@ class TFVariable:
 
 
 class _CheckedArray(RawArray):
-    """An array that is compared with its checksum before it is read first."""
+    """An array that is compared with its checksum before its first read."""
 
     def __init__(self, variable: TFVariable, dtype: DType, entry: IndexEntry) -> None:
         super().__init__(entry.shape, dtype.newbyteorder("<"), entry.extent)
@@ -141,12 +141,12 @@ class _CheckedArray(RawArray):
 
 
 class TensorFlowFormat(Format):
-    """Reads checkpoints of TensorFlow; see `Format`.
+    """Reads TensorFlow's checkpoints; see `Format`.
 
     Args:
-        translate: Takes variables by their names and returns values, variables or arrays, by the
-            names that they are to have, keys joined by slashes. The default knows T5, and gives
-            it the names of T5X; that of a `CheckpointTranslator` is its `apply`. None keeps names.
+        translate: Converts variables by name to variables or arrays by new name, the keys of which
+            are joined by slashes; the `apply` of a `CheckpointTranslator`, for example. The default
+            translates T5's names to T5X's. None keeps the names.
     """
 
     name = "TensorFlow"
@@ -169,9 +169,9 @@ class TensorFlowFormat(Format):
 
     @override
     def open(self, path: Path) -> StoredTree:
-        """Open what `sniff` accepted; the path may be that of the index without its suffix too.
+        """Open a checkpoint; its path may also be that of the index without the suffix.
 
-        Not from object stores.
+        Object stores are not supported.
         """
         index = _find_index(resolve_local(path))
         entries = read_index(index)
@@ -201,11 +201,11 @@ def _find_index(path: Path) -> Path:
     """Return the index of a checkpoint.
 
     Raises:
-        CheckpointNotFoundError: There is none.
+        CheckpointNotFoundError: The checkpoint has no index.
     """
-    beside = path.with_name(path.name + SUFFIX)
-    if not path.is_dir() and beside.is_file():
-        return beside
+    index = path.with_name(path.name + SUFFIX)
+    if not path.is_dir() and index.is_file():
+        return index
     if path.name.endswith(SUFFIX) and path.is_file():
         return path
     state = path / AGGREGATE if path.is_dir() else path
@@ -213,7 +213,7 @@ def _find_index(path: Path) -> Path:
     if state.is_file():
         with open(state, "rb") as stream:
             match = _LATEST.search(stream.read(_STATE_BYTES))
-        # it may be absolute, of the machine that the checkpoint is from
+        # it may be an absolute path of the machine that saved the checkpoint
         name = PurePosixPath(match[1].decode(errors="replace")).name if match else ""
         index = inner_file(state.parent, name + SUFFIX) if name else None
     elif path.is_dir():
