@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from orbit_ckpt._src.checkpointer.save import SaveHandle
     from orbit_ckpt._src.formats.locate import detect_format
-    from orbit_ckpt._src.items.array import ArrayHandler as ArrayCheckpointHandler
+    from orbit_ckpt._src.items.array import ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import CheckpointHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
@@ -180,7 +180,7 @@ __getattr__, __dir__ = lazy_names(
         "verify.report": "VerifyReport",
         "verify.verifier": "verify",
         "formats.locate": "detect_format",
-        "items.array": "ArrayHandler as ArrayCheckpointHandler",
+        "items.array": "ArrayCheckpointHandler",
         "items.base": "CheckpointHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
         "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",

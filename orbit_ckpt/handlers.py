@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.items.array import ArrayHandler as ArrayCheckpointHandler
+    from orbit_ckpt._src.items.array import ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import CheckpointHandler, StagingHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
@@ -56,7 +56,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "items.array": "ArrayHandler as ArrayCheckpointHandler",
+        "items.array": "ArrayCheckpointHandler",
         "items.base": "CheckpointHandler, StagingHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
         "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",

@@ -165,7 +165,7 @@ def wait(p: Place, **options: object) -> None:
 OPTIONS = ocp.CheckpointManagerOptions
 A_PATH = "path of a checkpoint"
 PATH_FIRST = r"Give a path; it comes first, as in save\(path, tree\)"
-BESIDE = "beside it: .*Give the directory that was saved to"
+NEXT_TO_IT = "next to it: .*Give the directory that was saved to"
 TRUE_OR_FALSE = "give True or False"
 DTYPES = r"give one of .*jnp\.bfloat16"
 SHARDINGS = r"Give a jax\.sharding\.NamedSharding.*transform\.partition"
@@ -192,9 +192,9 @@ PATHS: list[Mistake] = [
     ("load None", lambda _: ocp.load(None), TypeError, f"{A_PATH}.*None", PATH_FIRST),
     ("load a number", lambda _: ocp.load(3), TypeError, f"{A_PATH}.*int", PATH_FIRST),
     ("load target before path", lambda p: ocp.load(TREE, p.ck), TypeError, f"{A_PATH}.*dict", PATH_FIRST),
-    ("load bytes of nothing", lambda _: ocp.load(b"x"), NOT_FOUND, "/x", BESIDE),
-    ("load nothing", lambda p: ocp.load(p.root / "nothing"), NOT_FOUND, "/nothing", BESIDE),
-    ("misspelt checkpoint", lambda p: ocp.load(p.root / "ckk"), NOT_FOUND, r"/ckk: .*beside it: ck,", "Give the directory"),
+    ("load bytes of nothing", lambda _: ocp.load(b"x"), NOT_FOUND, "/x", NEXT_TO_IT),
+    ("load nothing", lambda p: ocp.load(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
+    ("misspelt checkpoint", lambda p: ocp.load(p.root / "ckk"), NOT_FOUND, r"/ckk: .*next to it: ck,", "Give the directory"),
     ("load an empty directory", lambda p: ocp.load(p.root / "empty"), NOT_FOUND, "/empty: it is an empty", "Give the directory"),
     ("load a text file", lambda p: ocp.load(p.root / "file.txt"), NOT_FOUND, r"file\.txt: it is a text file", "Give the directory"),
     ("load PyTorch's file", lambda p: ocp.load(p.root / "m.pt"), NOT_FOUND, r"m\.pt: it is a PyTorch file", "save_file"),
@@ -202,19 +202,19 @@ PATHS: list[Mistake] = [
     ("load npy", lambda p: ocp.load(p.root / "a.npy"), NOT_FOUND, r"a\.npy: it is a NumPy", r"save\(path"),
     ("load pickle", lambda p: ocp.load(p.root / "a.pkl"), NOT_FOUND, r"a\.pkl: it is a pickle", r"save\(path"),
     ("load a run", lambda p: ocp.load(p.run), NOT_FOUND, r"/run holds several checkpoints", "give one of them.*/run/2"),
-    ("load a step that is not there", lambda p: ocp.load(p.run / "7"), NOT_FOUND, "/run/7", BESIDE),
-    ("metadata of nothing", lambda p: ocp.metadata(p.root / "nothing"), NOT_FOUND, "/nothing", BESIDE),
+    ("load a step that is not there", lambda p: ocp.load(p.run / "7"), NOT_FOUND, "/run/7", NEXT_TO_IT),
+    ("metadata of nothing", lambda p: ocp.metadata(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("metadata of a run", lambda p: ocp.metadata(p.run), NOT_FOUND, "/run holds", "give one of them"),
     ("metadata of None", lambda _: ocp.metadata(None), TypeError, A_PATH, PATH_FIRST),
-    ("plan of nothing", lambda p: ocp.plan(p.root / "nothing"), NOT_FOUND, "/nothing", BESIDE),
+    ("plan of nothing", lambda p: ocp.plan(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("plan of a tree", lambda _: ocp.plan(TREE), TypeError, A_PATH, PATH_FIRST),
-    ("verify nothing", lambda p: ocp.verify(p.root / "nothing"), NOT_FOUND, "/nothing", BESIDE),
+    ("verify nothing", lambda p: ocp.verify(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("verify None", lambda _: ocp.verify(None), TypeError, A_PATH, PATH_FIRST),
-    ("diff with nothing", lambda p: ocp.diff(p.ck, p.root / "nothing"), NOT_FOUND, "/nothing", BESIDE),
+    ("diff with nothing", lambda p: ocp.diff(p.ck, p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("diff with a tree", lambda p: ocp.diff(p.ck, TREE), TypeError, f"{A_PATH}.*dict", "Give a path"),
     ("diff with no memory", lambda p: ocp.diff(p.ck, p.ck, max_bytes=0), ValueError, "max_bytes", "at least 1"),
     ("diff with memory as text", lambda p: ocp.diff(p.ck, p.ck, max_bytes="1GB"), TypeError, "max_bytes", "an integer"),
-    ("convert nothing", lambda p: ocp.convert(p.root / "nothing", p.new), NOT_FOUND, "/nothing", BESIDE),
+    ("convert nothing", lambda p: ocp.convert(p.root / "nothing", p.new), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("convert to PyTorch", lambda p: ocp.convert(p.ck, p.new, to="pytorch"), ValueError, "to is 'pytorch'", "give one of 'orbit'"),
     ("convert to None", lambda p: ocp.convert(p.ck, p.new, to=None), ValueError, "to is None", "give one of 'orbit'"),
     ("convert text to safetensors", lambda p: ocp.convert(p.ck, p.new, to="safetensors"), UNSUPPORTED, r"name \(str\)", "Skip 'name'"),
@@ -351,7 +351,7 @@ LOADS: list[Mistake] = [
     ("T5X uint16 misspelt", lambda _: ocp.t5x.T5XFormat(uint16="bf16"), ValueError, "uint16 is 'bf16'", "give one of 'error'"),
     ("reader that fails", lambda p: ocp.load(p.ck, reader=Reader(fails=True)), errors.FormatError, r"/ck: the reader 'mine' .*RuntimeError: .*boom", "another reader="),
     ("reader that returns no tree", lambda p: ocp.load(p.ck, reader=Reader()), errors.FormatError, r"/ck: the reader 'mine' .*returned 3", "another reader="),
-    ("step that is being saved", lambda p: ocp.load(p.saving() / "3"), NOT_FOUND, "/3: a save of it is in progress", BESIDE.removeprefix("beside it: ")),
+    ("step that is being saved", lambda p: ocp.load(p.saving() / "3"), NOT_FOUND, "/3: a save of it is in progress", NEXT_TO_IT.removeprefix("next to it: ")),
     ("step that is not finished", lambda p: ocp.load(p.saving() / "3.orbax-checkpoint-tmp-17"), errors.IncompleteCheckpointError, "tmp-17", "Restore an earlier one"),
 ]
 

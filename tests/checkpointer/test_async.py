@@ -171,7 +171,7 @@ def test_a_checkpoint_appears_when_its_save_has_ended(
     assert not handle.done()
     assert not (tmp_path / "x").exists()
     assert handle.path == tmp_path / "x"
-    with pytest.raises(TimeoutError, match=r"x: the save goes on after 0\.01 seconds"):
+    with pytest.raises(TimeoutError, match=r"x: the save is still in progress after 0\.01 seconds"):
         handle.result(0.01)
     gate.set()
     handle.result()
@@ -259,7 +259,7 @@ def test_a_save_that_no_thread_can_be_had_for_is_done_at_once(
 def test_a_save_waits_for_the_one_before(gate: threading.Event, tmp_path: Path) -> None:
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler(), timeout_secs=0.01)
     checkpointer.save(tmp_path / "1", {"a": 1})
-    with pytest.raises(TimeoutError, match=r"1: the save goes on after 0\.01 seconds"):
+    with pytest.raises(TimeoutError, match=r"1: the save is still in progress after 0\.01 seconds"):
         checkpointer.save(tmp_path / "2", {"a": 2})
     gate.set()
     while checkpointer.is_saving_in_progress():

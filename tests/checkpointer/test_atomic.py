@@ -271,7 +271,7 @@ def test_a_path_that_is_no_checkpoint_is_described(tmp_path: Path) -> None:
     (tmp_path / "other" / "data").mkdir(parents=True)
     (tmp_path / "other" / "notes.txt").write_text("hello")
     found = {
-        "nothing": r"nothing is there \(beside it: empty, file, other\)",
+        "nothing": r"nothing is there \(next to it: empty, file, other\)",
         "file": "it is a text file",
         "empty": r"it is an empty directory\.",
         "other": "it is a directory with data, notes.txt",

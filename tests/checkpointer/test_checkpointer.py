@@ -58,9 +58,9 @@ def test_restore_arguments_choose_types(tmp_path: Path) -> None:
 def test_arguments_given_twice_or_unknown_are_refused(tmp_path: Path) -> None:
     both = checkpointer()
     both.save(tmp_path / "x", TREE)
-    with pytest.raises(ValueError, match="argument 2: found beside a PyTreeRestoreArgs that says"):
+    with pytest.raises(ValueError, match="argument 2: found with a PyTreeRestoreArgs that says"):
         both.restore(tmp_path / "x", TREE, args=ocp.args.PyTreeRestore({"w": 0}))
-    with pytest.raises(ValueError, match="partial_restore: found beside a PyTreeRestoreArgs"):
+    with pytest.raises(ValueError, match="partial_restore: found with a PyTreeRestoreArgs"):
         both.restore(tmp_path / "x", args=ocp.args.PyTreeRestore(TREE), partial_restore=True)
     with pytest.raises(TypeError, match="expected at most item, restore_args, transforms, "):
         both.restore(tmp_path / "x", TREE, None, None, True, None, False, 5)

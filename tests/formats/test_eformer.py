@@ -93,7 +93,7 @@ def test_a_prefix_is_an_item(name: str) -> None:
 def test_a_part_of_a_tree_or_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(CheckpointNotFoundError, match="whose trees are: model, tx"):
         ocp.load(RUNS / "run-20_structured" / "tx" / "opt")
-    with pytest.raises(CheckpointNotFoundError, match=r"beside it:.*model, model_structure"):
+    with pytest.raises(CheckpointNotFoundError, match=r"next to it:.*model, model_structure"):
         ocp.load(RUNS / "run-20_structured" / "zzz")
 
 

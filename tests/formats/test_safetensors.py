@@ -225,10 +225,10 @@ def test_a_directory_of_hugging_face_with_an_index_is_one_tree(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("../secret.safetensors", "not the name of a file beside the index"),
-        ("/etc/passwd", "not the name of a file beside the index"),
-        ("a/../../x.safetensors", "not the name of a file beside the index"),
-        ("", "not the name of a file beside the index"),
+        ("../secret.safetensors", "not the name of a file next to the index"),
+        ("/etc/passwd", "not the name of a file next to the index"),
+        ("a/../../x.safetensors", "not the name of a file next to the index"),
+        ("", "not the name of a file next to the index"),
         ("three.safetensors", "three.safetensors is missing"),
         ("two.safetensors", "do not have the same tensors: 'a' is"),
     ],

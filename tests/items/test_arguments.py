@@ -205,13 +205,13 @@ def test_an_item_that_is_not_in_item_names_is_refused(tmp_path: Path) -> None:
 
 
 def test_item_names_beside_one_handler_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"item_names=\['a', 'b'\] is given beside one handler"):
+    with pytest.raises(ValueError, match=r"item_names=\['a', 'b'\] is given with one handler"):
         ocp.CheckpointManager(tmp_path, item_names=["a", "b"], item_handlers=ocp.JsonHandler())
 
 
 def test_a_registry_beside_items_is_refused(tmp_path: Path) -> None:
     registry = ocp.DefaultCheckpointHandlerRegistry()
-    with pytest.raises(ValueError, match=r"Items \(a, b\) are given beside a handler_registry"):
+    with pytest.raises(ValueError, match=r"Items \(a, b\) are given with a handler_registry"):
         ocp.CompositeHandler("a", handler_registry=registry, b=ocp.JsonHandler())
     with pytest.raises(ValueError, match="Both handler_registry and item_names are given"):
         ocp.CheckpointManager(tmp_path, item_names=["a"], handler_registry=registry)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.items.array import ArrayHandler
+from orbit_ckpt._src.items.array import ArrayCheckpointHandler
 from orbit_ckpt._src.items.proto import ProtoHandler, ProtoRestoreArgs, ProtoSaveArgs
 from orbit_ckpt._src.items.random_key import JaxRandomKeyHandler, NumpyRandomKeyHandler
 from orbit_ckpt._src.items.stateful import StatefulHandler
@@ -154,7 +154,7 @@ class Doubled:
         return item * 2
 
 
-class DoubledArray(Doubled, ArrayHandler):  # pyright: ignore[reportIncompatibleMethodOverride] - as users do
+class DoubledArray(Doubled, ArrayCheckpointHandler):  # pyright: ignore[reportIncompatibleMethodOverride] - as users do
     pass
 
 
@@ -441,7 +441,7 @@ def test_what_is_given_to_async_save_may_be_changed_once_it_returns(tmp_path: Pa
         (ocp.PyTreeHandler, ocp.args.PyTreeSave, TREE),
         (ocp.StandardHandler, ocp.args.StandardSave, TREE),
         (ocp.JsonHandler, ocp.args.JsonSave, TREE),
-        (ArrayHandler, ocp.args.ArraySave, 3),
+        (ArrayCheckpointHandler, ocp.args.ArraySave, 3),
         (StatefulHandler, ocp.args.StatefulSave, Counter(3)),
     ],
 )

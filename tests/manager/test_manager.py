@@ -640,7 +640,7 @@ def test_a_save_that_misses_the_deadline_says_so(run: Any, slow: threading.Event
     try:
         manager.install_signal_handler(signal.SIGUSR1, deadline=0.01)
         signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(TimeoutError, match="the save goes on"):
+        with pytest.raises(TimeoutError, match="the save is still in progress"):
             manager.save(1, tree(1))
         slow.set()
         manager.wait_until_finished()

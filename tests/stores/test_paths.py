@@ -121,7 +121,7 @@ def test_what_is_there_is_described(store: str) -> None:
     (at(store) / "run" / "a").write_bytes(b"x")
     assert describe_directory(at(store) / "run") == "it is a directory with a"
     assert describe_directory(at(store) / "run" / "a") == "it is an object"
-    assert "beside it: a" in describe_directory(at(store) / "run" / "b")
+    assert "next to it: a" in describe_directory(at(store) / "run" / "b")
     assert describe_directory(at(store) / "runs") == "nothing is there"
 
 

@@ -2,7 +2,7 @@
 
 A dtype has a *logical* form, which the user sees, and a *stored* form, which the zarr metadata
 names. They differ for types that TensorStore (and so Orbax) cannot store: their bits are stored as
-an integer type of the same width, and the logical name is recorded beside the tree.
+an integer type of the same width, and the logical name is recorded with the tree.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def stored_dtype(dtype: DType) -> DType:
 
 @functools.cache
 def logical_name(dtype: DType) -> str | None:
-    """Return the name to record beside the tree, None if the stored dtype suffices."""
+    """Return the name to record with the tree, None if the stored dtype suffices."""
     if dtype.name in _NATIVE:
         return None
     return dtype.str.lstrip("<>=") if dtype.kind in "mM" else dtype.name

@@ -78,7 +78,7 @@ class Shard(Struct, frozen=True, gc=False):
 
 
 class ArraySnapshot(Struct, frozen=True, gc=False):
-    """What a save needs of an array that its owner may change meanwhile.
+    """What a save needs of an array that its owner may change during the save.
 
     Attributes:
         shape: Its shape.
@@ -144,7 +144,7 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
 
 
 def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
-    """Copy parts to host memory that nobody else can change; none may be deferred.
+    """Copy parts to host memory of the library's own; none may be deferred.
 
     Arrays on the CPU are copied like numpy's: JAX may share their memory with the numpy array that
     they were made from.

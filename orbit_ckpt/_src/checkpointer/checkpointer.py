@@ -223,7 +223,7 @@ def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: ob
 
 
 def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
-    """Check that arguments given besides an args object do not contradict it.
+    """Check that arguments given in addition to an args object do not contradict it.
 
     Raises:
         ValueError: One does, and would be ignored.
@@ -237,7 +237,7 @@ def _check_beside(wanted: object, given: Mapping[str, object]) -> None:
     ]
     if contrary:
         raise ValueError(
-            f"{', '.join(contrary)}: found beside a {type(wanted).__name__} that says otherwise. "
+            f"{', '.join(contrary)}: found with a {type(wanted).__name__} that says otherwise. "
             f"Set it in the {type(wanted).__name__}, or give fields only."
         )
 

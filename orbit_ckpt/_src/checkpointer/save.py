@@ -132,8 +132,8 @@ class SaveHandle:
         if wait([self._outcome], timeout).not_done:
             done = self.progress
             raise TimeoutError(
-                f"{self._path}: the save goes on after {timeout} seconds; {done.nbytes} of "
-                f"{done.total_nbytes} bytes are written"
+                f"{self._path}: the save is still in progress after {timeout} seconds; "
+                f"{done.nbytes} of {done.total_nbytes} bytes are written"
             )
         return self._outcome.exception()
 

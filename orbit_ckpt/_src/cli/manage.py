@@ -192,7 +192,7 @@ def _check_one_run(root: Path, entries: Sequence[ListedStep]) -> None:
 
 
 def _delete(deleter: StepDeleter, steps: Mapping[int, Path]) -> list[int]:
-    """Delete steps; return the deleted ones, since some may have been pinned meanwhile."""
+    """Delete steps; return the deleted ones, since another process may have pinned some."""
     deleted: list[int] = []
     for step, directory in steps.items():
         if (directory / PINNED).exists():

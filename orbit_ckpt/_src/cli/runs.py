@@ -180,7 +180,7 @@ def _own_step(found: RunStep) -> ListedStep | None:
 
 
 UNKNOWN_TIME = datetime.fromtimestamp(0, tz=UTC)
-"""Stands for when another program wrote a step into a store, which does not tell."""
+"""Placeholder for the unknown time when another program wrote a step into a store."""
 
 
 def _foreign_step(one: RunStep, found: ForeignStep) -> ListedStep:

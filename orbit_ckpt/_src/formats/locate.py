@@ -187,7 +187,7 @@ def _may_be_step(path: Path, tree: Path | None) -> bool:
 
 
 def _tree_of_run(search: TreeSearch, run: Run) -> Path | None:
-    """Return the tree that is read from a run: an item beside the steps, or the only step."""
+    """Return the tree to read from a run: an item next to the steps, or the only step."""
     tree = search.directory
     if tree is None or len(run.steps) == 1:
         return tree
@@ -223,7 +223,7 @@ def detect_format(path: str | os.PathLike[str]) -> str:
 
 
 def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
-    """Return the newest checkpoint of a run, whatever programs wrote it.
+    """Return the newest checkpoint of a run, of any program.
 
     The step decides; of two with one number our own or Orbax's is taken, with a warning in the log.
     In a run of eFormer and Levanter alone the time of writing decides, then the step, as it does

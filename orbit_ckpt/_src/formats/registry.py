@@ -107,7 +107,7 @@ def read_tree(
 
     Args:
         path: Path of the tree.
-        read: Called again if the tree was replaced meanwhile.
+        read: Called again if the tree was replaced during the read.
         reader: The format to read as, None to detect it.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
         has_target: Whether a target provides the structure, which then may be unrecorded.

@@ -31,7 +31,7 @@ class RunMetadata(Struct, frozen=True):
     Attributes:
         timestamp: When the checkpoint was written, in ISO 8601, in the writer's own time zone
             unless it names one.
-        step: The step, -1 if the writer was not told.
+        step: The step, -1 if it was not given to the writer.
         is_temporary: Whether the run deletes it once it has saved the next one.
     """
 

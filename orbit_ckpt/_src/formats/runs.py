@@ -172,7 +172,7 @@ def foreign_step(path: Path) -> RunStep | None:
     for known in built_in_formats(has_runs=True):
         found = known.step_at(path) if isinstance(known, StepRecognizer) else None
         if found is not None:
-            # a writer of eFormer's that was not told the step records -1
+            # eFormer records -1 if it was not given a step
             step = number_in(path.name) if found.step < 0 else found.step
             return RunStep(path, step, known, found)
     return None
@@ -192,7 +192,7 @@ def is_one_checkpoint(root: Path) -> bool:
 
 
 def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
-    """Return what a directory holds; nothing for a file, and for what was deleted meanwhile."""
+    """Return the entries of a directory; none for a file, or if it no longer exists."""
     if not is_directory(child):
         return ()
     try:
@@ -208,7 +208,7 @@ def _is_begun(entries: Sequence[os.DirEntry[str]]) -> bool:
 
 
 def _is_old_tree(directory: Path) -> bool:
-    """Return whether only arrays tell that a directory is a tree, as of Orbax's first releases.
+    """Return whether only arrays mark a directory as a tree, as in Orbax's first releases.
 
     Such are also the saves of eFormer and Levanter that did not finish.
     """

@@ -112,7 +112,7 @@ def unsupported_leaves(what: str, refused: Mapping[NamePath, str]) -> Unsupporte
 
     Args:
         what: The format or file that cannot hold them.
-        refused: Their names and why, a word or two.
+        refused: Their names and short reasons.
     """
     shown = [f"{format_path(names)} ({why})" for names, why in refused.items()]
     skip = [repr(join_name(names)) for names in refused]

@@ -123,7 +123,7 @@ def key_paths(names: Sequence[NamePath], *, infer_lists: bool) -> list[KeyPath]:
         if path in leaves:
             raise ValueError(
                 f"two leaves are stored as {format_path(path)}; the one written last has replaced "
-                "the other, and nothing tells which it was"
+                "the other, and it is unknown which one"
             )
         if path in children:
             raise ValueError(f"{format_path(path)} is a leaf and has leaves below it")

@@ -48,7 +48,7 @@ class ArrayRestoreArgs(CheckpointArgs):
         warn_set("ArrayRestore", {"item": (self.item, None, why)})
 
 
-class ArrayHandler(
+class ArrayCheckpointHandler(
     ItemHandler[ArraySaveArgs], save_args=ArraySaveArgs, restore_args=ArrayRestoreArgs
 ):
     """Saves and restores one array or scalar, as a tree with a single leaf."""

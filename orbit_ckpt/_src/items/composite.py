@@ -110,7 +110,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
             **items_and_handlers: Handlers by item.
 
         Raises:
-            ValueError: Items are given besides a registry, which defines them.
+            ValueError: Items are given in addition to a registry, which defines them.
         """
         why = "the checkpointer or manager decides; give it the options"
         options = {"composite_options": (composite_options, None, why)}
@@ -120,7 +120,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         if handler_registry is not None and (item_names or items_and_handlers):
             names = ", ".join([*item_names, *items_and_handlers])
             raise ValueError(
-                f"Items ({names}) are given beside a handler_registry; add them to the registry, "
+                f"Items ({names}) are given with a handler_registry; add them to the registry, "
                 "or give only one of the two."
             )
         for name, handler in items_and_handlers.items():

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.items.array import ArrayHandler, ArrayRestoreArgs, ArraySaveArgs
+from orbit_ckpt._src.items.array import ArrayCheckpointHandler, ArrayRestoreArgs, ArraySaveArgs
 from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs, CheckpointHandler, item_name
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
@@ -94,7 +94,7 @@ class JaxRandomKeyHandler(
         Args:
             key_name: Name of the key's directory; `jax_random_key` by default.
         """
-        self._files = _KeyFiles(key_name or "jax_random_key", ArrayHandler())
+        self._files = _KeyFiles(key_name or "jax_random_key", ArrayCheckpointHandler())
 
     @classmethod
     def typestr(cls) -> str:

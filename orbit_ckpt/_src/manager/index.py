@@ -131,7 +131,7 @@ class StepIndex:
 
     def reload(self) -> None:
         """Read the directory again."""
-        with self._lock:  # so that nothing is added or removed meanwhile
+        with self._lock:  # nothing may be added or removed during this
             known = {step: entry.info.metrics for step, entry in self._entries.items()}
             records = list_steps(self._root, self._names, needs_marker=self._needs_marker)
             found = map_paths(lambda r: make_entry(r, known.get(r.step)), records, root=self._root)

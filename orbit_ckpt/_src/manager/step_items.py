@@ -96,7 +96,7 @@ class StepItems:
             )
         if item_names is not None and handlers is not None and not isinstance(handlers, Mapping):
             raise ValueError(
-                f"item_names={list(item_names)} is given beside one handler "
+                f"item_names={list(item_names)} is given with one handler "
                 f"({type(handlers).__name__}), which is for a step with one item without a name; "
                 "give item_handlers={name: handler}, or leave item_names out."
             )

@@ -286,7 +286,7 @@ def read_step(step: int, path: Path | str, *, needs_marker: bool = False) -> Ste
         found = scan_step(path)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP):
-            return None  # deleted meanwhile, or a link to itself
+            return None  # deleted since the listing, or a link to itself
         raise
     if found is None or (
         needs_marker

@@ -61,7 +61,7 @@ def check_keys(data: bytes, where: str | Path) -> None:
         check_unique(data)
     except RepeatedKeyError as error:
         raise FormatError(
-            f"{where}: {error}, and nothing tells which of the two values is right. The file is "
+            f"{where}: {error}, and it is unknown which of the two values is right. The file is "
             "damaged, or was edited or merged by hand: remove one of them."
         ) from error
     except RecursionError:

@@ -39,7 +39,7 @@ from orbit_ckpt._src.storage.layout import (
 
 
 def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
-    """Write `_METADATA` and, unless empty, the library's own details beside it."""
+    """Write `_METADATA` and, unless empty, the library's own details next to it."""
     if details:
         write_file(directory / TREE_DETAILS, encode_json(details))
     write_file(directory / TREE_METADATA, tree.encode())

@@ -169,7 +169,7 @@ class _Work:
             return
         try:
             result = self._call()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - any error goes to the caller
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
@@ -242,7 +242,7 @@ def _thread_of(
         try:
             with pause or contextlib.nullcontext(), settings:
                 result = context.run(runner.run)
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # any error goes to the caller
             outcome.set_exception(error)
             if not daemon and is_exiting():
                 raise  # no waiter is left; `threading.excepthook` prints it
@@ -373,7 +373,7 @@ class _Runner(Generic[T]):
 
 @contextlib.contextmanager
 def _running_loop_left() -> Generator[None]:
-    """Allow another event loop inside a callback of this thread's, which waits meanwhile."""
+    """Allow another event loop inside a callback of this thread's, which waits for it."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

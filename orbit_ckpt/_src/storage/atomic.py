@@ -1,6 +1,6 @@
 """Directories that appear complete or not at all.
 
-On a local disk a save writes into a temporary directory beside its destination and renames it. In
+On a local disk a save writes into a temporary directory next to its destination and renames it. In
 marker mode, for file systems whose rename is not atomic, it writes in place: the directory counts
 as a checkpoint once it holds the commit marker and no longer the in-progress file.
 """
@@ -378,7 +378,7 @@ def _remove_abandoned(final: Path) -> None:
 def _remove_unlocked(path: Path, final: Path, *, needs_lock: bool) -> None:
     lock = try_lock(path, needs_lock=needs_lock)
     if lock is None:
-        _logger.debug("%s: a save to %s goes on", path, final)
+        _logger.debug("%s: a save to %s is in progress", path, final)
         return
     try:
         if path.name.endswith(_REPLACED) and not final.exists():

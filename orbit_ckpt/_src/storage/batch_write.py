@@ -160,7 +160,7 @@ class BatchWriter:
 
 
 async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
-    """Copy parts of arrays to memory that nobody else can change.
+    """Copy parts of arrays to memory of the library's own.
 
     Args:
         max_bytes: Maximum bytes being copied from devices at once, None for no limit.

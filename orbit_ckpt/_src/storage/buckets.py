@@ -3,7 +3,7 @@
 Endpoints and credentials are configured as for the stores' own tools: S3 by the variables
 `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, `AWS_ACCESS_KEY_ID`
 and so on; Google's by `GOOGLE_APPLICATION_CREDENTIALS`, gcloud's files or the machine's account. No
-message contains a credential, nor anything of a server's answer beside its code.
+message contains a credential, nor anything of a server's answer other than its code.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _fingerprint_if_any(file: Path) -> Fingerprint | None:
 def read_consistently(
     paths: Sequence[Path], read: Callable[..., Coroutine[object, object, T]]
 ) -> T:
-    """Read from directories; start over if another process replaces one of them meanwhile.
+    """Read from directories; start over if another process replaces one during the read.
 
     A reader opens many files one after the other and could otherwise mix two checkpoints.
 

@@ -46,7 +46,7 @@ class Uploads:
         with self._lock:
             self._pending.append((key, future, len(data)))
             self._held += len(data)
-        while oldest := self._take(is_full=True):
+        while oldest := self._pop_oldest(is_full=True):
             self._root.bucket.end_write(*oldest)
 
     def wait(self) -> None:
@@ -55,7 +55,7 @@ class Uploads:
         Raises:
             StorageError: One could not be written.
         """
-        while oldest := self._take():
+        while oldest := self._pop_oldest():
             self._root.bucket.end_write(*oldest)
 
     def abort(self) -> None:
@@ -64,12 +64,12 @@ class Uploads:
         If the store does not answer they may still arrive; the next save removes them.
         """
         deadline = time.monotonic() + _ABORT_S
-        while oldest := self._take():
+        while oldest := self._pop_oldest():
             remaining = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(StorageError):
                 self._root.bucket.end_write(*oldest, deadline_s=remaining)
 
-    def _take(self, *, is_full: bool = False) -> tuple[str, object] | None:
+    def _pop_oldest(self, *, is_full: bool = False) -> tuple[str, object] | None:
         """Return the oldest upload in progress; with `is_full`, None while there are few."""
         with self._lock:
             is_few = len(self._pending) <= _MAX_UPLOADS and self._held <= _MAX_UPLOAD_BYTES

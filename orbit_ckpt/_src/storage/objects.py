@@ -100,7 +100,7 @@ class ObjectDirectory:
         except StorageError as error:
             if not self._has_arrived(marker.encode()):
                 raise _unknown_outcome(self.path, error) from error
-        with contextlib.suppress(StorageError):  # ignored beside a marker
+        with contextlib.suppress(StorageError):  # ignored if a marker exists
             (self.path / IN_PROGRESS).unlink()
 
     def _has_arrived(self, marker: bytes) -> bool:
@@ -166,7 +166,7 @@ def withdraw(path: StorePath, *, deadline_s: float | None = None) -> bool:
     """Hide a checkpoint before its removal; return whether it was visible."""
     if not (path / COMMIT_MARKER).is_file():
         return False
-    # also if the token of its save still exists, which is ignored beside a marker
+    # also if the token of its save still exists, which is ignored if a marker exists
     (path / IN_PROGRESS).write_bytes(_REMOVAL)
     path.bucket.delete((path / COMMIT_MARKER).key, deadline_s=deadline_s)
     return True

@@ -157,7 +157,7 @@ def describe_unfinished(path: Path) -> str | None:
     found = next((name for name in _names_near(path) if name.startswith(prefix)), None)
     if found is None:
         return None
-    return f"a save of it is in progress, or did not finish ({found} is beside it)"
+    return f"a save of it is in progress, or did not finish ({found} is next to it)"
 
 
 def describe_directory(path: Path) -> str:
@@ -166,7 +166,7 @@ def describe_directory(path: Path) -> str:
         near = _names_near(path)
         if unfinished := describe_unfinished(path):
             return unfinished
-        return f"nothing is there (beside it: {', '.join(near)})" if near else "nothing is there"
+        return f"nothing is there (next to it: {', '.join(near)})" if near else "nothing is there"
     other = recognize(path)
     if other is not None:
         return f"it is {other.what}"

@@ -49,7 +49,7 @@ class Apply(Struct, frozen=True, eq=False):
     """The result of a function of other leaves.
 
     Attributes:
-        action: One word for what it does.
+        action: Short name of the operation.
         fn: The function.
         inputs: Its arguments.
         info: Shape and dtype of the result.

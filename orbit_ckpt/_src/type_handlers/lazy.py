@@ -214,7 +214,7 @@ class LazyArray:
     and gives a numpy array. Nothing is cached: every request reads again. The checkpoint must still
     exist; if it was deleted or replaced this is an error, never other data.
 
-    A lazy array can be saved, even over its own checkpoint; it is read in parts meanwhile. It is a
+    A lazy array can be saved, even over its own checkpoint; the save reads it in parts. It is a
     leaf of JAX's trees.
 
     Attributes:

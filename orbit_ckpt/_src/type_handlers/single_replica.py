@@ -1,4 +1,4 @@
-"""JAX arrays that one replica reads from storage and sends to the others."""
+"""JAX arrays that one replica reads from storage and broadcasts to the others."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _DEFAULT_BYTES = 1 << 30
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """How `SingleReplicaArrayHandler` restores one leaf; as `ArrayRestoreArgs` say.
+    """How `SingleReplicaArrayHandler` restores one leaf; see `ArrayRestoreArgs`.
 
     Attributes:
-        single_replica_sharding: Does nothing here; it follows from the sharding.
+        single_replica_sharding: Ignored; it follows from the sharding.
     """
 
     single_replica_sharding: NamedSharding | None = None
@@ -66,17 +66,17 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
 
 
 class SingleReplicaArrayHandler(ArrayHandler):
-    """Handles `jax.Array`; what replicas share is read by one of them only, and sent to the others.
+    """Handles `jax.Array`; one replica reads the arrays and broadcasts them to the others.
 
     The replicas lie along one axis of the mesh. An array that is not partitioned over that axis is
-    read by the processes that have devices of the primary replica, and brought to the others over
-    the network of the devices. All others are read as `ArrayHandler` does: those that are
-    partitioned over the axis or have no mesh, and those whose dtype has less than a byte.
+    read by the processes that have devices of the primary replica, and broadcast over the device
+    interconnect. `ArrayHandler` reads all other arrays: those that are partitioned over the axis,
+    those without a mesh, and those of dtypes smaller than a byte.
 
         register_type_handler(jax.Array, SingleReplicaArrayHandler(), override=True)
 
-    All processes must restore the same leaves in the same way. If one cannot read what it should,
-    it raises its error and all others `ProcessFailedError`.
+    All processes must restore the same leaves in the same way. If one fails to read, it raises its
+    error and all others raise `ProcessFailedError`.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
         Args:
             replica_axis_index: Position of the replicas' axis in the shape of the mesh.
             primary_replica_id: The replica that reads.
-            broadcast_memory_limit_bytes: Most bytes being sent to one device at once; a larger
-                array goes alone. None for a share of the device's memory.
-            broadcast_memory_scaling_factor: That share, of what an estimate says can be used.
-            use_replica_parallel: See `ArrayHandler`, as for the rest.
-            min_slice_bytes_for_replica_parallel: See there.
-            max_replicas_for_replica_parallel: See there.
+            broadcast_memory_limit_bytes: Maximum bytes in transfer to one device; a larger array is
+                sent alone. None for a share of the device's memory.
+            broadcast_memory_scaling_factor: That share, of the estimated free memory.
+            use_replica_parallel: See `ArrayHandler`.
+            min_slice_bytes_for_replica_parallel: See `ArrayHandler`.
+            max_replicas_for_replica_parallel: See `ArrayHandler`.
 
         Raises:
             ValueError: A number is out of range.
@@ -137,9 +137,9 @@ class SingleReplicaArrayHandler(ArrayHandler):
         """Read arrays by one replica and broadcast them to the others.
 
         Raises:
-            ProcessFailedError: Another process could not read what it should have sent, or what
-                tells how arrays are stored.
-            ProcessTimeoutError: Another process has not begun to restore in time.
+            ProcessFailedError: Another process could not read the arrays that it sends, or their
+                metadata.
+            ProcessTimeoutError: Another process did not start its restore in time.
         """
         if not infos:
             return []

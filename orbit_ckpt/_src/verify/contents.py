@@ -104,14 +104,14 @@ async def verify_tree(
         else:
             others.append(record)
     if others:
-        arrays += _arrays_of_others(others, arrays, batch, checked, findings)
+        arrays += _undeclared_arrays(others, arrays, batch, checked, findings)
     reads = await check_arrays(directory, batch.reader, arrays, findings, _knows(checked))
     if checked.manifest is None:
         unsigned = sum(not read.layout.checksum for read in reads)
         findings.skip(directory, "arrays without checksums: decoded only", unsigned)
 
 
-def _arrays_of_others(
+def _undeclared_arrays(
     others: Sequence[LeafRecord],
     arrays: Sequence[LeafRecord],
     batch: LoadBatch,

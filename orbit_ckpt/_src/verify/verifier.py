@@ -256,8 +256,8 @@ def verify(
     verified: the report says so, and the rest is checked. A missing manifest in a checkpoint of
     `orbit_ckpt` is damage.
 
-    If another process replaces a checkpoint meanwhile, it is checked again. Steps of a run that are
-    deleted meanwhile are left out.
+    If another process replaces a checkpoint during the check, it is checked again. Steps of a run
+    that are deleted during the check are left out.
 
     Args:
         path: A checkpoint, an item of one, or a run, whose finished steps are all checked; of any
@@ -346,7 +346,7 @@ def _verify_unchanged(
         checkpoint: The checkpoint.
         overall: Provides the byte budget and the progress.
         foreign: Its format if another program's.
-        may_vanish: Whether it may be deleted meanwhile.
+        may_vanish: Whether it may be deleted during the check.
 
     Returns:
         The findings; None if it was deleted.

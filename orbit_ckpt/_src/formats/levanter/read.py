@@ -67,7 +67,7 @@ class LevanterFormat(Format, StepRecognizer):
             for record, i in zip(records, order, strict=True)
         }
         if len(arrays) != len(records):
-            raise FormatError(f"{path}: names of leaves, joined by dots, do not tell them apart.")
+            raise FormatError(f"{path}: names of leaves, joined by dots, are ambiguous.")
         metadata = read_run_metadata(root)
         return StoredTree(
             path,

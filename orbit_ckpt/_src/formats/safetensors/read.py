@@ -147,7 +147,8 @@ def _read_index(index: Path) -> tuple[dict[Path, Header], dict[str, object]]:
         expected.setdefault(name, set()).add(tensor)
     for name in expected:
         if "\\" in name or not is_inner_name(name):
-            raise FormatError(f"{index}: {name[:200]!r} is not the name of a file beside the index")
+            what = "is not the name of a file next to the index"
+            raise FormatError(f"{index}: {name[:200]!r} {what}")
     directory_of(index.parent).check_links(expected, allow_linked_files=True)
     files = [index.parent / name for name in sorted(expected)]
     are_there = map_paths(lambda file: file.is_file(), files, root=index)
