@@ -11,7 +11,8 @@
 
         chaos.every_point(train, check)
 
-It is no entry point: pytest would import it in every run of everybody who has the library.
+The module is not an entry point: pytest would import it in every run of every user of the library.
+It has no assertions to rewrite: PYTEST_DONT_REWRITE.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -223,9 +224,7 @@ class Chaos:
 
     def new_directory(self, name: str) -> Path:
         """Return an empty directory for a program."""
-        directory = self._root / name
-        directory.mkdir()
-        return directory
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._root))
 
     def close(self) -> None:
         """End all processes that still run."""
