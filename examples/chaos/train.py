@@ -48,12 +48,13 @@ def main() -> None:
     w, batches, first = jnp.zeros(4), Batches(), 0
     options = ocp.CheckpointManagerOptions(max_to_keep=2, save_interval_steps=2)
     with ocp.CheckpointManager("run", options=options) as run:
-        if run.latest_step() is not None:
+        latest = run.latest_step()
+        if latest is not None:
             wanted = ocp.args.Composite(
                 state=ocp.args.StandardRestore({"w": w}), data=ocp.args.StatefulRestore(batches)
             )
-            w = run.restore(args=wanted).state["w"]
-            first = run.latest_step() + 1
+            w = run.restore(latest, args=wanted).state["w"]
+            first = latest + 1
         for step in range(first, STEPS):
             w, _ = train_step(w, *next(batches))
             items = ocp.args.Composite(

@@ -120,7 +120,9 @@ class SavedContract:
         content = self.contents()[0]
         self.save(self.path_in(tmp_path, "a"), content)
         self.change(self.load(self.path_in(tmp_path, "a")))
-        self.expect_same(self.load(self.path_in(tmp_path, "a")), self.contents()[0], "a second load")
+        self.expect_same(
+            self.load(self.path_in(tmp_path, "a")), self.contents()[0], "a second load"
+        )
 
     @promised
     def test_two_saves_store_the_same(self, tmp_path: Path) -> None:

@@ -203,7 +203,9 @@ class StoreContract:
         expect(found is CheckpointNotFoundError, found=found, expected="CheckpointNotFoundError")
         self._write(root, f"step/{STEP_METADATA}", f"step/{IN_PROGRESS}")
         found = self._problem(root / "step")
-        expect(found is IncompleteCheckpointError, found=found, expected="IncompleteCheckpointError")
+        expect(
+            found is IncompleteCheckpointError, found=found, expected="IncompleteCheckpointError"
+        )
 
     @promised
     def test_unfinished_saves_are_listed(self, root: Path) -> None:

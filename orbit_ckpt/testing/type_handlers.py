@@ -22,6 +22,7 @@ from orbit_ckpt.testing.promises import expect, promised
 from orbit_ckpt.testing.saved import SavedContract
 from orbit_ckpt.testing.watching import calls_of, files_below
 
+
 class TypeHandlerContract(SavedContract):
     """Tests of a type handler.
 

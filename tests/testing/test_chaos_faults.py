@@ -193,6 +193,12 @@ def test_what_starts_python_is_not_hidden(chaos: Chaos, tmp_path: Path) -> None:
     assert run(chaos, tmp_path / "d", script="print(customized)").check().stdout == "5\n"
 
 
+def test_the_kit_imports_nothing_into_a_script(chaos: Chaos, tmp_path: Path) -> None:
+    chaos.preload = ()
+    script = "import sys; print({'jax', 'numpy', 'pytest', 'tensorstore'} & {*sys.modules})"
+    assert run(chaos, tmp_path / "d", script=script).check().stdout == "set()\n"
+
+
 def test_a_setting_that_jax_has_read_already_is_refused(chaos: Chaos, tmp_path: Path) -> None:
     chaos.preload = ("jax",)
     script = "import os; os.environ['JAX_ENABLE_X64'] = '1'"

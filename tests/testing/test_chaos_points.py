@@ -98,7 +98,7 @@ def test_the_commands_of_a_failure_repeat_it(light: Chaos, tmp_path: Path) -> No
     (tmp_path / "by_hand").mkdir()
     killed, resumed = (
         subprocess.run(
-            ["sh", "-c", line],
+            ["/bin/sh", "-c", line],
             cwd=tmp_path / "by_hand",
             capture_output=True,
             text=True,
@@ -125,8 +125,8 @@ def test_other_faults_than_kills_come_to_every_point(light: Chaos, tmp_path: Pat
     program = Program(light, tmp_path / "script.py", COUNTS)
     assert light.every_point(program.run, program.check, fault=light.fail) == 9
     assert all(result.runs[0][0].status == 1 for result in program.results[1:])
+    torn = Program(light, tmp_path / "script.py", IN_PLACE)
     with pytest.raises(AssertionError, match="tear at operation 2: write of 1 bytes"):
-        torn = Program(light, tmp_path / "script.py", IN_PLACE)
         light.every_point(torn.run, torn.check, fault=light.tear)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos" / "train.py"
 
 RESTORED_DATA = "data=ocp.args.StatefulRestore(batches)"
-NEXT_STEP = "first = run.latest_step() + 1"
+NEXT_STEP = "first = latest + 1"
 NO_STEP_YET = "w, batches, first = jnp.zeros(4), Batches(), 0\n"
 SAVED = "            run.save(step, args=items)\n"
 
@@ -46,8 +46,8 @@ OWN_FILE_WRITTEN = (
 
 BUGS = {
     "the data is not restored": [(RESTORED_DATA, "")],
-    "a step is trained twice": [(NEXT_STEP, "first = run.latest_step()")],
-    "a step is skipped": [(NEXT_STEP, "first = run.latest_step() + 2")],
+    "a step is trained twice": [(NEXT_STEP, "first = latest")],
+    "a step is skipped": [(NEXT_STEP, "first = latest + 2")],
     "a file of its own is not replaced atomically": [OWN_FILE, OWN_FILE_WRITTEN],
 }
 
@@ -65,7 +65,8 @@ class Training:
 
     def check(self, result: Result) -> None:
         assert result.run.stdout == result.undisturbed.stdout
-        assert ocp.CheckpointManager(result.directory / "run").all_steps() == [2, 4]
+        steps = ocp.CheckpointManager(result.directory / "run").all_steps()
+        assert steps[-2:] == [2, 4]  # an older one stays if the kill comes before its deletion
         self.phases |= {operation.phase for operation in result.undisturbed.operations}
 
 
