@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ArrayStream,
         WriteRequest,
         array_stream,
+        named_arrays,
         new_directory,
         new_file,
         unsupported_leaves,
@@ -46,6 +47,7 @@ __all__ = [
     "WriteRequest",
     "array_stream",
     "detect_format",
+    "named_arrays",
     "new_directory",
     "new_file",
     "register_format",
@@ -63,7 +65,8 @@ __getattr__, __dir__ = lazy_names(
         "formats.locate": "detect_format",
         "formats.stored_tree": "stored_tree, StoredTree, TreeParts",
         "formats.writing": (
-            "array_stream, ArrayStream, new_directory, new_file, unsupported_leaves, WriteRequest"
+            "array_stream, ArrayStream, named_arrays, new_directory, new_file, unsupported_leaves, "
+            "WriteRequest"
         ),
         "storage.foreign": "DecodedArray, ForeignArray, RawArray",
         "storage.layout": "Extent",

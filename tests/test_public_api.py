@@ -60,7 +60,8 @@ PUBLIC = {
         *("Format", "LinkedFiles", "StepRecognizer", "WholeReader"),
         *("WritableFormat", "WriteRequest", "register_format"),
         *("stored_tree", "ForeignArray", "RawArray", "DecodedArray", "Extent"),
-        *("ArrayStream", "array_stream", "new_file", "new_directory", "unsupported_leaves"),
+        *("ArrayStream", "array_stream", "new_file", "new_directory", "named_arrays"),
+        "unsupported_leaves",
         *("ForeignStep", "StoredTree", "TreeParts", "detect_format"),
     },
     "orbit_ckpt.metadata": {

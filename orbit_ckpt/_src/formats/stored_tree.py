@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct, field
 
@@ -25,11 +25,14 @@ from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import TREE_METADATA
-from orbit_ckpt._src.tree.keypath import DictKey, format_path
+from orbit_ckpt._src.tree.keypath import DictKey, NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.sharding import ShardingResolver
+
+
+NamesT = TypeVar("NamesT", bound=str | tuple[str, ...])
 
 
 class TreeParts(Struct, frozen=True):
@@ -143,7 +146,7 @@ def empty_typestr(value: object) -> str:
 
 def stored_tree(
     path: Path,
-    arrays: Mapping[str | tuple[str, ...], ForeignArray],
+    arrays: Mapping[NamesT, ForeignArray],
     *,
     files: Sequence[Path] = (),
     metadata: object = None,
@@ -159,7 +162,9 @@ def stored_tree(
     Raises:
         FormatError: Two names have the same storage name, or one is a leaf and a container.
     """
-    at = {names if isinstance(names, tuple) else (names,): array for names, array in arrays.items()}
+    at: dict[NamePath, ForeignArray] = {
+        (names,) if isinstance(names, str) else names: array for names, array in arrays.items()
+    }
     records = [LeafRecord.at(tuple(map(DictKey, names)), UNKNOWN_TYPE) for names in sorted(at)]
     by_name = {record.name: at[record.names] for record in records}
     containers = {record.names[:end] for record in records for end in range(len(record.names))}

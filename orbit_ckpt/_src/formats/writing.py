@@ -16,13 +16,18 @@ from msgspec import Struct, field
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype
 from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.slices import Shape
-from orbit_ckpt._src.errors import CheckpointExistsError, UnsupportedLeafError
+from orbit_ckpt._src.errors import (
+    CheckpointExistsError,
+    NameCollisionError,
+    UnsupportedLeafError,
+)
 from orbit_ckpt._src.storage import system
 from orbit_ckpt._src.storage.atomic import make_directories, sync_directory
 from orbit_ckpt._src.storage.partial import partial_path
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.transform.patterns import join_name
-from orbit_ckpt._src.tree.keypath import NamePath, format_path
+from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
 _BLOCK_BYTES = 1 << 25
@@ -99,6 +104,58 @@ def array_stream(leaf: object) -> ArrayStream | None:
         dtype = np.dtype(host.dtype).newbyteorder("<")
         return ArrayStream(host.shape, dtype, lambda r: _cut(host, r.block_bytes))
     return None
+
+
+def named_arrays(
+    what: str,
+    tree: object,
+    problem: Callable[[str, ArrayStream], str | None],
+    *,
+    reserved: str | None = None,
+) -> dict[str, ArrayStream]:
+    """Return the arrays of a tree by name, for a format whose names are not nested.
+
+    A name joins the keys of a path by dots. Numbers become arrays without dimensions; None and
+    empty containers are omitted.
+
+    Args:
+        what: The format, for messages.
+        tree: Its leaves may be `LazyArray`.
+        problem: Called with a name and its array; returns why the format cannot hold it, a word or
+            two, and None if it can.
+        reserved: A name that no array may have.
+
+    Raises:
+        UnsupportedLeafError: Some leaves are not arrays, or have a problem.
+        NameCollisionError: Two leaves would have the same name, or one the reserved one.
+    """
+    flat: FlatTree = flatten(tree)
+    arrays: dict[str, ArrayStream] = {}
+    refused: dict[NamePath, str] = {}
+    same: set[str] = set()
+    for names, value in zip(flat.names, flat.values, strict=True):
+        if is_empty_node(value):
+            continue
+        is_number = isinstance(value, bool | int | float | complex)
+        array = array_stream(np.asarray(value) if is_number else value)
+        name = storage_name(names)
+        why = kind_of(value) if array is None else problem(name, array)
+        if array is None or why is not None:
+            refused[names] = why or ""
+        elif name in arrays or name == reserved:
+            same.add(name)
+        else:
+            arrays[name] = array
+    if refused:
+        raise unsupported_leaves(what, refused)
+    if same:
+        leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
+        raise NameCollisionError(
+            f"{len(leaves)} leaves ({shorten_list(leaves)}) would be called "
+            f"{shorten_list(sorted(same))}. Rename them by a rule.",
+            paths=leaves,
+        )
+    return arrays
 
 
 def kind_of(leaf: object) -> str:

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
-from orbit_ckpt._src.errors import NameCollisionError, StorageError, UnsupportedLeafError
+from orbit_ckpt._src.errors import StorageError, UnsupportedLeafError
 from orbit_ckpt._src.formats.eformer.records import without_checksums
 from orbit_ckpt._src.formats.safetensors.header import (
     DTYPES,
@@ -24,16 +22,11 @@ from orbit_ckpt._src.formats.safetensors.header import (
 from orbit_ckpt._src.formats.writing import (
     ArrayStream,
     WriteRequest,
-    array_stream,
-    kind_of,
+    named_arrays,
     new_directory,
     new_file,
-    unsupported_leaves,
 )
 from orbit_ckpt._src.storage.atomic import write_file
-from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
-from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
 
 _ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BITS}
@@ -51,7 +44,7 @@ def write(request: WriteRequest) -> None:
         CheckpointExistsError: The path exists.
         ValueError: The path is that of one file, and a limit on its size is given.
     """
-    arrays = _arrays_of(request.tree)
+    arrays = named_arrays("safetensors", request.tree, _problem, reserved=METADATA)
     metadata = {name: _text(value) for name, value in without_checksums(request.metadata).items()}
     path = request.path
     if path.name.endswith(SUFFIX):
@@ -70,33 +63,8 @@ def write(request: WriteRequest) -> None:
             _write_index(directory / INDEX, arrays, shards)
 
 
-def _arrays_of(tree: object) -> dict[str, ArrayStream]:
-    flat: FlatTree = flatten(tree)
-    arrays: dict[str, ArrayStream] = {}
-    refused: dict[NamePath, str] = {}
-    same: set[str] = set()
-    for names, value in zip(flat.names, flat.values, strict=True):
-        if is_empty_node(value):
-            continue
-        is_number = isinstance(value, bool | int | float | complex)
-        array = array_stream(np.asarray(value) if is_number else value)
-        name = storage_name(names)
-        if array is None or array.dtype not in _NAMES:
-            refused[names] = kind_of(value)
-        elif name in arrays or name == METADATA:
-            same.add(name)
-        else:
-            arrays[name] = array
-    if refused:
-        raise unsupported_leaves("safetensors", refused)
-    if same:
-        leaves = [format_path(n) for n in flat.names if storage_name(n) in same]
-        raise NameCollisionError(
-            f"{len(leaves)} leaves ({shorten_list(leaves)}) would be called "
-            f"{shorten_list(sorted(same))}. Rename them by a rule.",
-            paths=leaves,
-        )
-    return arrays
+def _problem(_: str, array: ArrayStream) -> str | None:
+    return None if array.dtype in _NAMES else str(array.dtype)
 
 
 def _divide(arrays: Mapping[str, ArrayStream], max_bytes: int | None) -> Sequence[Sequence[str]]:
