@@ -63,7 +63,7 @@ class PolicyContract(Generic[PolicyT, AnswerT]):
 
     @promised
     def test_answers_depend_on_the_run_alone(self) -> None:
-        """A policy keeps no state: its answers depend on the run alone, not on earlier questions."""
+        """A policy keeps no state: its answers depend on the run alone, not earlier questions."""
         histories, asked = self.histories(), self.policy()
         backwards = [self.ask(asked, steps) for steps in reversed(histories)][::-1]
         for steps, found in zip(histories, backwards, strict=True):
