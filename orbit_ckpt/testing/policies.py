@@ -30,11 +30,20 @@ def sample_histories() -> Sequence[list[StepInfo]]:
     """
     rng = random.Random(0)  # noqa: S311 - not cryptography
 
-    def step(number: int, minutes: float, **fields: bool) -> StepInfo:
+    def step(
+        number: int,
+        minutes: float,
+        *,
+        pinned: bool = False,
+        temporary: bool = False,
+        foreign: bool = False,
+    ) -> StepInfo:
         metrics = {"loss": rng.random(), "accuracy": rng.random()}
         has_metrics = number % 3 != 1
         time = _START + timedelta(minutes=minutes)
-        return StepInfo(number, time, metrics if has_metrics else None, **fields)
+        return StepInfo(
+            number, time, metrics if has_metrics else None, pinned, temporary, foreign=foreign
+        )
 
     return [
         [],
@@ -101,7 +110,7 @@ class SavePolicyContract(PolicyContract[SaveDecisionPolicy, bool]):
     def test_answers_with_a_bool(self) -> None:
         """A policy answers with True or False."""
         for steps in self.histories():
-            found = self.ask(self.policy(), steps)
+            found = cast(object, self.ask(self.policy(), steps))
             expect(isinstance(found, bool), found=repr(found), expected="True or False")
 
     @promised
@@ -137,7 +146,7 @@ class PreservationPolicyContract(PolicyContract[PreservationPolicy, Sequence[boo
     def test_answers_for_every_step(self) -> None:
         """A policy answers with one bool for each step."""
         for steps in self.histories():
-            found = self.ask(self.policy(), steps)
+            found = cast(Sequence[object], self.ask(self.policy(), steps))
             right = len(found) == len(steps) and all(isinstance(keep, bool) for keep in found)
             expect(right, found=f"{found} for {len(steps)} steps", expected="a bool for each")
 
