@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         AnyPreservationPolicy,
         InTurn,
     )
+    from orbit_ckpt._src.manager.plugin_policies import find_policy
     from orbit_ckpt._src.manager.preservation import (
         BestN,
         CustomSteps,
@@ -91,6 +92,7 @@ __all__ = [
     "TemporaryPolicy",
     "TimeIntervalPolicy",
     "decide",
+    "find_policy",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -99,6 +101,7 @@ __getattr__, __dir__ = lazy_names(
         "manager.combined_preservation": (
             "AllPreservationPolicy, AmongPermanent, AnyPreservationPolicy, InTurn"
         ),
+        "manager.plugin_policies": "find_policy",
         "manager.preservation": (
             "BestN, CustomSteps, EveryNSeconds, EveryNSteps, EveryNStepsClosest, LatestDuration, "
             "LatestN, LatestTemporary, Pinned, PreservationContext, PreservationPolicy, "

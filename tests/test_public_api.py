@@ -16,7 +16,7 @@ POLICIES = {
     *("FixedIntervalPolicy", "SpecificStepsPolicy", "IntervalsPolicy", "CheckpointInterval"),
     *("TimeIntervalPolicy", "ContinuousCheckpointingPolicy", "BoundedOverheadPolicy"),
     *("PreemptionCheckpointingPolicy", "InitialSavePolicy", "FunctionPolicy", "TemporaryPolicy"),
-    *("AnySavePolicy", "AllSavePolicy"),
+    *("AnySavePolicy", "AllSavePolicy", "find_policy"),
     *("PreservationPolicy", "PreservationContext", "RetentionRules", "RetentionPlan"),
     *("StepRetention", "StepInfo", "PolicyCheckpointInfo"),
     *("PreserveAll", "LatestN", "LatestDuration", "EveryNSeconds", "EveryNSteps"),

@@ -5,17 +5,81 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from importlib.metadata import entry_points
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+from typing_extensions import override
 
 from orbit_ckpt._src.cli import EXTRA
 from orbit_ckpt._src.cli.commands import COMMANDS
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.text import visible
 from orbit_ckpt._src.version import __version__
 
+# Contexts and commands are of click, which newer typer contains and older typer imports.
+Click = Any
+
+
+class Commands(TyperGroup):
+    """The commands of this package, and those of plug-ins, which are imported when they run."""
+
+    @override
+    def list_commands(self, ctx: Click) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in PLUGINS.names() if name not in own)]
+
+    @override
+    def get_command(self, ctx: Click, cmd_name: str) -> Click:
+        own = super().get_command(ctx, cmd_name)
+        is_plugin = own is None and cmd_name in PLUGINS.names()
+        return PluginCommand(cmd_name) if is_plugin else own
+
+
+class PluginCommand(TyperCommand):
+    """A command of a plug-in that is not imported yet."""
+
+    def __init__(self, name: str) -> None:
+        packages = [e.dist.name for e in entry_points(group=PLUGINS.group, name=name) if e.dist]
+        super().__init__(name, help=f"From the package {' or '.join(packages)}.")
+
+    @override
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Click = None, **extra: Any
+    ) -> Click:
+        command = PLUGINS.named(str(self.name))
+        if command is None:
+            raise ValueError(
+                f"The command {self.name!r} of a plug-in cannot be used. `orbit-ckpt plugins` says "
+                "why."
+            )
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def as_command(plugin: object) -> Click:
+    """Return the command that a plug-in provides: a function like ours, or a `typer.Typer`.
+
+    Raises:
+        TypeError: It provides something else.
+    """
+    if isinstance(plugin, typer.Typer):
+        return get_command(plugin)
+    if not callable(plugin):
+        raise TypeError(f"{plugin!r} is no function and no typer.Typer")
+    made = typer.Typer(rich_markup_mode=None)
+    made.command()(plugin)
+    return get_command(made)
+
+
+PLUGINS = PluginRegistry[Click]("orbit_ckpt.cli", as_command)
+"""Commands of installed packages; the entry points have their names."""
+
 app = typer.Typer(
     name="orbit-ckpt",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -20,6 +20,7 @@ from orbit_ckpt._src.cli.options import (
     LOWEST,
     MEMORY_OPTION,
     METRIC,
+    POLICY,
     READER_OPTION,
     RULES_OPTION,
     YES,
@@ -27,13 +28,14 @@ from orbit_ckpt._src.cli.options import (
 )
 
 
-def ls(
+def ls(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     keep_last: Annotated[int | None, KEEP_LAST] = None,
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
     metric: Annotated[str | None, METRIC] = None,
     lowest: Annotated[bool, LOWEST] = False,
+    policy: Annotated[str | None, POLICY] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """List the steps of a run, or the items of a checkpoint.
@@ -43,7 +45,7 @@ def ls(
     """
     from orbit_ckpt._src.cli import listing  # noqa: PLC0415 - see above
 
-    listing.ls(path, keep_last, keep_every, keep_best, metric, lowest, as_json)
+    listing.ls(path, keep_last, keep_every, keep_best, metric, lowest, policy, as_json)
 
 
 def tree(
@@ -278,6 +280,7 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     keep_best: Annotated[int | None, KEEP_BEST] = None,
     metric: Annotated[str | None, METRIC] = None,
     lowest: Annotated[bool, LOWEST] = False,
+    policy: Annotated[str | None, POLICY] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only show which steps would be deleted.")
     ] = False,
@@ -290,7 +293,9 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     """
     from orbit_ckpt._src.cli import manage  # noqa: PLC0415 - see above
 
-    manage.prune(path, keep_last, keep_every, keep_best, metric, lowest, dry_run, yes, as_json)
+    manage.prune(
+        path, keep_last, keep_every, keep_best, metric, lowest, policy, dry_run, yes, as_json
+    )
 
 
 def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:

@@ -25,13 +25,14 @@ from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt._src.storage.path import resolve_path
 
 
-def ls(
+def ls(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     keep_last: int | None,
     keep_every: int | None,
     keep_best: int | None,
     metric: str | None,
     lowest: bool,
+    policy: str | None,
     as_json: bool,
 ) -> None:
     """List the steps of a run, or the items of a checkpoint."""
@@ -45,7 +46,7 @@ def ls(
         entries = []  # nothing else yet
     unfinished = unfinished_saves(root, entries or []) if root.is_dir() else []
     if entries is not None:
-        keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+        keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest, policy)
         _list_run(root, entries, keeping, unfinished, as_json)
         return
     from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - imports JAX, which a run does not need

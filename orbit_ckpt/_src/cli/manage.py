@@ -126,14 +126,17 @@ def prune(  # noqa: PLR0913, PLR0917 - options of a command
     keep_best: int | None,
     metric: str | None,
     lowest: bool,
+    policy: str | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
     """Delete the steps of a run that no rule keeps."""
-    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest)
+    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest, policy)
     if not keeping.is_given:
-        raise ValueError("No rule is given; pass --keep-last, --keep-every or --keep-best.")
+        raise ValueError(
+            "No rule is given; pass --keep-last, --keep-every, --keep-best or --policy."
+        )
     root = resolve_path(path)
     entries = list_run(locate(root))
     if entries is None:

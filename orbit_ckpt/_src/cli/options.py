@@ -17,6 +17,7 @@ KEEP_BEST = typer.Option(
 )
 METRIC = typer.Option("--metric", help="Metric that --keep-best ranks by.", metavar="NAME")
 LOWEST = typer.Option("--lowest", help="Treat the lowest metric as the best.")
+POLICY = typer.Option(help="Keep what a policy of an installed package keeps.", metavar="NAME")
 MEMORY_OPTION = typer.Option(
     "--memory", min=1, help="Memory limit for values, approximate.", metavar="MB"
 )

@@ -16,6 +16,9 @@ _GROUPS = {
     "orbit_ckpt.type_handlers": "type_handlers.registry",
     "orbit_ckpt.items": "items.registry",
     "orbit_ckpt.formats": "formats.base",
+    "orbit_ckpt.stores": "storage.bucket",
+    "orbit_ckpt.policies": "manager.plugin_policies",
+    "orbit_ckpt.cli": "cli.app",
 }
 """The modules that have the registries of plug-ins; one is imported if its group has any."""
 

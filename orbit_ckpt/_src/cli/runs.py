@@ -16,6 +16,7 @@ from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.runs import RunStep, is_unfinished
 from orbit_ckpt._src.manager.combined_preservation import AnyPreservationPolicy
 from orbit_ckpt._src.manager.index import StepIndex, make_entry
+from orbit_ckpt._src.manager.plugin_policies import find_policy
 from orbit_ckpt._src.manager.preservation import (
     BestN,
     EveryNSteps,
@@ -55,6 +56,7 @@ class Keeping(Struct, frozen=True):
         best: Number of best steps to keep.
         metric: The metric to rank by.
         lowest: Whether the lowest is the best.
+        policy: Name of a preservation policy of a plug-in.
     """
 
     last: int | None = None
@@ -62,6 +64,7 @@ class Keeping(Struct, frozen=True):
     best: int | None = None
     metric: str | None = None
     lowest: bool = False
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         if (self.best is None) != (self.metric is None):
@@ -70,7 +73,7 @@ class Keeping(Struct, frozen=True):
     @property
     def is_given(self) -> bool:
         """Whether any rule is given."""
-        return any(n is not None for n in (self.last, self.every, self.best))
+        return any(n is not None for n in (self.last, self.every, self.best, self.policy))
 
     def rules(self, steps: Sequence[StepInfo]) -> dict[int, list[str]]:
         """Return for each step the rules that keep it, as text; none if it is deleted.
@@ -98,6 +101,8 @@ class Keeping(Struct, frozen=True):
             found.append((EveryNSteps(self.every), f"every {self.every}"))
         if self.best is not None and self.metric is not None:
             found.append((self._best(steps, self.metric), f"best {self.best} by {self.metric}"))
+        if self.policy is not None:
+            found.append((_preservation_policy(self.policy), f"policy {self.policy}"))
         return found
 
     def _best(self, steps: Sequence[StepInfo], metric: str) -> PreservationPolicy:
@@ -112,6 +117,16 @@ class Keeping(Struct, frozen=True):
             return float(found) if isinstance(found, int | float) else float("nan")
 
         return BestN(get_metric_fn=value, reverse=self.lowest, n=self.best)
+
+
+def _preservation_policy(name: str) -> PreservationPolicy:
+    found = find_policy(name)
+    if not isinstance(found, PreservationPolicy):
+        raise ValueError(
+            f"The policy {name!r} decides when to save, not what to keep. Give one that has "
+            "should_preserve(); `orbit-ckpt plugins` lists the installed ones."
+        )
+    return found
 
 
 def _describe(rule: PreservationPolicy) -> str:

@@ -199,6 +199,8 @@ _registered: dict[str, Format] = {}
 def register_format(known: Format, *, override: bool = False) -> None:
     """Register a format in this program; it is recognized before all others, plug-ins included.
 
+    Like plug-ins, it is asked about paths on a local file system only.
+
     Args:
         known: The format. With the methods of `WritableFormat` it is one to convert to.
         override: Whether to replace a registered format of the same name.
@@ -251,7 +253,8 @@ def find_format(path: Path) -> tuple[Format | None, str]:
         return None, ""
     lacks: list[str] = []
     is_local = directory_of(path).has_local_files
-    for known in (*_registered.values(), *built_in_formats(in_stores=not is_local)):
+    registered = _registered.values() if is_local else ()
+    for known in (*registered, *built_in_formats(in_stores=not is_local)):
         try:
             problem = known.sniff(path)
         except OSError as error:
