@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from typing_extensions import override
+
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
@@ -75,6 +77,7 @@ class AsyncCheckpointer(Checkpointer):
         self._when_done = options.post_finalization_callback
         self._last = PendingSave(timeout_s)
 
+    @override
     def save(
         self,
         directory: PathLike,
@@ -124,6 +127,7 @@ class AsyncCheckpointer(Checkpointer):
         """Return whether a save is in progress."""
         return self._last.is_running()
 
+    @override
     def restore(
         self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
@@ -131,6 +135,7 @@ class AsyncCheckpointer(Checkpointer):
         self._last.finish(inherited=False)
         return super().restore(directory, *args, **kwargs)
 
+    @override
     def close(self) -> None:
         """Wait for the pending save and release resources.
 
@@ -171,6 +176,7 @@ class StandardCheckpointer(AsyncCheckpointer):
             temporary_path_class=temporary_path_class,
         )
 
+    @override
     def save(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
         self,
         directory: PathLike,
@@ -187,6 +193,7 @@ class StandardCheckpointer(AsyncCheckpointer):
             args = StandardSaveArgs(state, save_args)
         super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
 
+    @override
     def restore(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
         self, directory: PathLike, target: object = None, *, strict: bool = True
     ) -> Any:  # a tree of any type

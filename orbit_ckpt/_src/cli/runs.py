@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.cli.output import stored_bytes
 from orbit_ckpt._src.formats.base import ForeignStep
@@ -29,21 +30,21 @@ from orbit_ckpt._src.manager.preservation import (
 )
 from orbit_ckpt._src.manager.retention import RetentionRules
 from orbit_ckpt._src.manager.step_info import StepInfo
-from orbit_ckpt._src.manager.steps import record_step
+from orbit_ckpt._src.manager.steps import StepParser, record_step
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import number_in
 from orbit_ckpt._src.storage.local_directory import entries_bytes
 
 
-class AnyStepName:
+class AnyStepName(StepParser):
     """Step names that end in digits: `7`, `step_0007`, `checkpoint_7`, `run-7`."""
 
+    @override
     def build_name(self, step: int) -> str:
-        """Return the plainest name."""
         return str(step)
 
+    @override
     def parse(self, name: str) -> int | None:
-        """Return the number at the end of a name."""
         return number_in(name)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import FormatError, StorageError
 from orbit_ckpt._src.formats.runs import RunStep, scan_step
@@ -50,8 +51,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class StepParser(Protocol):
+    """Converts between steps and names."""
+
+    def build_name(self, step: int, /) -> str:
+        """Return the name of a step's directory."""
+        ...
+
+    def parse(self, name: str, /) -> int | None:
+        """Return the step that a name denotes, None if it denotes none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class StepNameFormat:
+class StepNameFormat(StepParser):
     """Names of steps: an optional prefix, then the number.
 
     Orbax's names are `7`, `0007`, `step_7` and `step_0007`. T5X's `checkpoint_7` has the prefix
@@ -80,6 +94,7 @@ class StepNameFormat:
     def _start(self) -> str:
         return "" if self.prefix is None else f"{self.prefix}{self.separator}"
 
+    @override
     def build_name(self, step: int) -> str:
         """Return the name of a step's directory.
 
@@ -89,6 +104,7 @@ class StepNameFormat:
         """
         return f"{self._start}{as_step(step):0{self.fixed_length or 0}d}"
 
+    @override
     def parse(self, name: str) -> int | None:
         """Return the step that a name denotes, None if it denotes none.
 
@@ -99,19 +115,6 @@ class StepNameFormat:
             return None
         digits = name[len(self._start) :]
         return int(digits) if _DIGITS.fullmatch(digits) else None
-
-
-@runtime_checkable
-class StepParser(Protocol):
-    """Converts between steps and names."""
-
-    def build_name(self, step: int, /) -> str:
-        """Return the name of a step's directory."""
-        ...
-
-    def parse(self, name: str, /) -> int | None:
-        """Return the step that a name denotes, None if it denotes none."""
-        ...
 
 
 class FoundStep(Protocol):

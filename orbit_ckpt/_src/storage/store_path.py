@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from typing_extensions import override
+
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.storage.bucket import is_store_scheme
@@ -106,6 +108,7 @@ class StorePath(PosixPath):
                 break
             wanted = nbytes
 
+    @override
     def read_bytes(self) -> bytes:
         """Return the contents of the object.
 
@@ -117,50 +120,58 @@ class StorePath(PosixPath):
             raise FileNotFoundError(2, "No such object", str(self))
         return data
 
+    @override
     def read_text(
         self,
         encoding: str | None = None,
         errors: str | None = None,
-        newline: str | None = None,  # noqa: ARG002 - pathlib's signature
+        newline: str | None = None,
     ) -> str:
-        """Return the contents of the object as text."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
+    @override
     def write_bytes(self, data: Any) -> int:
         """Write the object in one request; it is durable once this returns."""
         self.bucket.write(self.key, bytes(data))
         return len(data)
 
+    @override
     def write_text(
         self,
         data: str,
         encoding: str | None = None,
         errors: str | None = None,
-        newline: str | None = None,  # noqa: ARG002 - pathlib's signature
+        newline: str | None = None,
     ) -> int:
         """Write the object from text; its lines end as they do in `data`."""
         return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
 
-    def unlink(self, missing_ok: bool = False) -> None:  # noqa: ARG002 - pathlib's signature
+    @override
+    def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; a store does not report whether it existed."""
         self.bucket.delete(self.key)
 
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+    @override
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the object exists."""
         return self.generation() is not None
 
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+    @override
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether an object exists below it."""
         return bool(self.keys_below())
 
-    def exists(self, *, follow_symlinks: bool = True) -> bool:  # noqa: ARG002 - pathlib's signature
+    @override
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether the object, or one below it, exists."""
         return self.is_file() or self.is_dir()
 
+    @override
     def is_symlink(self) -> bool:
         """Return False: stores have no links."""
         return False
 
+    @override
     def iterdir(self) -> Generator[StorePath]:
         """Yield the objects and directories in it; lists everything below it."""
         for name in sorted({key.partition("/")[0] for key in self.keys_below()}):
@@ -174,37 +185,40 @@ class StorePath(PosixPath):
         """Return the names of the objects in it, in order; lists everything below it."""
         return [key for key in self.keys_below() if "/" not in key]
 
+    @override
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Do nothing: stores need no directories."""
 
-    def resolve(self, strict: bool = False) -> StorePath:  # noqa: ARG002 - pathlib's signature
-        """Return the same path."""
+    @override
+    def resolve(self, strict: bool = False) -> StorePath:
         return self
 
+    @override
     def absolute(self) -> StorePath:
-        """Return the same path."""
         return self
 
+    @override
     def is_absolute(self) -> bool:
         """Return True: every URL is absolute."""
         return True
 
-    def stat(self, *, follow_symlinks: bool = True) -> NoReturn:  # noqa: ARG002 - pathlib's signature
-        """Raise."""
+    @override
+    def stat(self, *, follow_symlinks: bool = True) -> NoReturn:
         raise self._unsupported("stat")
 
+    @override
     def open(self, *_: object, **__: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride] - overloaded
-        """Raise."""
         raise self._unsupported("open")
 
+    @override
     def glob(self, *_: object, **__: object) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride] - overloaded
         """Raise; pathlib would find nothing."""
         raise self._unsupported("glob")
 
     rglob = glob
 
-    def rename(self, target: object) -> NoReturn:  # noqa: ARG002 - pathlib's signature
-        """Raise."""
+    @override
+    def rename(self, target: object) -> NoReturn:
         raise self._unsupported("rename")
 
     def _unsupported(self, what: str) -> StorageError:

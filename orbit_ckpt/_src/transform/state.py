@@ -36,6 +36,7 @@ class StoredValue(Undeclared):
         self.shape = node.info.shape
         self.dtype = node.info.dtype
 
+    @override
     def error(self) -> TransformError:
         """Return the error that a use of its value raises."""
         return TransformError(
