@@ -14,7 +14,7 @@ from orbit_ckpt._src.errors import PluginConflictError
 T = TypeVar("T")
 
 PREFERENCE = "ORBIT_CKPT_PREFER_PLUGINS"
-"""Environment variable: packages, separated by commas, whose plug-ins win over those of others."""
+"""Environment variable: comma-separated packages whose plug-ins take precedence."""
 
 _logger = logging.getLogger(__name__)
 

@@ -121,8 +121,8 @@ def named_arrays(
     Args:
         what: The format, for messages.
         tree: Its leaves may be `LazyArray`.
-        problem: Called with a name and its array; returns why the format cannot hold it, a word or
-            two, and None if it can.
+        problem: Called with a name and its array; returns a short reason why the format cannot
+            hold it, and None if it can.
         reserved: A name that no array may have.
 
     Raises:

@@ -176,14 +176,14 @@ class CheckpointManagerOptions:
         """Warn of options that do nothing or that another one overrides."""
         given = (self.step_prefix, self.step_format_fixed_length)
         names = self.step_name_format
-        beside = "step_name_format says how steps are named"
+        why = "step_name_format says how steps are named"
         is_same = given == (None, None) or names in (None, StepNameFormat(*given))
         none = (None, None, "")
         warn_set(
             "CheckpointManagerOptions",
             {
-                "step_prefix": none if is_same else (given[0], None, beside),
-                "step_format_fixed_length": none if is_same else (given[1], None, beside),
+                "step_prefix": none if is_same else (given[0], None, why),
+                "step_format_fixed_length": none if is_same else (given[1], None, why),
                 "single_host_load_and_broadcast": (
                     self.single_host_load_and_broadcast,
                     False,

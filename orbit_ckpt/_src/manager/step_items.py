@@ -89,9 +89,9 @@ class StepItems:
             check_elements("item_names", item_names, ["isidentifier"], "Give a list of str.")
         _check_handlers(handlers)
         if registry is not None and (handlers is not None or item_names is not None):
-            beside = "item_handlers" if handlers is not None else "item_names"
+            other = "item_handlers" if handlers is not None else "item_names"
             raise ValueError(
-                f"Both handler_registry and {beside} are given; add the items to the registry, or "
+                f"Both handler_registry and {other} are given; add the items to the registry, or "
                 "give only one of the two."
             )
         if item_names is not None and handlers is not None and not isinstance(handlers, Mapping):

@@ -148,7 +148,7 @@ class FileStore(ValueStore):
         return Extent(f"{self._directory.path}/{key}", 0, length)
 
     def _renamed_document(self, key: str) -> str | None:
-        """Return the only file beside an array's chunks, which Orbax's `metadata_key` names."""
+        """Return an array's only file other than chunks, which Orbax's `metadata_key` names."""
         name, _, last = key.rpartition("/")
         if last != ZARR2_DOCUMENT or not name or self._directory.manifest is not None:
             return None

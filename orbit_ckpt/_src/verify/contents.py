@@ -168,7 +168,7 @@ def _has_files_besides(checked: CheckedDirectory, arrays: Collection[str]) -> bo
 
 
 def _open_batch(source: StoredTree, checked: CheckedDirectory, findings: Findings) -> LoadBatch:
-    """Return a reader of leaves; if documents beside the arrays are damaged, of arrays only.
+    """Return a reader of leaves; only of arrays if the tree's documents are damaged.
 
     Raises:
         CorruptionError: The database cannot be read.
