@@ -30,7 +30,7 @@ class EveryThirdQuestion(SaveDecisionPolicy):
 
 
 class TestCountsQuestions(SavePolicyContract):
-    """A policy keeps no state: its answers depend on the run alone, not on earlier questions."""
+    """A policy keeps no state: its answers depend on the run alone, not earlier questions."""
 
     @override
     def policy(self) -> Any:
