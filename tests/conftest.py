@@ -30,7 +30,7 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
 # for `tests.support`; last, so that it does not hide an installed orbit_ckpt
 sys.path.append(str(Path(__file__).parent.parent))
 
-settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True)
 settings.register_profile("soak", max_examples=2000, deadline=None)
 
 from tests.soak import SOAK  # noqa: E402 - the package of tests is only now on the path

@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 import orbit_ckpt as ocp
 from orbit_ckpt.errors import CorruptionError, TransformError, TreeMismatchError
+from tests.soak import rounds
 from tests.support import checkpointer, put, scratch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*transformations API:Warning")
@@ -681,7 +682,7 @@ def assert_same_outcome(ours: Any, theirs: Any) -> None:
 
 
 @given(TREES, TREES, TRANSFORMS, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=rounds(100, 2000))
 def test_values_are_transformed_as_by_orbax(
     original: Any, new: Any, fields: dict[str, Any], default: bool
 ) -> None:
@@ -699,7 +700,6 @@ def test_values_are_transformed_as_by_orbax(
 @pytest.mark.slow
 @pytest.mark.interop
 @given(TREES, TREES, TRANSFORMS, st.booleans())
-@settings(max_examples=25)
 def test_checkpoints_are_transformed_as_by_orbax(
     original: Any, new: Any, fields: dict[str, Any], default: bool
 ) -> None:
