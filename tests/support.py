@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -23,6 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt.testing.comparison import expect_same
+from orbit_ckpt.testing.promises import NotMetError
 
 GOLDEN = Path(__file__).with_name("golden")
 """Archives of what released versions of Orbax wrote."""
@@ -130,29 +131,9 @@ def assert_same_tree(actual: object, expected: object) -> None:
         assert_same_leaf(found, wanted, jax.tree_util.keystr(path))
 
 
-def assert_same_leaf(actual: object, expected: object, where: str = "") -> None:
+def assert_same_leaf(actual: object, expected: object, where: str = "the leaf") -> None:
     """Assert equal type, dtype, shape, sharding and bits; byte order apart."""
-    if isinstance(expected, jax.Array):
-        assert isinstance(actual, jax.Array), where
-        assert actual.dtype == expected.dtype, where
-        assert actual.sharding.is_equivalent_to(expected.sharding, expected.ndim), (
-            where,
-            actual.sharding,
-        )
-        if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
-            actual, expected = jax.random.key_data(actual), jax.random.key_data(expected)
-        actual, expected = np.asarray(actual), np.asarray(expected)
-    assert type(actual) is type(expected), (where, type(actual))
-    if isinstance(expected, np.ndarray | np.generic):
-        assert isinstance(actual, np.ndarray | np.generic)
-        native = expected.dtype.newbyteorder("=")
-        assert actual.dtype.newbyteorder("=") == native, (where, actual.dtype)
-        assert actual.shape == expected.shape, (where, actual.shape)
-        assert actual.astype(native).tobytes() == expected.astype(native).tobytes(), (where, actual)
-    else:
-        # floats and complex numbers by their bits, which NaN and -0.0 need
-        assert _bits(actual) == _bits(expected), (where, actual)
-
-
-def _bits(value: object) -> object:
-    return np.asarray(value).tobytes() if isinstance(value, float | complex) else value
+    try:
+        expect_same(actual, expected, where)
+    except NotMetError as error:
+        raise AssertionError(str(error)) from None

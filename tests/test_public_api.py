@@ -139,6 +139,13 @@ PUBLIC = {
     "orbit_ckpt.utils": {
         *("checkpoint_steps", "is_checkpoint_finalized", "to_shape_dtype_struct"),
     },
+    "orbit_ckpt.testing": {
+        *("TypeHandlerContract", "ItemHandlerContract", "SeveralProcessesContract"),
+        *("FormatContract", "WritableFormatContract", "StoreContract"),
+        *("PolicyContract", "SavePolicyContract", "PreservationPolicyContract"),
+        *("PromiseBrokenError", "promised", "expect", "expect_same", "is_same"),
+        *("fake_processes", "sample_histories", "spoil"),
+    },
     "orbit_ckpt.errors": {
         *("CheckpointError", "CheckpointNotFoundError", "CheckpointExistsError"),
         *("IncompleteCheckpointError", "FormatError", "CorruptionError", "StorageError"),

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
+from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
 from orbit_ckpt.testing.promises import expect
 
 
@@ -52,10 +53,10 @@ def _facts(found: object, expected: object) -> Iterator[tuple[str, object, objec
         yield from _host_facts(cast(np.ndarray, found), cast(np.ndarray, expected))
     elif isinstance(expected, float | complex):
         yield "value", _Bits(found), _Bits(expected)
-    elif isinstance(expected, Mapping):
-        yield "keys", _keys(found), _keys(cast(object, expected))
-    elif isinstance(expected, list | tuple):
-        yield "length", len(cast(Sequence[object], found)), len(cast(Sequence[object], expected))
+    elif is_mapping(expected):
+        yield "keys", _keys(found), _keys(expected)
+    elif is_list_or_tuple(expected):
+        yield "length", len(cast(Sequence[object], found)), len(expected)
     elif not dataclasses.is_dataclass(expected):
         yield "value", found, expected
 
@@ -84,12 +85,12 @@ def _host_facts(
 
 
 def _parts(found: object, expected: object) -> Iterator[tuple[str, object, object]]:
-    if isinstance(expected, Mapping):
+    if is_mapping(expected):
         others = cast(Mapping[object, object], found)
-        for key, value in cast(Mapping[object, object], expected).items():
+        for key, value in expected.items():
             yield f"[{key!r}]", others[key], value
-    elif isinstance(expected, list | tuple):
-        both = zip(cast(Sequence[object], found), cast(Sequence[object], expected), strict=True)
+    elif is_list_or_tuple(expected):
+        both = zip(cast(Sequence[object], found), expected, strict=True)
         for i, (one, other) in enumerate(both):
             yield f"[{i}]", one, other
     elif dataclasses.is_dataclass(expected):

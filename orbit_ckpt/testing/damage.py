@@ -68,7 +68,7 @@ class Cut(Struct, frozen=True):
 
 def cuts(directory: Path) -> Iterator[Cut]:
     """Yield cuts of every file of a checkpoint: to nothing, to a half, and by one byte."""
-    for file in _files(directory):
+    for file in files_of(directory):
         size = file.stat().st_size
         for left in sorted({0, size // 2, size - 1} - {-1, size}):
             yield Cut(file.relative_to(directory).as_posix(), left)
@@ -82,12 +82,13 @@ def bit_flips(directory: Path, *, per_file: int = 8) -> Iterator[BitFlip]:
         per_file: The most of each file, spread over it.
     """
     rng = random.Random(0)  # noqa: S311 - not cryptography
-    for file in _files(directory):
+    for file in files_of(directory):
         size = file.stat().st_size
         for part in range(min(per_file, size)):
             offset = rng.randrange(size * part // per_file, size * (part + 1) // per_file or 1)
             yield BitFlip(file.relative_to(directory).as_posix(), offset, rng.randrange(8))
 
 
-def _files(directory: Path) -> list[Path]:
+def files_of(directory: Path) -> list[Path]:
+    """Return the files below a directory, in order."""
     return sorted(path for path in directory.rglob("*") if path.is_file())

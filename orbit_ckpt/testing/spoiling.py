@@ -9,6 +9,8 @@ from typing import cast
 import jax
 import numpy as np
 
+from orbit_ckpt._src.guards import is_dict, is_list, is_tuple
+
 
 def spoil(value: object) -> None:
     """Overwrite everything in a value that can be changed.
@@ -20,15 +22,14 @@ def spoil(value: object) -> None:
         value.delete()
     elif isinstance(value, np.ndarray):
         _invert(cast(np.ndarray, value))
-    elif isinstance(value, dict):
-        found = cast(dict[object, object], value)
-        _spoil_all(found.values())
-        found.clear()
-    elif isinstance(value, list):
-        _spoil_all(cast(list[object], value))
-        cast(list[object], value).clear()
-    elif isinstance(value, tuple):
-        _spoil_all(cast(tuple[object, ...], value))
+    elif is_dict(value):
+        _spoil_all(value.values())
+        value.clear()
+    elif is_list(value):
+        _spoil_all(value)
+        value.clear()
+    elif is_tuple(value):
+        _spoil_all(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         _spoil_all(getattr(value, field.name) for field in dataclasses.fields(value))
 

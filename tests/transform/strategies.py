@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,37 +12,41 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from jax.tree_util import DictKey
 
-from orbit_ckpt._src.transform.patterns import split_name
+from orbit_ckpt._src.transform.patterns import Pattern, split_name
 from orbit_ckpt._src.tree.build import PLACEHOLDER, build_tree
 from orbit_ckpt._src.tree.flatten import flatten
 from orbit_ckpt._src.tree.keypath import find_name_collisions
+from orbit_ckpt.testing.rule_strategies import (
+    assignments,
+    casts,
+    options,
+    patterns,
+    renames,
+    seldom,
+    split_number,
+    splits,
+    stacks,
+    templates,
+    transposes,
+    unstacks,
+)
 from orbit_ckpt.transform import (
-    AssignmentMap,
-    Cast,
     Combine,
-    Copy,
     Drop,
     Fallback,
     KeyData,
     Map,
-    Rename,
     Rule,
     Split,
-    Stack,
-    Transpose,
-    Unstack,
     WrapKeys,
 )
 from tests.support import put
 from tests.transform.reference import Leaf, Reference, Refused, find, is_key
 
-Pattern = str | re.Pattern[str]
-
 DTYPES = ["float32", "float32", "int32", "float64", "bfloat16", "int8", "uint16", "bool"]
 KEYS = ["a", "b", "w", "q", "x.y", "layer_0", "layer_1", "7"]
 
 # the first and the last of a range are drawn more often
-seldom = st.integers(0, 4).map(lambda n: n == 3)
 rarely = st.integers(0, 19).map(lambda n: n == 13)
 
 
@@ -56,7 +59,7 @@ def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None, dtype: str | N
         dtype = draw(st.sampled_from(DTYPES))
     rng = np.random.default_rng(draw(st.integers(0, 100)))
     host = rng.integers(0, 7, shape).astype(dtype)
-    if dtype == "int32" and draw(seldom):
+    if dtype == "int32" and draw(seldom()):
         host += 300
     if dtype == "float64" or draw(st.booleans()):
         return host
@@ -158,53 +161,9 @@ COMBINATIONS: list[Callable[..., Any]] = [
 
 
 @st.composite
-def patterns(draw: st.DrawFn, names: Sequence[str]) -> tuple[Pattern, int]:
-    """Draw a pattern that matches some of the names, and how many references it has."""
-    keys = draw(st.sampled_from(names)).split("/")
-    at = draw(st.integers(0, len(keys) - 1))
-    before, key, after = keys[:at], keys[at], keys[at + 1 :]
-    escaped = list(map(re.escape, keys))
-    found: list[tuple[Pattern, int]] = [
-        ("/".join(keys), 0),
-        ("/".join([*before, "*", *after]), 1),
-        ("/".join([*before, f"{key[:1]}*", *after]), 1),
-        ("/".join([*before, "*", *["*"] * len(after)]), 1 + len(after)),
-        ("/".join([*before, "**"]), 1),
-        ("/".join(["**", *after]), 1) if after else ("**", 1),
-        ("/".join([*before, "**", *after]), 1),
-        (f"**/{key}/**" if after else f"**/{key}", 2 if after else 1),
-        (re.compile("/".join([*escaped[:at], "(.*)"])), 1),
-        (re.compile(rf"(?P<head>.*/)?{escaped[-1]}"), 1),
-        (re.compile("|".join([f"({'/'.join(escaped)})", "(.)"])), 2),
-        ("/".join(keys), 0),
-    ]
-    return draw(st.sampled_from(found))
-
-
-@st.composite
-def templates(draw: st.DrawFn, names: Sequence[str], count: int, *more: str) -> str:
-    """Draw a template with all references most of the time, so that new names differ."""
-    references = [rf"\{i + 1}" for i in range(count)]
-    if draw(seldom):
-        references = draw(st.permutations(references))[: draw(st.integers(0, count))]
-    fresh = draw(st.sampled_from(["n0", "n1/m", "n2", draw(st.sampled_from(names)).split("/")[0]]))
-    text = "/".join([fresh, *more, *references])
-    return draw(
-        st.sampled_from([text, text, text.replace("/\\", "_\\", 1), text.removeprefix(f"{fresh}/")])
-    )
-
-
-@st.composite
-def renames(draw: st.DrawFn, names: Sequence[str]) -> Rule:
-    pattern, count = draw(patterns(names))
-    rule = draw(st.sampled_from([Rename, Rename, Copy]))
-    return rule(pattern, draw(templates(names, count)), **draw(options))
-
-
-@st.composite
 def maps(draw: st.DrawFn, names: Sequence[str]) -> Rule:
     pattern, _ = draw(patterns(names))
-    if draw(seldom):
+    if draw(seldom()):
         return Map(pattern, lambda value, name: f"{name} {kind(value)}", with_name=True)
     if draw(st.booleans()):
         return Map(pattern, draw(st.sampled_from(MAPS_ON_JAX)), on="jax")
@@ -212,50 +171,10 @@ def maps(draw: st.DrawFn, names: Sequence[str]) -> Rule:
 
 
 @st.composite
-def casts(draw: st.DrawFn, names: Sequence[str]) -> Rule:
-    dtype = draw(st.sampled_from(["float32", "bfloat16", np.int32, jnp.uint8]))
-    return Cast(draw(patterns(names))[0], dtype)
-
-
-@st.composite
-def transposes(draw: st.DrawFn, names: Sequence[str]) -> Rule:
-    axes = draw(st.sampled_from([None, None, (0,), (1, 0), (-1, 0)]))
-    return Transpose(draw(patterns(names))[0], axes)
-
-
-@st.composite
-def splits(draw: st.DrawFn, names: Sequence[str]) -> Rule:
+def halves(draw: st.DrawFn, names: Sequence[str]) -> Rule:
     pattern, count = draw(patterns(names))
     to = draw(templates(names, count))
-    if draw(seldom):
-        return Split(pattern, (to, f"other/{to}"), half, **draw(options))
-    parts = tuple(f"{to}/{i}" for i in range(draw(st.integers(1, 3))))
-    return Split(pattern, parts, axis=draw(axes), **draw(options))
-
-
-@st.composite
-def unstacks(draw: st.DrawFn, names: Sequence[str]) -> Rule:
-    pattern, count = draw(patterns(names))
-    return Unstack(pattern, draw(templates(names, count, r"\g<i>")), draw(axes), **draw(options))
-
-
-@st.composite
-def stacks(draw: st.DrawFn, names: Sequence[str]) -> Rule:
-    before, number, after = split_number(draw(st.sampled_from(names)))
-    axis = draw(axes)
-    below = after.startswith("/") and draw(st.booleans())
-    if draw(st.booleans()):
-        tail = r"/(?P<rest>.*)" if below else f"({re.escape(after)})"
-        pattern = re.compile(rf"{re.escape(before)}(?P<i>\d+){tail}")
-        return Stack(pattern, rf"stacked/{number}/\2", axis)
-    if below:
-        return Stack(f"{before}*/**", r"stacked/\2", axis)
-    return Stack(f"{before}*{after}", "stacked", axis)
-
-
-def split_number(name: str) -> Sequence[str]:
-    """Return a name in three parts, the second of which is its first number."""
-    return re.split(r"(\d+)", name, maxsplit=1)
+    return Split(pattern, (to, f"other/{to}"), half, **draw(options()))
 
 
 @st.composite
@@ -268,26 +187,8 @@ def combinations(draw: st.DrawFn, names: Sequence[str]) -> Rule:
     inputs = draw(st.sampled_from(given))
     to = draw(templates(names, count if inputs[0] == pattern else 1))
     fn = draw(st.sampled_from(COMBINATIONS))
-    on = "jax" if draw(seldom) else "numpy"
-    return Combine(inputs, to, fn, on=on, keep=draw(st.booleans()), **draw(options))
-
-
-@st.composite
-def assignments(draw: st.DrawFn, names: Sequence[str], target: Sequence[str]) -> Rule:
-    pairs: list[tuple[Pattern, str | None]] = []
-    for _ in range(draw(st.integers(1, 2))):
-        pattern, count = draw(patterns(target))
-        source = draw(st.sampled_from(names))
-        if count == 1 and str(pattern).endswith("/**"):
-            source = source.partition("/")[0] + r"/\1"
-        pairs.append((pattern, draw(st.sampled_from([source, source, None]))))
-    return AssignmentMap(pairs, require_all=draw(st.booleans()))
-
-
-axes = st.sampled_from([0, 0, -1, 1])
-options: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
-    {"overwrite": seldom, "allow_unused": st.booleans()}
-)
+    on = "jax" if draw(seldom()) else "numpy"
+    return Combine(inputs, to, fn, on=on, keep=draw(st.booleans()), **draw(options()))
 
 
 @st.composite
@@ -301,15 +202,15 @@ def rules(draw: st.DrawFn, found: Mapping[str, Leaf], target: Sequence[str] | No
     given = [
         *(renames(names), renames(names), maps(names), maps(names)),
         *(casts(names), combinations(names), combinations(names)),
-        *([splits(known), splits(known), unstacks(known), unstacks(known)] if known else []),
+        *([splits(known), halves(known), unstacks(known), unstacks(known)] if known else []),
         *([transposes(known)] if known else []),
         *([stacks(numbered), stacks(numbered)] if numbered else []),
         *([patterns(keys).map(lambda drawn: KeyData(drawn[0]))] if keys else []),
         *([patterns(data).map(lambda drawn: WrapKeys(drawn[0]))] if data else []),
     ]
-    if draw(seldom):
+    if draw(seldom()):
         given = [patterns(names).map(lambda drawn: Drop(drawn[0]))]
-    elif target is not None and draw(seldom):
+    elif target is not None and draw(seldom()):
         fallback = patterns(target).map(lambda drawn: Fallback(drawn[0]))
         given = [fallback, assignments(names, target)]
     return draw(rarely.flatmap(lambda is_so: UNUSED if is_so else st.one_of(given)))
