@@ -186,6 +186,7 @@ class Chaos:
                 and the commands with which the same happens again.
             ValueError: `run` starts no script, or the script saves nothing.
         """
+        __tracebackhide__ = True
         return Sweep(self, run, check, fault, process, self._test).every_point(most, seed, jobs)
 
     def start_once(

@@ -32,7 +32,7 @@ class Result:
     """
 
     directory: Path
-    undisturbed: Run
+    undisturbed: Run = field(repr=False)
     point: Operation | None = None
     runs: list[list[Run]] = field(default_factory=list[list[Run]])
 
@@ -82,6 +82,7 @@ class Sweep:
         Raises:
             AssertionError: The program does not end well.
         """
+        __tracebackhide__ = True
         undisturbed = self._undisturbed()
         points = chosen_points(len(undisturbed.operations), most, seed)
         with ThreadPoolExecutor(jobs) as threads:
@@ -95,6 +96,7 @@ class Sweep:
         return len(points)
 
     def _undisturbed(self) -> Run:
+        __tracebackhide__ = True
         directory = self.starter.new_directory("undisturbed")
         runs = self.starter.start_once(self.run, directory, {})
         if len(runs) <= self.process:
@@ -121,6 +123,7 @@ class Sweep:
         Raises:
             AssertionError: It does not end well.
         """
+        __tracebackhide__ = True
         directory = self.starter.new_directory(f"point_{point}")
         fault = self.fault(point)
         result = Result(directory, undisturbed)
@@ -169,12 +172,14 @@ def chosen_points(count: int, most: int | None, seed: int) -> list[int]:
 
 
 def _check_ended(run: Run, what: str) -> None:
+    __tracebackhide__ = True
     if run.status:
         raise AssertionError(f"{what}\n{run.command.shell()}\nended with {run.describe()}")
 
 
 def _noted(check: Callable[[Result], object], result: Result, what: str) -> None:
     """Call the check; add a note to what it raises."""
+    __tracebackhide__ = True
     try:
         check(result)
     except BaseException as error:

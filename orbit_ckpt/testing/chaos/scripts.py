@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,12 @@ class Run:
         faults: The operations at which a fault came.
     """
 
-    command: Command
+    command: Command = field(repr=False)
     status: int
     stdout: str
-    stderr: str
-    operations: tuple[Operation, ...]
-    faults: tuple[Operation, ...]
+    stderr: str = field(repr=False)
+    operations: tuple[Operation, ...] = field(repr=False)
+    faults: tuple[Operation, ...] = field(repr=False)
 
     @property
     def was_killed(self) -> bool:
