@@ -66,7 +66,7 @@ def test_overwriting_keeps_the_old_checkpoint_until_the_commit(saved: Path) -> N
     seen: list[bool] = []
 
     def look(operation: str) -> None:
-        if operation == "_rename_exchange":
+        if operation == "exchange":
             assert_same_tree(ocp.load(saved), TREE)
             seen.append(True)
 

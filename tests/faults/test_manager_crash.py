@@ -29,8 +29,7 @@ KILLS_PER_RUN = rounds(10, 25)
 PER_SAVE = {
     "mkdir": 6,
     "open": 14,
-    "write": 12,
-    "writev": 4,
+    "write": 16,
     "fsync": 24,
     "rename": 2,
     "unlink": 14,

@@ -30,7 +30,7 @@ CODES = [errno.ENOSPC, errno.EIO, errno.EACCES]
 
 EACH = range(1, 10_000)
 
-OPERATIONS = {"mkdir", "open", "write", "writev", "fsync", "rename", "unlink", "rmdir"}
+OPERATIONS = {"mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "async": {},

@@ -68,7 +68,12 @@ def _watch_deletions(deleter: Any, phases: PhaseTracker) -> None:
 
 
 def _watch_swaps(module: Any, interceptor: Interceptor) -> None:
-    exchange: _Function = module._rename_exchange  # noqa: SLF001 - of the library itself
+    swap: _Function = module._rename_exchange  # noqa: SLF001 - of the library itself
+    module._rename_exchange = watched_swap(interceptor, swap)  # noqa: SLF001 - likewise
+
+
+def watched_swap(interceptor: Interceptor, exchange: _Function) -> _Function:
+    """Return a function that swaps two paths, by way of an interceptor."""
 
     def watched(a: Any, b: Any) -> bool:
         perform = functools.partial(exchange, a, b)
@@ -76,7 +81,7 @@ def _watch_swaps(module: Any, interceptor: Interceptor) -> None:
             return perform()
         return interceptor(Call(Operation("exchange", str(b), str(a)), perform, lambda: True))
 
-    module._rename_exchange = watched  # noqa: SLF001 - of the library itself
+    return watched
 
 
 def _watch_requests(bucket: Any, interceptor: Interceptor) -> None:
