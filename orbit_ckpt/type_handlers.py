@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.storage.chunk_read import ArrayRead
     from orbit_ckpt._src.type_handlers.array import ArrayHandler
     from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
-    from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs, TypeHandler
+    from orbit_ckpt._src.type_handlers.base import (
+        Future,
+        ParamInfo,
+        RestoreArgs,
+        SaveArgs,
+        TypeHandler,
+    )
     from orbit_ckpt._src.type_handlers.capabilities import (
         ArrayStorage,
+        LazyComposer,
         LazyReader,
+        LeafNode,
+        OpenArray,
         ReadPlanner,
         SnapshotHandler,
         TextStorage,
@@ -44,8 +53,12 @@ __all__ = [
     "ArrayRestoreArgs",
     "ArraySnapshot",
     "ArrayStorage",
+    "Future",
+    "LazyComposer",
     "LazyReader",
+    "LeafNode",
     "NumpyHandler",
+    "OpenArray",
     "ParamInfo",
     "ReadPlanner",
     "RestoreArgs",
@@ -73,9 +86,10 @@ __getattr__, __dir__ = lazy_names(
         "storage.chunk_read": "ArrayRead",
         "type_handlers.array": "ArrayHandler",
         "type_handlers.array_target": "ArrayRestoreArgs",
-        "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
+        "type_handlers.base": "Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
         "type_handlers.capabilities": (
-            "ArrayStorage, LazyReader, ReadPlanner, SnapshotHandler, TextStorage, ValueChecker"
+            "ArrayStorage, LazyComposer, LazyReader, LeafNode, OpenArray, ReadPlanner, "
+            "SnapshotHandler, TextStorage, ValueChecker"
         ),
         "type_handlers.numpy": "NumpyHandler",
         "type_handlers.registry": (

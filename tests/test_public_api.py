@@ -99,7 +99,8 @@ PUBLIC = {
         *("TypeHandlerRegistry", "GLOBAL_TYPE_HANDLER_REGISTRY", "create_type_handler_registry"),
         *("register_type_handler", "get_type_handler", "has_type_handler", "supported_types"),
         *("ValueChecker", "SnapshotHandler", "ArraySnapshot", "ReadPlanner", "ArrayRead"),
-        *("ArrayStorage", "TextStorage", "LazyReader"),
+        *("ArrayStorage", "TextStorage", "LazyReader", "LazyComposer", "OpenArray"),
+        *("LeafNode", "Future"),
     },
     "orbit_ckpt.handlers": {
         "ArrayCheckpointHandler",

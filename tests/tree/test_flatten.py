@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from orbit_ckpt._src.tree.build import build_tree, is_namedtuple
-from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import flatten, is_empty_node, is_leaf
 
 
 class Pair(NamedTuple):
@@ -151,3 +152,24 @@ def test_nodes_whose_keys_come_from_their_children_are_asked_every_time() -> Non
     )
     assert flatten(Named(["a1", "b1"])).names == [("a",), ("b",)]
     assert flatten(Named(["c1", "d1"])).names == [("c",), ("d",)]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Kept:
+    a: object
+    b: object
+    is_checkpoint_leaf: ClassVar[bool] = True
+
+
+def test_a_marked_node_is_a_leaf_which_jax_takes_apart() -> None:
+    leaf = Kept(1, [])
+    tree = {"x": [leaf], "y": 2}
+    flat = flatten(tree)
+    assert flat.values == [leaf, 2]
+    assert flat.names == [("x", "0"), ("y",)]
+    assert flat.values_of({"x": [Kept(3, 4)], "y": 5}) == [Kept(3, 4), 5]
+    assert flat.unflatten(flat.values) == tree
+    assert is_leaf(leaf)
+    assert not is_empty_node(Kept([], []))
+    assert len(jax.tree.leaves(tree)) == 2

@@ -69,6 +69,11 @@ class ReadCost(Struct, frozen=True, gc=False):
     chunks: int
     wanted: int
 
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(
+            self.stored + other.stored, self.chunks + other.chunks, self.wanted + other.wanted
+        )
+
 
 class ChunkCheck(Struct, frozen=True, gc=False):
     """The result of reading chunks to their ends.

@@ -12,9 +12,12 @@ from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, name_path
 
 _registry = jax.tree_util.default_registry
 
+_LEAF_MARK = "is_checkpoint_leaf"
+"""Attribute of classes of pytree nodes that are leaves of checkpoints; see `LeafNode`."""
+
 
 class FlatTree(Struct, frozen=True, dict=True):
-    """A flattened tree; empty containers and None count as leaves.
+    """A flattened tree; empty containers, None and marked nodes count as leaves.
 
     Attributes:
         paths: The path of each leaf, in JAX's order.
@@ -38,10 +41,14 @@ class FlatTree(Struct, frozen=True, dict=True):
         pairs = zip(self.names, self.values, strict=True)
         return frozenset(names for names, value in pairs if is_empty_node(value))
 
+    @functools.cached_property
+    def _has_leaf_nodes(self) -> bool:
+        return any(map(is_leaf_node, self.values))
+
     def values_of(self, tree: object) -> list[object] | None:
         """Return the leaves of a tree in the order of `paths`, None if its structure differs."""
-        # without empty containers no node needs a check
-        is_leaf = is_empty_node if self.empty_names else None
+        # without empty containers and nodes that are leaves no node needs a check
+        is_leaf = ends_here if self.empty_names or self._has_leaf_nodes else None
         try:
             values, treedef = jax.tree_util.tree_flatten(tree, is_leaf)
         except (TypeError, ValueError):
@@ -60,10 +67,10 @@ def flatten(tree: object) -> FlatTree:
         ValueError: A container cannot be flattened, such as a dict whose keys do not sort.
     """
     try:
-        values, treedef = jax.tree_util.tree_flatten(tree, is_empty_node)
+        values, treedef = jax.tree_util.tree_flatten(tree, ends_here)
         paths = _paths_in(treedef)
         if paths is None:
-            paths = _Paths([path for path, _ in _flatten(tree, is_empty_node)[0]])
+            paths = _Paths([path for path, _ in _flatten(tree, ends_here)[0]])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The tree cannot be flattened: {error}. JAX sorts the keys of every dict; give keys "
@@ -83,9 +90,19 @@ def is_empty_node(node: object) -> bool:
     return children is not None and not any(True for _ in children[0])
 
 
+def is_leaf_node(node: object) -> bool:
+    """Return whether a value is a pytree node that is one leaf of checkpoints."""
+    return getattr(type(node), _LEAF_MARK, False) is True
+
+
+def ends_here(node: object) -> bool:
+    """Return whether a node counts as a leaf, although JAX would flatten it."""
+    return is_empty_node(node) or is_leaf_node(node)
+
+
 def is_leaf(node: object) -> bool:
     """Return whether a value is a leaf, empty containers and None included."""
-    return is_empty_node(node) or _registry.flatten_one_level(node) is None
+    return ends_here(node) or _registry.flatten_one_level(node) is None
 
 
 def children_of(node: object) -> list[tuple[object, object]]:

@@ -1,4 +1,4 @@
-"""Optional capabilities of type handlers, as protocols.
+"""Optional capabilities of type handlers and of the values that they handle, as protocols.
 
 Generic code queries `capability` for them, never the class of a handler, and does without where one
 is missing. A capability belongs to the methods of the class that defines it: a subclass that
@@ -9,7 +9,7 @@ these again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.errors import UnsupportedLeafError
@@ -22,7 +22,10 @@ CapabilityT = TypeVar("CapabilityT")
 
 @runtime_checkable
 class ValueChecker(Protocol):
-    """A handler that can detect before a save that a value cannot be written."""
+    """A handler that can detect before a save that a value cannot be written.
+
+    Without it, a bad value fails the save halfway, and the error names that leaf only.
+    """
 
     def check(self, value: object) -> str | None:
         """Return why a value cannot be written, None if it can."""
@@ -34,7 +37,8 @@ class SnapshotHandler(Protocol):
     """A handler that can take a snapshot of values before it writes them.
 
     A background save then calls `serialize` in the background, with the snapshots. Every process
-    has an `ArraySnapshot` without a sharding, and the primary one writes it.
+    has an `ArraySnapshot` without a sharding, and the primary one writes it. Without it,
+    `serialize` runs before the save returns, which takes longer.
     """
 
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
@@ -48,12 +52,19 @@ class SnapshotHandler(Protocol):
 
 @runtime_checkable
 class ReadPlanner(Protocol):
-    """A handler that can list what it reads for a leaf, without reading it."""
+    """A handler that can list what it reads for a leaf, without reading it.
+
+    Without it, a plan counts no bytes for its leaves, neither read nor held in memory.
+    """
 
     def plan_reads(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
-    ) -> Sequence[ArrayRead]:
-        """Return what `deserialize` would read for the same arguments."""
+    ) -> Sequence[ArrayRead | Sequence[ArrayRead]]:
+        """Return what `deserialize` would read for the same arguments.
+
+        Returns:
+            For every leaf the read of its array, or those of all arrays that it consists of.
+        """
         ...
 
 
@@ -63,6 +74,7 @@ class ArrayStorage(Protocol):
 
     Such arrays must exist, and all their chunks are checked. If `deserialize` belongs to the same
     class, the values of leaves are those of the arrays, which can be read without the handler.
+    Without it, `verify` cannot tell which array is missing, and `diff` loads whole leaves.
     """
 
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
@@ -76,7 +88,10 @@ class ArrayStorage(Protocol):
 
 @runtime_checkable
 class TextStorage(Protocol):
-    """A handler that stores every leaf in the strings file."""
+    """A handler that stores every leaf in the strings file.
+
+    Without it, `verify` does not notice that the text of a leaf is missing.
+    """
 
     def stored_text(self, info: ParamInfo) -> str | None:
         """Return the stored text of a leaf, None without one."""
@@ -87,7 +102,8 @@ class TextStorage(Protocol):
 class LazyReader(Protocol):
     """A handler whose leaves can stay in the checkpoint until their values are needed.
 
-    Parts of them are read from the stored array, without the handler.
+    Parts of them are read from the stored array, without the handler. Without it and without
+    `LazyComposer`, a lazy load reads its leaves at once.
     """
 
     lazy_type: type
@@ -102,6 +118,50 @@ class LazyReader(Protocol):
         ...
 
 
+class OpenArray(Protocol):
+    """Opens stored arrays without reading them."""
+
+    def __call__(self, info: ParamInfo, arg: RestoreArgs) -> object:
+        """Return the stored array of a name as a `LazyArray`."""
+        ...
+
+
+@runtime_checkable
+class LazyComposer(Protocol):
+    """A handler whose leaves are made of several arrays, which can stay in the checkpoint.
+
+    Without it and without `LazyReader`, a lazy load reads its leaves at once.
+    """
+
+    def lazy_leaf(self, info: ParamInfo, arg: RestoreArgs, open_array: OpenArray) -> object:
+        """Return a leaf whose arrays are lazy; `serialize` must accept it.
+
+        Args:
+            info: The leaf.
+            arg: How it is restored.
+            open_array: Returns one of its arrays, given an info with the array's own name.
+        """
+        ...
+
+
+@runtime_checkable
+class LeafNode(Protocol):
+    """A pytree node that is one leaf of checkpoints, for which its class has a type handler.
+
+    Without it, a node is a container, and its children are leaves with handlers of their own.
+    """
+
+    is_checkpoint_leaf: ClassVar[bool]
+    """True, in the class itself."""
+
+    def restore_args(self) -> RestoreArgs:
+        """Return the arguments that restore a leaf like this one of a target.
+
+        Its children may be abstract, such as `jax.ShapeDtypeStruct`.
+        """
+        ...
+
+
 _BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
     ValueChecker: ("check", ("serialize",)),
     SnapshotHandler: ("snapshot", ("serialize",)),
@@ -109,6 +169,7 @@ _BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
     ArrayStorage: ("stored_arrays", ("serialize",)),
     TextStorage: ("stored_text", ("serialize",)),
     LazyReader: ("read_now", ("serialize", "deserialize")),
+    LazyComposer: ("lazy_leaf", ("serialize", "deserialize")),
 }
 """The method of each capability, and those that it depends on."""
 

@@ -8,6 +8,7 @@ checksum only shows that a chunk is what was written.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
@@ -33,6 +34,7 @@ from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
 from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.tree.flatten import is_leaf_node
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.base import RestoreArgs, logical_dtype
 from orbit_ckpt._src.type_handlers.capabilities import plain_arrays
@@ -324,6 +326,9 @@ async def _read_objects(
 
 
 def _compare_pair(x: object, y: object) -> ValueChange:
+    if is_leaf_node(x) and jax.tree.structure(x) == jax.tree.structure(y):
+        parts = map(_compare_pair, jax.tree.leaves(x), jax.tree.leaves(y))
+        return functools.reduce(ValueChange.merge, parts, ValueChange(0))
     first, second = _as_array(x), _as_array(y)
     if first is not None and second is not None and first.shape == second.shape:
         arithmetic = choose_arithmetic(first.dtype, second.dtype)

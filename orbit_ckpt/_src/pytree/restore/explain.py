@@ -138,6 +138,14 @@ async def explain(resolved: ResolvedRestore, *, on_host: bool = False) -> Restor
     return await _Explanation(resolved, on_host=on_host).make()
 
 
+class _PlannedRead(Struct, frozen=True, gc=False):
+    """A read of one of the arrays of a leaf."""
+
+    record: LeafRecord
+    read: ArrayRead
+    cost: ReadCost
+
+
 class _Explanation:
     """Collects the plan of every leaf."""
 
@@ -146,7 +154,7 @@ class _Explanation:
         self._on_host = on_host
         self._found: Mapping[NamePath, object] = {}
         self._costs: dict[NamePath, ReadCost] = {}
-        self._reads: list[list[tuple[LeafRecord, ArrayRead]]] = []
+        self._reads: list[list[_PlannedRead]] = []
         """Leaves that handlers read unchanged."""
         self._source_costs: dict[NamePath, ReadCost] = {}
         self._original = {r.name: names for names, r in resolved.transformed.stored.items()}
@@ -179,7 +187,7 @@ class _Explanation:
         self,
         records: Sequence[LeafRecord],
         args: Mapping[NamePath, RestoreArgs],
-        groups: list[list[tuple[LeafRecord, ArrayRead]]] | None = None,
+        groups: list[list[_PlannedRead]] | None = None,
     ) -> dict[NamePath, ReadCost]:
         stored = self._resolved.stored
         if self._on_host:
@@ -190,11 +198,17 @@ class _Explanation:
             planner = capability(handler, ReadPlanner)
             if planner is not None:
                 wanted = [args.get(record.names, RestoreArgs()) for record in group]
-                reads = planner.plan_reads(stored.infos(group), wanted)
+                found = planner.plan_reads(stored.infos(group), wanted)
+                planned = [
+                    _PlannedRead(record, read, stored.batch.reader.cost(read))
+                    for record, reads in zip(group, found, strict=True)
+                    for read in ([reads] if isinstance(reads, ArrayRead) else reads)
+                ]
                 if groups is not None:
-                    groups.append(list(zip(group, reads, strict=True)))
-                for record, read in zip(group, reads, strict=True):
-                    costs[record.names] = stored.batch.reader.cost(read)
+                    groups.append(planned)
+                for one in planned:
+                    names = one.record.names
+                    costs[names] = costs[names] + one.cost if names in costs else one.cost
         return costs
 
     def _leaf(self, names: NamePath) -> LeafPlan:
@@ -284,15 +298,14 @@ class _Explanation:
         reader = resolved.stored.batch.reader
         kept = peak = 0
         for group in self._reads:
-            reads = [read for _, read in group]
-            sizes = [self._kept_bytes(record, read) for record, read in group]
+            reads = [one.read for one in group]
+            sizes = [self._kept_bytes(one.record, one.read) for one in group]
             is_dropped = [size != read.nbytes for size, read in zip(sizes, reads, strict=True)]
             done = 0
             for window, _ in reader.windows(reads, is_dropped):
                 held = sum(
-                    read.nbytes
-                    + (0 if reader.can_stream(read.layout) else self._costs[record.names].stored)
-                    for record, read in group[done : done + len(window)]
+                    one.read.nbytes + (0 if reader.can_stream(one.read.layout) else one.cost.stored)
+                    for one in group[done : done + len(window)]
                 )
                 made = sum(sizes[done : done + len(window)])
                 peak = max(peak, kept + held)

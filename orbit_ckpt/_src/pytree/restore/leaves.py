@@ -29,6 +29,7 @@ from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
+from orbit_ckpt._src.type_handlers.array import ArrayHandler
 from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.array_target import (
     ArrayRestoreArgs,
@@ -37,10 +38,16 @@ from orbit_ckpt._src.type_handlers.array_target import (
 )
 from orbit_ckpt._src.type_handlers.base import (
     LoadBatch,
+    ParamInfo,
     RestoreArgs,
     TypeHandler,
 )
-from orbit_ckpt._src.type_handlers.capabilities import LazyReader, capability, plain_arrays
+from orbit_ckpt._src.type_handlers.capabilities import (
+    LazyComposer,
+    LazyReader,
+    capability,
+    plain_arrays,
+)
 from orbit_ckpt._src.type_handlers.described import layouts_of
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray, open_leaf
 from orbit_ckpt._src.type_handlers.numpy import bytes_type
@@ -137,11 +144,11 @@ async def read_leaves(
 
 def lazy_leaves(
     stored: StoredLeaves, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
-) -> dict[NamePath, LazyArray]:
-    """Return as lazy arrays the leaves that would be restored as JAX or numpy arrays.
+) -> dict[NamePath, object]:
+    """Return the leaves that can stay in the checkpoint: arrays, and what consists of arrays.
 
     `read_leaves` reads all others: scalars, strings, bytes, empty containers, values that an old
-    writer put into its structure file, and leaves of type handlers that are not a `LazyReader`.
+    writer put into its structure file, and leaves of type handlers without a capability for it.
 
     Args:
         stored: The stored tree.
@@ -157,9 +164,21 @@ def lazy_leaves(
     # lazy arrays are read on many threads, which cannot share a byte limit
     batch = structs.replace(stored.batch, reader=stored.batch.reader.unlimited())
     unlimited = DescribedLeaves(stored.source, batch, stored.registry)
-    found: dict[NamePath, LazyArray] = {}
+    found: dict[NamePath, object] = {}
+
+    def open_array(info: ParamInfo, arg: RestoreArgs) -> LazyArray:
+        reader = capability(stored.registry.get(jax.Array), LazyReader) or ArrayHandler()
+        (layout,) = layouts_of([info])
+        read = ArrayRead(info.location, info.name, layout, ())
+        return LazyArray(open_leaf(info, reader, arg, directory, read))
+
     _, groups = stored.split(records, args)
     for handler, group in groups:
+        composer = capability(handler, LazyComposer)
+        if composer is not None:
+            for record, info in zip(group, unlimited.infos(group), strict=True):
+                arg = args.get(record.names, AS_SAVED)
+                found[record.names] = composer.lazy_leaf(info, arg, open_array)
         reader = capability(handler, LazyReader)
         if reader is None:
             continue

@@ -39,10 +39,17 @@ from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns
 from orbit_ckpt._src.tree.build import PLACEHOLDER
 from orbit_ckpt._src.tree.diff import nearest_names
-from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
+from orbit_ckpt._src.tree.flatten import (
+    FlatTree,
+    ends_here,
+    flatten,
+    is_empty_node,
+    is_leaf_node,
+)
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
+from orbit_ckpt._src.type_handlers.capabilities import LeafNode
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
 
 Casting = Literal["exact", "same_kind", "unsafe"]
@@ -154,7 +161,7 @@ def construct_restore_args(
     flat = flatten(target)
     shardings: list[object] = [None] * len(flat.values)
     if sharding_tree is not None:
-        shardings = jax.tree_util.tree_flatten(sharding_tree, is_leaf=is_empty_node)[0]
+        shardings = jax.tree_util.tree_flatten(sharding_tree, is_leaf=ends_here)[0]
         if len(shardings) != len(flat.values):
             raise ValueError(
                 f"sharding_tree has {len(shardings)} leaves, the target {len(flat.values)}; give "
@@ -191,12 +198,14 @@ def restore_args_of(
 
     Args:
         leaf: A JAX array, `jax.ShapeDtypeStruct`, numpy array, lazy array, Python or numpy scalar,
-            string, leaf metadata of a checkpoint, `RestoreArgs`, or a type. Leaves of other types
-            are restored as they were saved.
+            string, leaf metadata of a checkpoint, `LeafNode`, `RestoreArgs`, or a type. Leaves of
+            other types are restored as they were saved.
         sharding: Sharding to use instead of the leaf's own.
         set_global_shape: Whether the leaf's shape is asked for.
         strict: Whether a different stored shape is an error.
     """
+    if is_leaf_node(leaf):
+        leaf = cast(LeafNode, leaf).restore_args()
     if isinstance(leaf, RestoreArgs):
         return leaf
     if isinstance(leaf, type):
