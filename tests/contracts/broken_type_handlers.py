@@ -265,12 +265,6 @@ class BrokenPoints(BrokenNumpy):
         return [Point(1.25, 2.5), Point(3.125, 4.0)]
 
 
-class TestUnnoticedDamage(BrokenPoints):
-    """Damaged data raises a CheckpointError and is never returned."""
-
-    broken = PointFiles
-
-
 class Silent(PointFiles):
     @override
     def write(self, file: Any, text: str) -> None:

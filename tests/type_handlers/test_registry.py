@@ -15,7 +15,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.type_handlers import builtin
-from orbit_ckpt.errors import PluginConflictError
+from orbit_ckpt.errors import CorruptionError, PluginConflictError
 from orbit_ckpt.type_handlers import (
     GLOBAL_TYPE_HANDLER_REGISTRY,
     TypeHandlerRegistry,
@@ -372,6 +372,42 @@ def test_functions_use_handlers_of_the_default_registry(tmp_path: Path) -> None:
     ocp.save(tmp_path / "c", {"a": Point(1, 2)})
     assert ocp.load(tmp_path / "c") == {"a": Point(1, 2)}
     assert ocp.load(tmp_path / "c", like={"a": Point(0, 0)}) == {"a": Point(1, 2)}
+
+
+class _SharedFile(_PointFiles):
+    """Also keeps a file for all of its leaves."""
+
+    async def serialize(
+        self,
+        values: Sequence[Any],
+        infos: Sequence[Any],
+        args: object = None,  # noqa: ARG002 - the interface has it
+    ) -> Sequence[Any]:
+        for value, info in zip(values, infos, strict=True):
+            write_point(value, info.path)
+        (infos[0].parent_dir / "shared").mkdir()
+        (infos[0].parent_dir / "shared" / "scale.txt").write_text("1")
+        return []
+
+    def finalize(self, directory: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize("options", LAYOUTS)
+@pytest.mark.parametrize("file", ["a/point.json", "shared/scale.txt"])
+def test_a_file_that_a_handler_reads_itself_is_compared_with_the_manifest_first(
+    file: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    registry = create_type_handler_registry((Point, _SharedFile()))
+    tree = {"a": Point(1, 2), "b": Point(3, 4), "w": np.arange(3)}
+    points = checkpointer(type_handler_registry=registry, **options)
+    points.save(tmp_path / "c", tree)
+    damaged = tmp_path / "c" / file
+    damaged.write_text(damaged.read_text().replace("1", "7"))
+    with pytest.raises(CorruptionError, match=f"{file} is damaged: its checksum"):
+        points.restore(tmp_path / "c")
+    wanted = ocp.args.PyTreeRestore({"w": np.arange(3)}, partial_restore=True)
+    assert points.restore(tmp_path / "c", wanted)["w"].tolist() == [0, 1, 2]
 
 
 def test_leaf_of_a_handler_that_is_not_registered_is_an_error_that_names_it(

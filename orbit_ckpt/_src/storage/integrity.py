@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
@@ -280,6 +280,20 @@ class CheckedDirectory:
         """
         for name in self.manifest.files if self.manifest else ():
             if name.startswith(prefix):
+                self.verify(name)
+
+    def verify_outside(self, directories: Container[str]) -> None:
+        """Compare all recorded files with their records, except those in some directories.
+
+        Args:
+            directories: Names of directories right below this one.
+
+        Raises:
+            CorruptionError: A file differs from its record.
+        """
+        for name in self.manifest.files if self.manifest else ():
+            top, separator, _ = name.partition("/")
+            if not (separator and top in directories):
                 self.verify(name)
 
     def check_database_files(self) -> list[CorruptionError]:

@@ -25,9 +25,10 @@ from orbit_ckpt._src.metadata.schema import (
     LeafRecord,
 )
 from orbit_ckpt._src.pytree.describe import DescribedLeaves, empty_value, no_handler
-from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.loop import run_all, run_blocking
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
+from orbit_ckpt._src.storage.integrity import open_checked
 from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
 from orbit_ckpt._src.type_handlers.array import ArrayHandler
 from orbit_ckpt._src.type_handlers.array_io import cast_host
@@ -43,8 +44,10 @@ from orbit_ckpt._src.type_handlers.base import (
     TypeHandler,
 )
 from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayStorage,
     LazyComposer,
     LazyReader,
+    TextStorage,
     capability,
     plain_arrays,
 )
@@ -125,6 +128,7 @@ async def read_leaves(
             values[record.names] = convert_value(stored.batch, record.path, value, arg)
         else:
             values[record.names] = empty_value(source, record)
+    await _check_files(source, groups)
     results = await run_all(
         handler.deserialize(
             stored.infos(group),
@@ -140,6 +144,27 @@ async def read_leaves(
         else:
             values.update(zip(names, result, strict=True))
     return values
+
+
+async def _check_files(
+    source: StoredTree, groups: Sequence[tuple[TypeHandler, Sequence[LeafRecord]]]
+) -> None:
+    """Compare files that handlers read themselves with the manifest; nothing else would.
+
+    A handler may keep them below the names of its leaves, or elsewhere for several leaves.
+
+    Raises:
+        CorruptionError: A file differs from what was written.
+    """
+    read = {
+        record.name
+        for handler, group in groups
+        if capability(handler, ArrayStorage) is None and capability(handler, TextStorage) is None
+        for record in group
+    }
+    if read and source.fingerprint_file is None:  # only our own format has a manifest
+        others = {record.name for record in source.document.leaves} - read
+        await run_blocking(lambda: open_checked(source.path).verify_outside(others))
 
 
 def lazy_leaves(
