@@ -7,7 +7,7 @@ refuses, except two keys of a tree that share a storage name.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -95,7 +95,8 @@ def numpy_arrays(
 def _bits_of(dtype: np.dtype[Any]) -> int:
     if dtype.kind == "b":
         return 1
-    info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
+    kind = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
+    info = cast(Callable[[object], object], kind)
     return cast(int, getattr(info(dtype), "bits", 8))
 
 
