@@ -33,7 +33,9 @@ class TestGGUFFormat(WritableFormatContract):
 
     @override
     def unsupported(self) -> list[object]:
-        return [{"bad": leaf} for leaf in ("text", np.arange(3, dtype=np.uint8), np.zeros((1,) * 5))]
+        return [
+            {"bad": leaf} for leaf in ("text", np.arange(3, dtype=np.uint8), np.zeros((1,) * 5))
+        ]
 
     @override
     def path_in(self, directory: Path, number: int) -> Path:
