@@ -143,6 +143,7 @@ PUBLIC = {
     "orbit_ckpt.testing": {
         *("TypeHandlerContract", "ItemHandlerContract", "SeveralProcessesContract"),
         *("FormatContract", "WritableFormatContract", "StoreContract"),
+        "ObjectClientContract",
         *("PolicyContract", "SavePolicyContract", "PreservationPolicyContract"),
         *("PromiseBrokenError", "promised", "expect", "expect_same", "is_same"),
         *("fake_processes", "sample_histories", "spoil"),

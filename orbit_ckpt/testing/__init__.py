@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
+    from orbit_ckpt.testing.clients import ObjectClientContract
     from orbit_ckpt.testing.comparison import expect_same, is_same
     from orbit_ckpt.testing.fakes import fake_processes
     from orbit_ckpt.testing.formats import FormatContract, WritableFormatContract
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FormatContract",
     "ItemHandlerContract",
+    "ObjectClientContract",
     "PolicyContract",
     "PreservationPolicyContract",
     "PromiseBrokenError",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "clients": "ObjectClientContract",
     "comparison": "expect_same, is_same",
     "fakes": "fake_processes",
     "formats": "FormatContract, WritableFormatContract",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.runtime.process import ProcessGroup
+from orbit_ckpt.testing.background import held_commits
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.testing.damage import bit_flips
 from orbit_ckpt.testing.promises import NotMetError, expect, promised
@@ -105,11 +106,10 @@ class SavedContract:
     @promised
     def test_background_save_keeps_the_values_of_its_start(self, tmp_path: Path) -> None:
         """A background save stores the values of its start, whatever happens to them afterwards."""
-        waits: list[Callable[[], object]] = []
         for i, content in enumerate(self.contents()):
-            waits.append(self.save_in_background(self.path_in(tmp_path, str(i)), content))
-            self.change(content)
-        for wait in waits:
+            with held_commits():
+                wait = self.save_in_background(self.path_in(tmp_path, str(i)), content)
+                self.change(content)
             wait()
         for i, content in enumerate(self.contents()):
             self.expect_same(self.load(self.path_in(tmp_path, str(i))), content)

@@ -20,6 +20,7 @@ from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.directory import Directory
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, IN_PROGRESS, STEP_METADATA
+from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.store_path import open_extents, read_blocks
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.testing.promises import expect, promised
@@ -30,21 +31,27 @@ _DATA = b"12345"
 class StoreContract:
     """Tests of a store.
 
-    Subclass it with a class whose name begins with `Test`, and define the fixture `root`.
+    Subclass it with a class whose name begins with `Test`, and define the fixture `url`. Register a
+    store that is not built in first, see `orbit_ckpt.stores.register_store`.
 
     Example:
         ```python
         class TestMemory(StoreContract):
             @pytest.fixture
-            def root(self):
-                return resolve_path(f"memory://{uuid.uuid4().hex}/root")
+            def url(self):
+                return f"memory://{uuid.uuid4().hex}/root"
         ```
     """
 
     @pytest.fixture
-    def root(self) -> Path:
-        """The path of a new directory in the store, with nothing in it."""
+    def url(self) -> str:
+        """The path or URL of a new directory in the store, with nothing in it."""
         raise NotImplementedError
+
+    @pytest.fixture
+    def root(self, url: str) -> Path:
+        """The same as a path."""
+        return resolve_path(url)
 
     def directory(self, path: Path) -> Directory:
         """Return the store's directory of a path."""

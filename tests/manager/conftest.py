@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
+from orbit_ckpt.testing.background import held_commits
 
 Options = ocp.CheckpointManagerOptions
 
@@ -37,18 +36,10 @@ def run(tmp_path: Path) -> Iterator[Callable[..., ocp.CheckpointManager]]:
 
 
 @pytest.fixture
-def held_commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held_commit() -> Iterator[threading.Event]:
     """Hold back everything that saves do in the background until the event is set."""
-    event = threading.Event()
-    commit = Commit.run
-
-    async def wait(self: Commit) -> None:
-        await asyncio.to_thread(event.wait)
-        await commit(self)
-
-    monkeypatch.setattr(Commit, "run", wait)
-    yield event
-    event.set()
+    with held_commits() as event:
+        yield event
 
 
 @pytest.fixture

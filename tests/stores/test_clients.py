@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorstore as ts
+from typing_extensions import override
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST
 from orbit_ckpt.errors import CorruptionError, PluginConflictError, StorageError
 from orbit_ckpt.stores import register_store
+from orbit_ckpt.testing import ObjectClientContract
 from orbit_ckpt.testing.fakes import MemoryClient
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "step": 3}
@@ -25,6 +27,13 @@ TREE = {"w": np.arange(6.0).reshape(2, 3), "step": 3}
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the stores that a test registers."""
     monkeypatch.setattr("orbit_ckpt._src.storage.bucket._registered", {})
+
+
+class TestMemory(ObjectClientContract):
+    @override
+    @pytest.fixture
+    def client(self) -> MemoryClient:
+        return MemoryClient()
 
 
 class Failing(MemoryClient):

@@ -18,29 +18,36 @@ from orbit_ckpt.testing import StoreContract
 class TestDisk(StoreContract):
     @override
     @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        return tmp_path
+    def url(self, tmp_path: Path) -> str:
+        return str(tmp_path)
 
 
 class TestMemory(StoreContract):
     @override
     @pytest.fixture
-    def root(self) -> Path:
-        return resolve_path(f"memory://{uuid.uuid4().hex}/root")
+    def url(self) -> str:
+        return f"memory://{uuid.uuid4().hex}/root"
 
 
 class TestS3(StoreContract):
     @override
     @pytest.fixture
-    def root(self, s3: str) -> Path:
-        return resolve_path(f"{s3}/root")
+    def url(self, s3: str) -> str:
+        return f"{s3}/root"
+
+
+class TestClient(StoreContract):
+    @override
+    @pytest.fixture
+    def url(self, client: str) -> str:
+        return f"{client}/root"
 
 
 class TestGoogle(StoreContract):
     @override
     @pytest.fixture
-    def root(self, gs: str) -> Path:
-        return resolve_path(f"{gs}/root")
+    def url(self, gs: str) -> str:
+        return f"{gs}/root"
 
 
 def write(root: Path, *names: str) -> None:

@@ -6,9 +6,10 @@ becomes a bucket in `client_bucket`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, cast, runtime_checkable
 
 from orbit_ckpt._src.plugins import PluginRegistry
@@ -190,6 +191,16 @@ def register_store(scheme: str, open_client: OpenClient, *, override: bool = Fal
             "scheme."
         )
     _registered[scheme] = open_client
+
+
+@contextlib.contextmanager
+def temporary_store(scheme: str, open_client: OpenClient) -> Generator[None]:
+    """Register a store for the length of a `with` block."""
+    register_store(scheme, open_client)
+    try:
+        yield
+    finally:
+        del _registered[scheme]
 
 
 def find_store(scheme: str) -> OpenClient | None:

@@ -38,5 +38,5 @@ class TestGGUFFormat(WritableFormatContract):
         ]
 
     @override
-    def path_in(self, directory: Path, number: int) -> Path:
-        return directory / f"{number}.gguf"
+    def path_in(self, directory: Path, name: str) -> Path:
+        return directory / f"{name}.gguf"
