@@ -57,7 +57,7 @@ def chunk_shape(shape: tuple[int, ...], max_values: int = _CHUNK_VALUES) -> tupl
         if i == 0 and part < length:
             part = max(1, part // VALUES_PER_BLOCK) * VALUES_PER_BLOCK
         found.append(part)
-        room = room // part if part == length else 1
+        room //= part
     return tuple(reversed(found))
 
 
