@@ -85,3 +85,21 @@ def test_a_store_that_goes_away_for_two_requests_stops_nothing(
     proxy.take_away(10, 11)
     chaos.run(script, f"{s3}/run", directory=tmp_path).check()
     assert len(proxy.requests) > 11
+
+
+def test_requests_to_a_store_of_a_plug_in_count_too(chaos: Chaos, tmp_path: Path) -> None:
+    script = tmp_path / "save.py"
+    script.write_text("""
+import numpy as np
+import orbit_ckpt as ocp
+from orbit_ckpt.stores import register_store
+from orbit_ckpt.testing.fakes import MemoryClient
+
+register_store("cloud", MemoryClient)
+ocp.save("cloud://bucket/1", {"w": np.ones(3)})
+""")
+    for fault in (chaos.kill(3, kind="put"), chaos.lie(3, kind="put")):
+        found = chaos.run(script, directory=tmp_path, faults=[fault])
+        assert found.was_killed == (fault.action == "kill"), found.describe()
+        (operation,) = found.faults
+        assert operation.path.startswith("cloud://bucket/1/")

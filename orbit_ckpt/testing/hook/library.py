@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from orbit_ckpt._src.lazy_imports import when_imported
 from orbit_ckpt.testing.hook.operations import Call, Interceptor, Operation
@@ -28,7 +28,8 @@ def watch_library(interceptor: Interceptor, phases: PhaseTracker) -> None:
     watch("checkpointer.transaction", lambda m: _watch_saves(m.SaveSession, interceptor, phases))
     watch("manager.garbage_collection", lambda m: _watch_deletions(m.StepDeleter, phases))
     watch("storage.atomic", lambda m: _watch_swaps(m, interceptor))
-    watch("storage.buckets", lambda m: _watch_requests(m.Bucket, interceptor))
+    watch("storage.buckets", lambda m: _watch_requests(m.TensorStoreBucket, interceptor))
+    watch("storage.client_bucket", lambda m: _watch_requests(m.ClientBucket, interceptor))
 
 
 def _watch_saves(session: Any, interceptor: Interceptor, phases: PhaseTracker) -> None:
@@ -86,13 +87,21 @@ def watched_swap(interceptor: Interceptor, exchange: _Function) -> _Function:
 
 def _watch_requests(bucket: Any, interceptor: Interceptor) -> None:
     begin_write: _Function = bucket.begin_write
+    end_write: _Function = bucket.end_write
+    pretended = object()
 
     def begin_write_watched(self: Any, key: str, data: bytes) -> object:
         url = f"{self.url}/{key}"
         perform = functools.partial(begin_write, self, key, data)
         if not interceptor.wants(url):
             return perform()
-        return interceptor(Call(Operation("put", url, nbytes=len(data)), perform, _done))
+        return interceptor(
+            Call(Operation("put", url, nbytes=len(data)), perform, lambda: pretended)
+        )
+
+    def end_write_watched(self: Any, key: str, pending: object, **more: Any) -> None:
+        if pending is not pretended:
+            end_write(self, key, pending, **more)
 
     def deleting(original: _Function) -> _Function:
         def watched(self: Any, key: str, **more: Any) -> object:
@@ -105,17 +114,9 @@ def _watch_requests(bucket: Any, interceptor: Interceptor) -> None:
         return watched
 
     bucket.begin_write = begin_write_watched
+    bucket.end_write = end_write_watched
     bucket.delete = deleting(bucket.delete)
     bucket.delete_below = deleting(bucket.delete_below)
-
-
-def _done() -> object:
-    """Return a request that has succeeded."""
-    import tensorstore  # noqa: PLC0415 - the program has imported it
-
-    promise, future = cast(Any, tensorstore.Promise).new()
-    promise.set_result(None)
-    return cast(object, future)
 
 
 def _nothing() -> None:
