@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -184,3 +185,21 @@ def test_an_import_of_a_private_module_is_noticed(
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
 def test_packages_and_their_tests_name_no_private_module(path: Path) -> None:
     assert not [file for file in path.parent.rglob("*.py") if "_src" in file.read_text()]
+
+
+@pytest.mark.slow
+def test_a_renamed_copy_of_the_template_keeps_the_contract(tmp_path: Path) -> None:
+    copy = tmp_path / "ranges"
+    renamed = {"orbit-ckpt-example": "ranges", "orbit_ckpt_example": "ranges", "Interval": "Range"}
+    shutil.copytree(ROOT / "examples" / "plugins" / "template", copy)
+    (copy / "src" / "orbit_ckpt_example").rename(copy / "src" / "ranges")
+    for file in [copy / "pyproject.toml", *copy.rglob("*.py")]:
+        text = file.read_text()
+        for old, new in renamed.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = execute(
+        copy, variables, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "loads"
+    )
+    assert " passed" in printed
