@@ -54,7 +54,8 @@ class SnapshotHandler(Protocol):
 class ReadPlanner(Protocol):
     """A handler that can list what it reads for a leaf, without reading it.
 
-    Without it, a plan counts no bytes for its leaves, neither read nor held in memory.
+    `deserialize` reads nothing else. Without it, a plan counts no bytes for its leaves, neither
+    read nor held in memory, and a load checks files that it may read besides its arrays.
     """
 
     def plan_reads(

@@ -47,6 +47,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     ArrayStorage,
     LazyComposer,
     LazyReader,
+    ReadPlanner,
     TextStorage,
     capability,
     plain_arrays,
@@ -61,6 +62,9 @@ _ARRAYS = (JAX_ARRAY, NUMPY_ARRAY)
 AS_SAVED = RestoreArgs()
 """Arguments of a leaf without any."""
 
+
+_CHECKED = (ArrayStorage, TextStorage, ReadPlanner)
+"""Capabilities of handlers that read nothing but arrays and text, which are checked on the way."""
 
 _SCALARS = (bool, int, float, complex)
 _HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)
@@ -159,7 +163,7 @@ async def _check_files(
     read = {
         record.name
         for handler, group in groups
-        if capability(handler, ArrayStorage) is None and capability(handler, TextStorage) is None
+        if not any(capability(handler, kind) for kind in _CHECKED)
         for record in group
     }
     if read and source.fingerprint_file is None:  # only our own format has a manifest
