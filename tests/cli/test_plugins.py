@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ENVIRONMENT, Run
+from tests.cli.conftest import ENVIRONMENT, Result, Run
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def ls():
 
 
 @pytest.fixture
-def run(fresh: Run, tmp_path: Path) -> Run:
+def run(fresh: Run, tmp_path: Path) -> functools.partial[Result]:
     """Run commands where a package with plug-ins of several kinds is installed."""
     packages = tmp_path / "packages"
     info = packages / "greetings-1.2.dist-info"
@@ -111,3 +111,26 @@ def test_plugins_tells_of_every_kind_what_can_be_used(run: Run) -> None:
     assert "is no function and no typer.Typer" in errors["cli", "unfit"]
     assert "is no function that opens a bucket" in errors["stores", "bad"]
     assert "name" in errors["policies", "odd"]
+
+
+def test_plugins_tells_of_two_that_claim_the_same(
+    run: functools.partial[Result], tmp_path: Path
+) -> None:
+    info = tmp_path / "packages" / "salutes-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: salutes\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[orbit_ckpt.stores]\ncloud = orbit_ckpt.testing.fakes:MemoryClient\n"
+        "[orbit_ckpt.cli]\nhello = greetings:hello\nbye = greetings:hello\n"
+    )
+    found = run("plugins", "--json", status=1).json["plugins"]
+    errors = {(one["name"], one["package"]): one["error"] for one in found}
+    for name in ("cloud", "hello"):
+        for package in ("greetings 1.2", "salutes 0.1"):
+            assert "PluginConflictError: 2 plug-ins claim the name" in errors[name, package]
+    assert errors["bye", "salutes 0.1"] is None
+    assert "2 plug-ins claim the name 'hello'" in run("hello", "Ada", status=2).err
+    preferred = {**run.keywords["env"], "ORBIT_CKPT_PREFER_PLUGINS": "salutes"}
+    assert run("hello", "Ada", env=preferred).out == "hello Ada\n"
+    found = run("plugins", "--json", env=preferred, status=1).json["plugins"]
+    assert {one["error"] for one in found if one["name"] in {"cloud", "hello"}} == {None}

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 from orbit_ckpt._src.cli.output import echo, print_json, print_table
+from orbit_ckpt._src.errors import PluginConflictError
 from orbit_ckpt._src.formats.base import BUILT_IN
-from orbit_ckpt._src.plugins import Plugin, PluginRegistry
+from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose
+
+if TYPE_CHECKING:
+    from orbit_ckpt._src.formats.base import Format
+    from orbit_ckpt._src.type_handlers.base import TypeHandler
 
 _GROUPS = {
     "orbit_ckpt.type_handlers": "type_handlers.registry",
@@ -29,8 +35,11 @@ def plugins(as_json: bool) -> None:
         {"name": known.title, "extra": None} for known in BUILT_IN.values()
     ]
     found: list[dict[str, object]] = []
-    for plugin in _installed():
-        entry, package, error = plugin.entry, plugin.entry.dist, plugin.error
+    installed = list(_installed())
+    conflicts = _conflicts(installed)
+    for plugin in installed:
+        entry, package = plugin.entry, plugin.entry.dist
+        error = plugin.error or conflicts.get(plugin.title)
         found.append(
             {
                 "group": entry.group,
@@ -57,6 +66,32 @@ def _installed() -> Iterator[Plugin[object]]:
         if entry_points(group=group):
             registry: PluginRegistry[object] = import_module(f"orbit_ckpt._src.{module}").PLUGINS
             yield from registry.all()
+
+
+def _conflicts(installed: Sequence[Plugin[object]]) -> dict[str, PluginConflictError]:
+    """Return by title the errors of plug-ins that claim the same, none of which is preferred."""
+    claims: dict[tuple[str, str], list[Plugin[object]]] = {}
+    for plugin in installed:
+        for claim in _claims(plugin) if plugin.error is None else ():
+            claims.setdefault((plugin.entry.group, claim), []).append(plugin)
+    errors: dict[str, PluginConflictError] = {}
+    for (_, claim), plugins in claims.items():
+        try:
+            choose(plugins, claim)
+        except PluginConflictError as error:
+            errors |= dict.fromkeys((plugin.title for plugin in plugins), error)
+    return errors
+
+
+def _claims(plugin: Plugin[object]) -> list[str]:
+    """Return what a plug-in alone can provide, for messages."""
+    if plugin.entry.group == "orbit_ckpt.type_handlers":
+        types, handler = cast("tuple[tuple[type, ...], TypeHandler]", plugin.loaded)
+        names = [f"the type {ty.__module__}.{ty.__qualname__}" for ty in types]
+        return [*names, f"the typestr {handler.typestr()!r}"]
+    if plugin.entry.group == "orbit_ckpt.formats":
+        return [f"the format {cast('Format', plugin.loaded).name!r}"]
+    return [f"the name {plugin.entry.name!r}"]
 
 
 def _print_plugins(found: Sequence[dict[str, object]]) -> None:
