@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         checkpoint_utils,
         errors,
         formats,
+        future,
         handlers,
         policies,
         reports,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.save import SaveHandle
     from orbit_ckpt._src.formats.locate import detect_format
     from orbit_ckpt._src.items.array import ArrayCheckpointHandler
-    from orbit_ckpt._src.items.base import CheckpointHandler
+    from orbit_ckpt._src.items.base import AsyncCheckpointHandler, CheckpointHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
     from orbit_ckpt._src.items.json import JsonHandler
@@ -90,6 +91,7 @@ __all__ = [
     "PLACEHOLDER",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
+    "AsyncCheckpointHandler",
     "AsyncCheckpointer",
     "AsyncOptions",
     "AtomicityMode",
@@ -142,6 +144,7 @@ __all__ = [
     "diff",
     "errors",
     "formats",
+    "future",
     "handlers",
     "load",
     "merge_trees",
@@ -165,8 +168,9 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "": (
-            "args, checkpoint_managers, checkpoint_utils, errors, formats, handlers, metadata, "
-            "policies, reports, step, stores, t5x, transform, transform_utils, type_handlers, utils"
+            "args, checkpoint_managers, checkpoint_utils, errors, formats, future, handlers, "
+            "metadata, policies, reports, step, stores, t5x, transform, transform_utils, "
+            "type_handlers, utils"
         ),
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
@@ -181,7 +185,7 @@ __getattr__, __dir__ = lazy_names(
         "verify.verifier": "verify",
         "formats.locate": "detect_format",
         "items.array": "ArrayCheckpointHandler",
-        "items.base": "CheckpointHandler",
+        "items.base": "AsyncCheckpointHandler, CheckpointHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
         "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",
         "items.proto": "ProtoHandler as ProtoCheckpointHandler, ProtoHandler",

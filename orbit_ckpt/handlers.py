@@ -8,7 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.items.array import ArrayCheckpointHandler
-    from orbit_ckpt._src.items.base import CheckpointHandler, StagingHandler
+    from orbit_ckpt._src.items.base import AsyncCheckpointHandler, CheckpointHandler, StagingHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
     from orbit_ckpt._src.items.json import JsonHandler
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayCheckpointHandler",
+    "AsyncCheckpointHandler",
     "CheckpointHandler",
     "Commit",
     "CompositeCheckpointHandler",
@@ -57,7 +58,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "items.array": "ArrayCheckpointHandler",
-        "items.base": "CheckpointHandler, StagingHandler",
+        "items.base": "AsyncCheckpointHandler, CheckpointHandler, StagingHandler",
         "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
         "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",
         "items.proto": "ProtoHandler as ProtoCheckpointHandler, ProtoHandler",

@@ -8,11 +8,11 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.arrays.transfer import ArraySnapshot
+    from orbit_ckpt._src.runtime.futures import Future
     from orbit_ckpt._src.storage.chunk_read import ArrayRead
     from orbit_ckpt._src.type_handlers.array import ArrayHandler
     from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
     from orbit_ckpt._src.type_handlers.base import (
-        Future,
         ParamInfo,
         RestoreArgs,
         SaveArgs,
@@ -83,10 +83,11 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "arrays.transfer": "ArraySnapshot",
+        "runtime.futures": "Future",
         "storage.chunk_read": "ArrayRead",
         "type_handlers.array": "ArrayHandler",
         "type_handlers.array_target": "ArrayRestoreArgs",
-        "type_handlers.base": "Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
+        "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs, TypeHandler",
         "type_handlers.capabilities": (
             "ArrayStorage, LazyComposer, LazyReader, LeafNode, OpenArray, ReadPlanner, "
             "SnapshotHandler, TextStorage, ValueChecker"

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden, show
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
 from orbit_ckpt._src.storage.path import as_epath
@@ -77,6 +78,17 @@ class CheckpointHandler(Protocol):
 
     def close(self) -> None:
         """Release resources."""
+        ...
+
+
+@runtime_checkable
+class AsyncCheckpointHandler(CheckpointHandler, Protocol):
+    """An item handler whose saves continue in the background, in Orbax's way."""
+
+    async def async_save(
+        self, directory: Any, *args: Any, **kwargs: Any
+    ) -> Sequence[Future] | None:
+        """Copy what the caller may change; return futures of the write into the directory."""
         ...
 
 

@@ -20,6 +20,7 @@ from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, ArrayRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.runtime.checks import check_int
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.text import shorten_list
@@ -31,7 +32,6 @@ from orbit_ckpt._src.type_handlers.array_io import (
 )
 from orbit_ckpt._src.type_handlers.array_target import plan_targets
 from orbit_ckpt._src.type_handlers.base import (
-    Future,
     ParamInfo,
     RestoreArgs,
     SaveArgs,

@@ -25,6 +25,7 @@ from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.runtime.checks import check_axes, check_int
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
@@ -249,15 +250,6 @@ class ParamInfo:
         """Size at which a new data file is begun, 0 for no limit."""
         size = self.ocdbt_target_data_file_size
         return DEFAULT_DATA_FILE_BYTES if size is None else size
-
-
-@runtime_checkable
-class Future(Protocol):
-    """The result of work that completes later."""
-
-    def result(self, timeout: float | None = None) -> object:
-        """Wait for it; raise its error, if any."""
-        ...
 
 
 @runtime_checkable

@@ -14,8 +14,9 @@ from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, why_not_storable
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, Shard
 from orbit_ckpt._src.metadata.values import Metadata
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.type_handlers.array_io import default_save_args
-from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs, TypeHandler
+from orbit_ckpt._src.type_handlers.base import ParamInfo, RestoreArgs, SaveArgs, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import (
     ArrayStorage,
     SnapshotHandler,

@@ -11,6 +11,7 @@ from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, shards_of
 from orbit_ckpt._src.metadata.schema import BYTES, NUMPY_ARRAY, NUMPY_BYTES
 from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_io import (
     add_array,
@@ -22,7 +23,6 @@ from orbit_ckpt._src.type_handlers.array_io import (
 )
 from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs
 from orbit_ckpt._src.type_handlers.base import (
-    Future,
     ParamInfo,
     RestoreArgs,
     SaveArgs,

@@ -12,6 +12,7 @@ from orbit_ckpt._src.arrays.transfer import shards_of
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import SCALAR
 from orbit_ckpt._src.metadata.values import ScalarMetadata
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_io import (
     add_array,
@@ -22,7 +23,6 @@ from orbit_ckpt._src.type_handlers.array_io import (
     whole_reads,
 )
 from orbit_ckpt._src.type_handlers.base import (
-    Future,
     ParamInfo,
     RestoreArgs,
     SaveArgs,

@@ -11,9 +11,9 @@ from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.files import find_string
 from orbit_ckpt._src.metadata.schema import STRING, LeafDetail
 from orbit_ckpt._src.metadata.values import StringMetadata
+from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.layout import STRINGS
 from orbit_ckpt._src.type_handlers.base import (
-    Future,
     ParamInfo,
     RestoreArgs,
     SaveArgs,
