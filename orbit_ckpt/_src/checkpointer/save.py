@@ -26,7 +26,7 @@ from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.step_details import StepDetails
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
-from orbit_ckpt._src.runtime.process import acting_as, reset_in_child
+from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import storage_errors
@@ -206,7 +206,7 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
         await session.write(commit)
         return commit
 
-    with storage_errors(request.path, "saving", _ADVICE), session, acting_as(session.process):
+    with storage_errors(request.path, "saving", _ADVICE), session, session.called():
         commit = run_sync(both_phases())
         session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
     _report(request.path, began, request.when_done)
@@ -227,7 +227,7 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
     typestr = request.item.typestr
     session = _open(request, options)
     with contextlib.ExitStack() as stack:
-        with storage_errors(path, "saving", _ADVICE), acting_as(session.process):
+        with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
             commit = run_sync(request.item.stage(session.directory, True))
@@ -247,7 +247,7 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
             raise
         await asyncio.to_thread(_report, path, began, when_done, commit)
 
-    with acting_as(session.process):
+    with session.called():
         outcome = run_in_background(finish())
     return SaveHandle(path, step, outcome, commit, is_alone=session.process.is_alone)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,15 @@ from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.futures import Future, collect_futures, wait_for_end
 from orbit_ckpt._src.runtime.loop import run_checked
-from orbit_ckpt._src.runtime.process import NO_OTHERS, Process, Rendezvous, reset_in_child
+from orbit_ckpt._src.runtime.process import (
+    NO_OTHERS,
+    Process,
+    Rendezvous,
+    acting_as,
+    reset_in_child,
+)
 from orbit_ckpt._src.runtime.rendezvous import pace
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
@@ -89,11 +96,13 @@ class SaveSession:
         self._timeout_s = options.multiprocessing.timeout_s
         self._pending = list(Barrier)
         self._rendezvous: Rendezvous = NO_OTHERS
+        self._begun: list[Future] = []
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
         """Stop informing other processes: a forked child is none of them."""
         self._rendezvous = NO_OTHERS
+        self._begun.clear()  # its threads are in the parent
 
     @property
     def directory(self) -> Path:
@@ -104,6 +113,12 @@ class SaveSession:
     def process(self) -> Process:
         """This process among those that save."""
         return self._group.process
+
+    @contextlib.contextmanager
+    def called(self) -> Generator[None]:
+        """Call handlers in the block: as this process, and with the work that they begin noted."""
+        with acting_as(self.process), collect_futures(self._begun):
+            yield
 
     def decline(self, error: BaseException) -> None:
         """Tell the other processes that this one failed before it could start.
@@ -221,6 +236,8 @@ class SaveSession:
         try:
             if error is not None:
                 first = self._rendezvous.fail(error, self._pending)
+            if isinstance(error, Exception):
+                wait_for_end(self._begun)
             if self._is_primary and isinstance(error, Exception):
                 self._rendezvous.drain()  # they may be writing where everything will be removed
         except CheckpointError as gone:

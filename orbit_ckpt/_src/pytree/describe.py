@@ -12,6 +12,7 @@ from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import Metadata, TreeMetadata
+from orbit_ckpt._src.storage.buckets import handler_context
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
@@ -62,6 +63,7 @@ class DescribedLeaves:
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
         """Return the places of leaves."""
         directory, document, batch = as_epath(self.source.path), self.source.document, self.batch
+        context = handler_context()
         return [
             ParamInfo(
                 name=record.name,
@@ -71,6 +73,7 @@ class DescribedLeaves:
                 byte_limiter=batch.reader.limiter,
                 is_ocdbt_checkpoint=document.use_ocdbt,
                 use_zarr3=document.use_zarr3,
+                ts_context=context,
                 value_typestr=record.typestr,
                 raise_array_data_missing_error=document.stores_fill_values,
                 write_shape=record.write_shape,

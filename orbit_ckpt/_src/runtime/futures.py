@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 from typing_extensions import override
 
 from orbit_ckpt._src.runtime.loop import run_in_background
 from orbit_ckpt._src.text import warn_set
+
+_logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -99,3 +104,35 @@ class CommitFutureAwaitingContractedSignals(Future):
             if self._name is not None:
                 error.add_note(f"Raised in {self._name}.")
             raise
+
+
+_begun: ContextVar[list[Future] | None] = ContextVar("orbit_ckpt_begun", default=None)
+"""Work of handlers that the save in progress must not outlast."""
+
+
+@contextlib.contextmanager
+def collect_futures(begun: list[Future]) -> Generator[None]:
+    """Add what handlers begin in the block to a list."""
+    token = _begun.set(begun)
+    try:
+        yield
+    finally:
+        _begun.reset(token)
+
+
+def begin(futures: Iterable[Future] | None) -> list[Future]:
+    """Return the futures that a handler returned, after adding them to the save around it."""
+    found = list(futures or ())
+    begun = _begun.get()
+    if begun is not None:
+        begun += found
+    return found
+
+
+def wait_for_end(futures: Sequence[Future]) -> None:
+    """Wait until work has ended, even by an error: it must not write into what is removed next."""
+    for future in futures:
+        try:
+            future.result()
+        except BaseException as error:  # noqa: BLE001 - the save has failed, and the first error counts
+            _logger.debug("Failed in a save that has failed: %s", error)

@@ -244,6 +244,15 @@ def shared_context() -> ts.Context:
     return ts.Context()
 
 
+def handler_context() -> ts.Context:
+    """Return a context for the type handlers of one save or load that use TensorStore themselves.
+
+    Handlers of Orbax need its cache of database nodes. It is a new one each time, so that no node
+    of an earlier checkpoint is taken for one that has since been damaged.
+    """
+    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}}, shared_context())
+
+
 def _open(spec: dict[str, Any], where: str, context: ts.Context | None) -> ts.KvStore:
     try:
         return ts.KvStore.open(spec, context=context).result(timeout=_DEADLINE_S)

@@ -90,9 +90,14 @@ def partial_of(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def process_directory(process: int) -> str:
-    """Return the name of the directory with the database of one process."""
-    return f"ocdbt.process_{process}"
+def process_directory(process: int, *, writer: str = "") -> str:
+    """Return the name of the directory with the database of one process.
+
+    Args:
+        process: Its index.
+        writer: Who writes there besides Orbax, whose names have nothing here.
+    """
+    return f"ocdbt.process_{writer}{process}"
 
 
 def is_process_directory(name: str) -> bool:

@@ -33,7 +33,7 @@ _REMOVAL = b""
 """Replaces a save's token while a checkpoint is removed."""
 
 _LATE_OBJECT = re.compile(
-    rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_\d+/({OCDBT_MANIFEST}|{MANIFEST})"
+    rf"(.+/)?({OCDBT_DATA}/[0-9a-f]{{32}}|ocdbt\.process_[a-z]*\d+/({OCDBT_MANIFEST}|{MANIFEST})"
     rf"|{ARRAY_METADATAS}/process_\d+)"
 )
 """What may arrive late, after the objects of a failed save were removed."""

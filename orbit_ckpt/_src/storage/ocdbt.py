@@ -21,7 +21,14 @@ from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt._src.storage.integrity import read_manifest
-from orbit_ckpt._src.storage.layout import MANIFEST, OCDBT_MANIFEST, Extent, Value, join_key
+from orbit_ckpt._src.storage.layout import (
+    MANIFEST,
+    OCDBT_MANIFEST,
+    Extent,
+    Value,
+    is_process_directory,
+    join_key,
+)
 from orbit_ckpt._src.storage.manifest import DatabaseRecord, FileRecord, Manifest, index_checksum
 from orbit_ckpt._src.storage.ocdbt_decode import (
     Child,
@@ -207,7 +214,8 @@ def merge_databases(
     """Merge databases into a new one; return its record for the manifest.
 
     Only the B+tree is new: values outside the other trees stay in their data files. The manifests
-    of the others, which `write_part_record` has written, are removed.
+    of the others, which `write_part_record` has written, are removed. Databases of other writers
+    have none; data files are then recorded as a whole.
 
     Args:
         directory: Its root.
@@ -241,6 +249,12 @@ def merge_databases(
     for part in parts:
         (directory / part / MANIFEST).unlink(missing_ok=True)
     return writer.record
+
+
+def databases_below(directory: Path) -> list[str]:
+    """Return the directories of processes below a directory that have a database."""
+    names = sorted(entry.name for entry in directory.iterdir() if is_process_directory(entry.name))
+    return [name for name in names if is_ocdbt(directory / name)]
 
 
 def write_part_record(directory: Path, record: Manifest) -> None:

@@ -189,6 +189,14 @@ def capability(handler: object, kind: type[CapabilityT]) -> CapabilityT | None:
     return None if is_stale else handler
 
 
+def derives_from_orbax(handler: object) -> bool:
+    """Return whether a handler derives from a class of Orbax, which writes arrays by itself.
+
+    With `ocdbt` they go into databases that Orbax names by the process.
+    """
+    return any(base.__module__.partition(".")[0] == "orbax" for base in type(handler).__mro__)
+
+
 def plain_arrays(handler: object) -> ArrayStorage | None:
     """Return a handler whose leaves have the values of their stored arrays, None for another."""
     found = capability(handler, ArrayStorage)

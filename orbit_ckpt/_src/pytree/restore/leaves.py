@@ -24,7 +24,9 @@ from orbit_ckpt._src.metadata.schema import (
     UNKNOWN_TYPE,
     LeafRecord,
 )
+from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.pytree.describe import DescribedLeaves, empty_value, no_handler
+from orbit_ckpt._src.runtime.checks import is_overridden
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
@@ -92,6 +94,26 @@ class StoredLeaves(DescribedLeaves):
             handler = _find_handler(record, record.typestr if is_raw else key, self.registry)
             self._handlers[key, record.typestr] = handler
         return handler
+
+    async def described(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
+        """Return metadata of what a restore returns for leaves.
+
+        A handler that converts what its base class stores may inherit its `metadata`, which then
+        describes the stored array; of such leaves only the name is returned.
+        """
+        found = await self.metadata(records)
+        typestrs = {record.typestr for record in records if not record.is_empty}
+        converted = {
+            typestr
+            for typestr in typestrs
+            if self.registry.has(typestr)
+            and is_overridden(self.registry.get(typestr), "deserialize", since="metadata")
+        }
+        if converted:
+            for record in records:
+                if record.typestr in converted:
+                    found[record.names] = Metadata(record.name, self.source.path)
+        return found
 
     def split(
         self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]

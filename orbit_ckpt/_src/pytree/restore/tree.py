@@ -146,7 +146,7 @@ async def _with_patterns(resolved: ResolvedRestore) -> ResolvedRestore:
     found: dict[NamePath, object] = {}
     if is_checked or options.cast_rules:
         records = [record for record in resolved.records if record.name not in inline]
-        found = await resolved.stored.metadata(records)
+        found = await resolved.stored.described(records)
     casts: Mapping[NamePath, object] = {}
     if options.cast_rules:
         casts = casts_of(options.cast_rules, transformed, alignment, found)

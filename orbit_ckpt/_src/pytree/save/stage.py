@@ -25,21 +25,32 @@ from orbit_ckpt._src.metadata.schema import (
     encode_value,
 )
 from orbit_ckpt._src.metadata.user_json import copy_json
-from orbit_ckpt._src.pytree.save.plan import SavePlan
+from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
 from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.futures import Future, begin
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import Workers, run_all
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions, copy_to_host_within
+from orbit_ckpt._src.storage.buckets import handler_context
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt import check_files, merge_databases, write_part_record
+from orbit_ckpt._src.storage.ocdbt import (
+    check_files,
+    databases_below,
+    merge_databases,
+    write_part_record,
+)
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.text import shorten_lines
-from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, SaveBatch
-from orbit_ckpt._src.type_handlers.capabilities import SnapshotHandler, capability
+from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveBatch, TypeHandler
+from orbit_ckpt._src.type_handlers.capabilities import (
+    SnapshotHandler,
+    capability,
+    derives_from_orbax,
+)
 
 _TOLD = 10
 _THREADS = max(2, min(16, os.cpu_count() or 2))
@@ -144,6 +155,8 @@ class TreeSaveOptions(Struct, frozen=True):
         custom_metadata: Any JSON value to keep with the tree.
         process: The process that saves. If it is not alone, each writes a database of its own, and
             the primary one merges them.
+        has_other_writers: Whether some type handlers write databases themselves, as Orbax's do.
+            These are merged too.
     """
 
     use_ocdbt: bool = True
@@ -154,17 +167,18 @@ class TreeSaveOptions(Struct, frozen=True):
     max_transfer_bytes: int | None = None
     custom_metadata: object = None
     process: Process = Process()
+    has_other_writers: bool = False
 
     @property
     def has_parts(self) -> bool:
         """Whether every process writes a database of its own."""
-        return self.use_ocdbt and not self.process.is_alone
+        return self.use_ocdbt and (self.has_other_writers or not self.process.is_alone)
 
     @property
     def parts(self) -> list[str]:
-        """Directories of the databases of all processes."""
-        count = self.process.count if self.has_parts else 0
-        return [process_directory(index) for index in range(count)]
+        """Directories of the databases of all processes, in which no handler writes itself."""
+        writer = "orbit" if self.has_other_writers else ""
+        return [process_directory(i, writer=writer) for i in range(self.process.count)]
 
 
 async def stage_tree(
@@ -179,6 +193,8 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
+    if any(derives_from_orbax(handler) for handler, _ in plan.groups()):
+        options = structs.replace(options, has_other_writers=True)
     if options.custom_metadata is not None:
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
@@ -239,7 +255,7 @@ class _TreeSave:
     def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
         self._database = directory
         if options.has_parts:
-            self._database = directory / process_directory(options.process.index)
+            self._database = directory / options.parts[options.process.index]
         self.writer = BatchWriter(
             WriteOptions(
                 self._database,
@@ -247,7 +263,8 @@ class _TreeSave:
                 data_file_bytes=options.data_file_bytes,
                 max_bytes=options.max_bytes,
                 max_transfer_bytes=options.max_transfer_bytes,
-                chunks_have_checksums=options.use_zarr3,
+                # nothing is known of the values in databases of other writers
+                chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
             )
         )
         self._directory = directory
@@ -260,16 +277,16 @@ class _TreeSave:
     async def serialize(self, plan: SavePlan) -> None:
         """Pass all leaves to their handlers."""
         infos = _make_infos(plan, self._directory, self._options, self._batch)
-        results = await run_all(
-            handler.serialize(
+
+        async def serialize(handler: TypeHandler, leaves: Sequence[PlannedLeaf]) -> None:
+            futures = await handler.serialize(
                 [leaf.value for leaf in leaves],
                 [infos[leaf.name] for leaf in leaves],
                 [leaf.args for leaf in leaves],
             )
-            for handler, leaves in plan.batches()
-        )
-        for result in results:
-            self._futures += result or ()
+            self._futures += begin(futures)
+
+        await run_all(serialize(handler, leaves) for handler, leaves in plan.batches())
         self._documents = _documents(plan, infos, self._batch, self._options)
 
     async def write(self) -> None:
@@ -293,11 +310,15 @@ class _TreeSave:
             StorageError: They have not written the same arrays, or not every part once.
         """
         process = self._options.process
+        if not process.is_alone:
+            check_agreement(self._directory, process.count)
+        if self._options.has_parts:
+            parts = self._options.parts
+            others = databases_below(self._directory) if self._options.has_other_writers else []
+            parts += [part for part in others if part not in parts]
+            return merge_databases(self._directory, parts, self._arrays)
         if process.is_alone:
             return self.writer.record
-        check_agreement(self._directory, process.count)
-        if self._options.has_parts:
-            return merge_databases(self._directory, self._options.parts, self._arrays)
         check_files(self._directory, self._arrays)
         return None
 
@@ -324,6 +345,7 @@ def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | 
 def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
+    context = handler_context()
     parent, limiter = as_epath(directory), ByteLimiter(options.max_bytes)
     transfer_limiter = ByteLimiter(options.max_transfer_bytes)
     return {
@@ -335,6 +357,7 @@ def _make_infos(
             byte_limiter=limiter,
             device_host_byte_limiter=transfer_limiter,
             is_ocdbt_checkpoint=options.use_ocdbt,
+            ts_context=context,
             use_compression=options.use_compression,
             use_zarr3=options.use_zarr3,
             ocdbt_target_data_file_size=options.data_file_bytes,
