@@ -1,24 +1,23 @@
-"""Orbax's interface of item handlers, and the registry of their arguments.
-
-Handlers such as grain's register their arguments with Orbax itself. This module never imports
-Orbax: such arguments exist only in a program that has imported it.
-"""
+"""Orbax's interface of item handlers, and the registry of their arguments."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+from orbit_ckpt._src.items.foreign import (
+    foreign_args,
+    foreign_handler_class,
+    is_foreign_args,
+    is_foreign_args_class,
+)
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden, show
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.futures import Future
-from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import TEMPORARY_SUFFIX
-from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.text import warn_set
 
 ORBAX_PREFIX = "orbax.checkpoint._src.handlers."
@@ -261,7 +260,17 @@ def takes_args(handler_cls: type, args: object, position: int) -> bool:
     known = ARGUMENTS.all(handler_cls, position)
     foreign = foreign_args(handler_cls)
     known += [] if foreign is None else [foreign[position]]
-    return not known or any(isinstance(args, c) or issubclass(c, kind) for c in known)
+    if not known:
+        return _accepts_args(handler_cls, position)
+    return any(isinstance(args, c) or issubclass(c, kind) for c in known)
+
+
+def _accepts_args(handler_cls: type, position: int) -> bool:
+    """Return whether a method of a handler without argument classes has a parameter `args`."""
+    methods = ("restore",) if position else ("save", "async_save")
+    method = min(methods, key=lambda name: depth_of(handler_cls, name))
+    parameters = inspect.signature(getattr(handler_cls, method)).parameters.values()
+    return any(p.name == "args" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def is_args(value: object) -> bool:
@@ -306,8 +315,14 @@ def check_args(name: str, args: object) -> None:
 def wrong_args(handler_cls: type, args: object, position: int) -> str:
     """Return the message about arguments that do not suit a handler's save or restore."""
     classes = registered_args(handler_cls)
-    wanted = "its own arguments" if classes is None else args_name(classes[position])
     method = ("save", "restore")[position]
+    if classes is None:
+        return (
+            f"args: {handler_cls.__qualname__} has no argument classes, and its {method} does not "
+            f"take args, found {args_name(args)}. Save the item with a Checkpointer or legacy "
+            "CheckpointManager, which pass it on, or register classes with register_with_handler."
+        )
+    wanted = args_name(classes[position])
     return (
         f"args: {handler_cls.__qualname__} takes {wanted} to "
         f"{method}, found {args_name(args)}. Give {wanted}(...)."
@@ -365,52 +380,6 @@ def typestr_of(handler: object) -> str:
     if typestr is None or is_overridden(kind, "restore", since="typestr"):
         return _name_of(kind)
     return typestr()
-
-
-def is_foreign_args(value: object) -> bool:
-    """Return whether a value is an argument object of Orbax."""
-    orbax = _orbax_args()
-    return orbax is not None and isinstance(value, orbax.CheckpointArgs)
-
-
-def is_foreign_args_class(kind: type) -> bool:
-    """Return whether a class is an argument class of Orbax."""
-    orbax = _orbax_args()
-    return orbax is not None and issubclass(kind, orbax.CheckpointArgs)
-
-
-def foreign_handler_class(args: object) -> type | None:
-    """Return the handler class with which Orbax registers an argument object or class."""
-    orbax = _orbax_args()
-    kind = args if isinstance(args, type) else type(args)
-    if orbax is None or not issubclass(kind, orbax.CheckpointArgs):
-        return None
-    try:
-        return orbax.get_registered_handler_cls(kind)
-    except ValueError:
-        return None
-
-
-def foreign_args(handler_cls: type) -> tuple[type, type] | None:
-    """Return the argument classes, for save and restore, that Orbax registers for a handler."""
-    orbax = _orbax_args()
-    if orbax is None:
-        return None
-    try:
-        return orbax.get_registered_args_cls(handler_cls)
-    except ValueError:
-        return None
-
-
-def foreign_path(handler: object, directory: Path) -> Path:
-    """Convert a path to the type a handler expects: handlers for Orbax use etils' methods."""
-    if directory_of(directory).has_local_files or foreign_args(type(handler)) is not None:
-        return as_epath(directory)
-    return directory
-
-
-def _orbax_args() -> Any | None:  # a module
-    return sys.modules.get("orbax.checkpoint.args")
 
 
 def warn_of_unused(handler: object, **given: object) -> None:

@@ -18,7 +18,6 @@ from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     check_args,
     check_handler,
-    foreign_path,
     handler_class_of,
     item_name,
     own_args,
@@ -27,6 +26,7 @@ from orbit_ckpt._src.items.base import (
     typestr_of,
     wrong_args,
 )
+from orbit_ckpt._src.items.foreign import foreign_path
 from orbit_ckpt._src.items.phases import ItemHandler, restore_item, stage_item
 from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry, handler_class_in
 from orbit_ckpt._src.metadata.files import describe_step, read_step
@@ -341,9 +341,14 @@ def _check_args(name: str, handler: CheckpointHandler, args: object, *, for_save
     Raises:
         ValueError: They are another handler's, and would save the item as something else.
     """
-    if args is None or takes_args(type(handler), args, 0 if for_save else 1):
+    position = 0 if for_save else 1
+    if args is not None:
+        check_args(f"Item {name!r}", args)
+    if args is None or takes_args(type(handler), args, position):
         return
-    classes = registered_args(type(handler)) or ()
+    classes = registered_args(type(handler))
+    if classes is None:
+        raise ValueError(f"Item {name!r}: {wrong_args(type(handler), args, position)}")
     raise ValueError(
         f"Item {name!r} has the handler {type(handler).__name__}, which takes "
         f"{' and '.join(kind.__name__ for kind in dict.fromkeys(classes))}; found "

@@ -27,11 +27,12 @@ from orbit_ckpt._src.items.base import (
     CheckpointHandler,
     PassedArgs,
     StagingHandler,
-    foreign_path,
     register_with_handler,
 )
+from orbit_ckpt._src.items.foreign import foreign_path
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
+from orbit_ckpt._src.runtime.futures import begin
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
 from orbit_ckpt._src.storage.atomic import sync_files
 from orbit_ckpt._src.storage.directories import directory_of
@@ -71,7 +72,7 @@ async def stage_item(
     save: Any = getattr(handler, method)
     with parts.collected(handler, method):
         if method == "async_save":
-            futures = await save(path, *positional, **named) or ()
+            futures = _begin(await save(path, *positional, **named))
         else:
             await run_blocking(partial(save, path, *positional, **named))
 
@@ -85,6 +86,13 @@ async def stage_item(
         _call_finalize(handler, directory)
 
     return Commit(write, finalize, parts.progress, parts.recorded_as)
+
+
+def _begin(futures: Sequence[_Result] | None) -> Sequence[_Result]:
+    """Note the futures of a handler's `async_save` in the save around it, and return them."""
+    found = futures or ()
+    begin(future for future in found if not isinstance(future, _Part))  # a part begins later
+    return found
 
 
 def _overriding_method(handler: CheckpointHandler, *, copy: bool) -> str | None:
@@ -352,7 +360,7 @@ def _save_through_override(
 
     async def save_and_wait() -> None:
         with parts.collected(handler, "async_save"):
-            futures = await handler.async_save(foreign_path(handler, path), args=args) or ()
+            futures = _begin(await handler.async_save(foreign_path(handler, path), args=args))
         await parts.run()
         for future in futures:
             await asyncio.to_thread(future.result)
