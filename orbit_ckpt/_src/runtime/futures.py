@@ -88,8 +88,7 @@ class CommitFutureAwaitingContractedSignals(Future):
         """
         why = "no handler waits for signals; wait for the future itself"
         warn_set(type(self).__name__, {"send_signals": (send_signals or None, None, why)})
-        self._name = name
-        self._outcome = run_in_background(coro)
+        self._outcome = run_in_background(coro if name is None else _named(coro, name))
 
     @override
     def result(self, timeout: float | None = None) -> object:
@@ -98,12 +97,15 @@ class CommitFutureAwaitingContractedSignals(Future):
         Raises:
             TimeoutError: It is not complete in time.
         """
-        try:
-            return self._outcome.result(timeout)
-        except BaseException as error:  # raised again
-            if self._name is not None:
-                error.add_note(f"Raised in {self._name}.")
-            raise
+        return self._outcome.result(timeout)
+
+
+async def _named(coro: Coroutine[object, object, object], name: str) -> object:
+    try:
+        return await coro
+    except BaseException as error:  # raised again
+        error.add_note(f"Raised in {name}.")
+        raise
 
 
 _begun: ContextVar[list[Future] | None] = ContextVar("orbit_ckpt_begun", default=None)
