@@ -1,4 +1,4 @@
-"""A training script that may be killed at any moment: started again, it goes on.
+"""A training script that may be killed at any moment and resumes when it is started again.
 
 Trains in the working directory and prints the final loss. `test_train.py` proves that a crash at
 any storage operation does not change it.

@@ -26,18 +26,22 @@ class BitFlip(Struct, frozen=True):
     def __str__(self) -> str:
         return f"a flip of bit {self.bit} of byte {self.offset} of {self.file}"
 
+    def apply(self, directory: Path) -> None:
+        """Damage a checkpoint; a second time repairs it."""
+        with (directory / self.file).open("r+b") as stream:
+            stream.seek(self.offset)
+            byte = stream.read(1)[0]
+            stream.seek(self.offset)
+            stream.write(bytes([byte ^ 1 << self.bit]))
+
     @contextlib.contextmanager
     def applied(self, directory: Path) -> Generator[None]:
         """Damage a checkpoint for the duration of a `with` block."""
-        file = directory / self.file
-        data = file.read_bytes()
-        changed = bytearray(data)
-        changed[self.offset] ^= 1 << self.bit
-        file.write_bytes(changed)
+        self.apply(directory)
         try:
             yield
         finally:
-            file.write_bytes(data)
+            self.apply(directory)
 
 
 class Cut(Struct, frozen=True):

@@ -166,7 +166,7 @@ def _failure(where: str, doing: str, error: Exception) -> StorageError:
     return StorageError(f"{where}: {doing} failed: {type(error).__name__}: {error}")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def open_client_bucket(scheme: str, name: str, open_client: OpenClient) -> ClientBucket:
     """Open a bucket through the client of a plug-in or the program.
 

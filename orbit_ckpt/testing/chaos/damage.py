@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError
+from orbit_ckpt.testing.damage import BitFlip
 
 
 def flip_bits(path: str | Path, count: int = 1, *, seed: int = 0) -> list[str]:
@@ -30,16 +31,8 @@ def flip_bits(path: str | Path, count: int = 1, *, seed: int = 0) -> list[str]:
         at, bit = divmod(position, 8)
         for file, size in zip(files, sizes, strict=True):
             if at < size:
-                _flip(file, at, bit)
+                BitFlip(file.name, at, bit).apply(file.parent)
                 flipped.append(f"bit {bit} of byte {at} of {file}")
                 break
             at -= size
     return flipped
-
-
-def _flip(file: Path, at: int, bit: int) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(at)
-        byte = stream.read(1)[0]
-        stream.seek(at)
-        stream.write(bytes([byte ^ 1 << bit]))

@@ -46,7 +46,7 @@ class Call(Generic[T]):
         operation: What it changes.
         perform: Makes the change.
         pretend: Returns what `perform` would, and changes nothing.
-        write_only: Of a write, writes only so many bytes.
+        write_only: Performs a write up to this number of bytes.
     """
 
     operation: Operation

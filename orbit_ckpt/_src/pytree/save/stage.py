@@ -52,7 +52,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     derives_from_orbax,
 )
 
-_TOLD = 10
+_LISTED = 10
 _THREADS = max(2, min(16, os.cpu_count() or 2))
 _AT_ONCE = 64
 """Documents held in memory; each has a line for every array."""
@@ -85,7 +85,7 @@ def check_agreement(directory: Path, count: int) -> None:
         return
     raise StorageError(
         f"{directory}: the processes do not save the same tree, or not in the same shardings:\n"
-        + "\n".join(shorten_lines(problems, _TOLD))
+        + "\n".join(shorten_lines(problems, _LISTED))
         + "\nGive all of them the same arrays."
     )
 
