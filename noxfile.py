@@ -23,6 +23,8 @@ CORE = [
 ]
 INTEROP = Path("tests/interop")
 RELEASES = sorted(path.stem for path in INTEROP.glob("requirements/orbax-*.txt"))
+CLIENTS = Path("tests/clients")
+CLIENT_PROGRAMS = sorted(path.stem for path in CLIENTS.glob("requirements/*.txt"))
 
 # else every worker and every program that a test starts compiles all modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -128,6 +130,15 @@ def interop_history(session: nox.Session, release: str) -> None:
     session.install("-r", f"{INTEROP}/requirements/{release}.txt")
     session.run("python", INTEROP / "write_reference.py", references / release)
     session.notify("interop", [f"{INTEROP}/test_history.py", f"--reference={references}"])
+
+
+@nox.session(default=False)
+@nox.parametrize("program", CLIENT_PROGRAMS)
+def clients(session: nox.Session, program: str) -> None:
+    """Run a program of a package that imports Orbax, with Orbax and with this library."""
+    session.install("-r", f"{CLIENTS}/requirements/{program}.txt")
+    session.install("-e", ".")
+    session.run("python", CLIENTS / "exchange.py", program, env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session

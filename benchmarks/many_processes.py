@@ -30,13 +30,8 @@ from orbit_ckpt._src.arrays.slices import (
     chunk_indices,
     effective_chunk_bytes,
 )
-from orbit_ckpt._src.metadata.schema import (
-    JAX_ARRAY,
-    ArrayRecord,
-    LeafRecord,
-    TreeDocument,
-    encode_arrays,
-)
+from orbit_ckpt._src.metadata.array_records import ArrayRecord, encode_arrays
+from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord, TreeDocument
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array

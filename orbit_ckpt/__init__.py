@@ -17,23 +17,42 @@ from orbit_ckpt._src.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from orbit_ckpt import (
+        abstract_checkpoint_manager,
+        aggregate_handlers,
         args,
+        arrays,
+        checkpoint_args,
+        checkpoint_manager,
         checkpoint_managers,
         checkpoint_utils,
+        checkpointers,
         errors,
+        experimental,
         formats,
         future,
         handlers,
+        logging,
+        msgpack_utils,
+        multihost,
+        options,
+        path,
+        pathways,
         policies,
         reports,
+        serialization,
         step,
         stores,
         t5x,
+        test_utils,
         transform,
         transform_utils,
+        tree,
         type_handlers,
         utils,
+        v1,
     )
+    from orbit_ckpt._src.as_orbax import install_as_orbax
+    from orbit_ckpt._src.checkpointer.abstract import AbstractCheckpointer
     from orbit_ckpt._src.checkpointer.api import load, plan, save, save_async
     from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer, StandardCheckpointer
     from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, PyTreeCheckpointer
@@ -42,13 +61,15 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.checkpointer.options import (
         AsyncOptions,
         AtomicityOptions,
+        CompositeOptions,
         FileOptions,
         MultiprocessingOptions,
     )
     from orbit_ckpt._src.checkpointer.save import SaveHandle
-    from orbit_ckpt._src.formats.locate import detect_format
+    from orbit_ckpt._src.formats.locate import detect_format, latest_step
     from orbit_ckpt._src.items.array import ArrayCheckpointHandler
     from orbit_ckpt._src.items.base import AsyncCheckpointHandler, CheckpointHandler
+    from orbit_ckpt._src.items.base_pytree import BasePyTreeCheckpointHandler
     from orbit_ckpt._src.items.composite import CompositeHandler
     from orbit_ckpt._src.items.composite import CompositeHandler as CompositeCheckpointHandler
     from orbit_ckpt._src.items.json import JsonHandler
@@ -64,17 +85,22 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.items.random_key import (
         NumpyRandomKeyHandler as NumpyRandomKeyCheckpointHandler,
     )
-    from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
+    from orbit_ckpt._src.items.registry import (
+        CheckpointHandlerRegistry,
+        DefaultCheckpointHandlerRegistry,
+    )
     from orbit_ckpt._src.items.standard import StandardHandler
     from orbit_ckpt._src.items.standard import StandardHandler as StandardCheckpointHandler
     from orbit_ckpt._src.items.stateful import StatefulHandler
+    from orbit_ckpt._src.manager.abstract import AbstractCheckpointManager
     from orbit_ckpt._src.manager.manager import CheckpointManager
     from orbit_ckpt._src.manager.options import CheckpointManagerOptions
-    from orbit_ckpt._src.manager.steps import StepNameFormat
+    from orbit_ckpt._src.manager.step_names import StepNameFormat
     from orbit_ckpt._src.manager.tensorboard import TensorBoardMetrics
     from orbit_ckpt._src.metadata_module import MetadataModule
     from orbit_ckpt._src.pytree.engine import MemoryOptions
     from orbit_ckpt._src.pytree.restore.explain import LeafPlan, RestorePlan
+    from orbit_ckpt._src.runtime.futures import Future
     from orbit_ckpt._src.storage.atomic import AtomicityMode
     from orbit_ckpt._src.transform.legacy import RestoreTransform, Transform, apply_transformations
     from orbit_ckpt._src.transform.trees import merge_trees
@@ -89,6 +115,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLACEHOLDER",
+    "AbstractCheckpointManager",
+    "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
     "AsyncCheckpointHandler",
@@ -96,15 +124,19 @@ __all__ = [
     "AsyncOptions",
     "AtomicityMode",
     "AtomicityOptions",
+    "BasePyTreeCheckpointHandler",
     "CheckpointDiff",
     "CheckpointHandler",
+    "CheckpointHandlerRegistry",
     "CheckpointManager",
     "CheckpointManagerOptions",
     "Checkpointer",
     "CompositeCheckpointHandler",
     "CompositeHandler",
+    "CompositeOptions",
     "DefaultCheckpointHandlerRegistry",
     "FileOptions",
+    "Future",
     "JaxRandomKeyCheckpointHandler",
     "JaxRandomKeyHandler",
     "JsonCheckpointHandler",
@@ -135,82 +167,139 @@ __all__ = [
     "TensorBoardMetrics",
     "Transform",
     "VerifyReport",
+    "abstract_checkpoint_manager",
+    "aggregate_handlers",
     "apply_transformations",
     "args",
+    "arrays",
+    "checkpoint_args",
+    "checkpoint_manager",
     "checkpoint_managers",
     "checkpoint_utils",
+    "checkpointers",
     "convert",
     "detect_format",
     "diff",
     "errors",
+    "experimental",
     "formats",
     "future",
     "handlers",
+    "install_as_orbax",
+    "latest_step",
     "load",
+    "logging",
     "merge_trees",
     "metadata",
+    "msgpack_utils",
+    "multihost",
+    "options",
+    "path",
+    "pathways",
     "plan",
     "policies",
     "reports",
     "save",
     "save_async",
+    "serialization",
     "step",
     "stores",
     "t5x",
+    "test_utils",
     "transform",
     "transform_utils",
+    "tree",
     "type_handlers",
     "utils",
+    "v1",
     "verify",
 ]
+
+_MODULES = (
+    "abstract_checkpoint_manager",
+    "aggregate_handlers",
+    "args",
+    "arrays",
+    "checkpoint_args",
+    "checkpoint_manager",
+    "checkpoint_managers",
+    "checkpoint_utils",
+    "checkpointers",
+    "errors",
+    "experimental",
+    "formats",
+    "future",
+    "handlers",
+    "logging",
+    "metadata",
+    "msgpack_utils",
+    "multihost",
+    "options",
+    "path",
+    "pathways",
+    "policies",
+    "reports",
+    "serialization",
+    "step",
+    "stores",
+    "t5x",
+    "test_utils",
+    "transform",
+    "transform_utils",
+    "tree",
+    "type_handlers",
+    "utils",
+    "v1",
+)
 
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "": (
-            "args, checkpoint_managers, checkpoint_utils, errors, formats, future, handlers, "
-            "metadata, policies, reports, step, stores, t5x, transform, transform_utils, "
-            "type_handlers, utils"
-        ),
+        "": ", ".join(_MODULES),
+        "as_orbax": "install_as_orbax",
+        "checkpointer.abstract": "AbstractCheckpointer",
+        "checkpointer.api": "load, plan, save, save_async",
         "checkpointer.asynchronous": "AsyncCheckpointer, StandardCheckpointer",
         "checkpointer.checkpointer": "Checkpointer, PyTreeCheckpointer",
-        "checkpointer.inspect": "CheckpointDiff, diff",
         "checkpointer.copy": "convert",
-        "checkpointer.api": "load, plan, save, save_async",
+        "checkpointer.inspect": "CheckpointDiff, diff",
         "checkpointer.options": (
-            "AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions"
+            "AsyncOptions, AtomicityOptions, CompositeOptions, FileOptions, MultiprocessingOptions"
         ),
         "checkpointer.save": "SaveHandle",
-        "verify.report": "VerifyReport",
-        "verify.verifier": "verify",
-        "formats.locate": "detect_format",
+        "formats.locate": "detect_format, latest_step",
         "items.array": "ArrayCheckpointHandler",
         "items.base": "AsyncCheckpointHandler, CheckpointHandler",
-        "items.composite": "CompositeHandler as CompositeCheckpointHandler, CompositeHandler",
-        "items.json": "JsonHandler as JsonCheckpointHandler, JsonHandler",
-        "items.proto": "ProtoHandler as ProtoCheckpointHandler, ProtoHandler",
+        "items.base_pytree": "BasePyTreeCheckpointHandler",
+        "items.composite": "CompositeHandler, CompositeHandler as CompositeCheckpointHandler",
+        "items.json": "JsonHandler, JsonHandler as JsonCheckpointHandler",
+        "items.proto": "ProtoHandler, ProtoHandler as ProtoCheckpointHandler",
         "items.pytree": (
-            "PyTreeHandler as PyTreeCheckpointHandler, PyTreeHandler, PyTreeMetadataOptions"
+            "PyTreeHandler, PyTreeHandler as PyTreeCheckpointHandler, PyTreeMetadataOptions"
         ),
         "items.random_key": (
-            "JaxRandomKeyHandler as JaxRandomKeyCheckpointHandler, JaxRandomKeyHandler, "
-            "NumpyRandomKeyHandler as NumpyRandomKeyCheckpointHandler, NumpyRandomKeyHandler"
+            "JaxRandomKeyHandler, JaxRandomKeyHandler as JaxRandomKeyCheckpointHandler, "
+            "NumpyRandomKeyHandler, NumpyRandomKeyHandler as NumpyRandomKeyCheckpointHandler"
         ),
-        "items.registry": "DefaultCheckpointHandlerRegistry",
-        "items.standard": "StandardHandler as StandardCheckpointHandler, StandardHandler",
+        "items.registry": "CheckpointHandlerRegistry, DefaultCheckpointHandlerRegistry",
+        "items.standard": "StandardHandler, StandardHandler as StandardCheckpointHandler",
         "items.stateful": "StatefulHandler",
+        "manager.abstract": "AbstractCheckpointManager",
         "manager.manager": "CheckpointManager",
         "manager.options": "CheckpointManagerOptions",
-        "manager.steps": "StepNameFormat",
+        "manager.step_names": "StepNameFormat",
         "manager.tensorboard": "TensorBoardMetrics",
         "pytree.engine": "MemoryOptions",
         "pytree.restore.explain": "LeafPlan, RestorePlan",
+        "runtime.futures": "Future",
         "storage.atomic": "AtomicityMode",
         "transform.legacy": "apply_transformations, RestoreTransform, Transform",
         "transform.trees": "merge_trees",
         "tree.build": "PLACEHOLDER",
-        "type_handlers.lazy": "LazyArray",
         "type_handlers.array_target": "ArrayRestoreArgs",
         "type_handlers.base": "ParamInfo, RestoreArgs, SaveArgs",
+        "type_handlers.lazy": "LazyArray",
+        "verify.report": "VerifyReport",
+        "verify.verifier": "verify",
     },
 )

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from orbit_ckpt._src.items.arguments import (
+        CheckpointArgs,
+        get_registered_args_cls,
+        has_registered_args,
+        register_with_handler,
+    )
+    from orbit_ckpt._src.items.arguments import handler_class_of as get_registered_handler_cls
     from orbit_ckpt._src.items.array import ArrayRestoreArgs as ArrayRestore
     from orbit_ckpt._src.items.array import ArraySaveArgs as ArraySave
-    from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
+    from orbit_ckpt._src.items.base_pytree import BasePyTreeRestoreArgs as BasePyTreeRestore
+    from orbit_ckpt._src.items.base_pytree import BasePyTreeSaveArgs as BasePyTreeSave
     from orbit_ckpt._src.items.composite import Composite
     from orbit_ckpt._src.items.json import JsonRestoreArgs as JsonRestore
     from orbit_ckpt._src.items.json import JsonSaveArgs as JsonSave
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayRestore",
     "ArraySave",
+    "BasePyTreeRestore",
+    "BasePyTreeSave",
     "CheckpointArgs",
     "Composite",
     "JaxRandomKeyRestore",
@@ -45,6 +55,9 @@ __all__ = [
     "StandardSave",
     "StatefulRestore",
     "StatefulSave",
+    "get_registered_args_cls",
+    "get_registered_handler_cls",
+    "has_registered_args",
     "register_with_handler",
 ]
 
@@ -52,7 +65,13 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "items.array": "ArrayRestoreArgs as ArrayRestore, ArraySaveArgs as ArraySave",
-        "items.base": "CheckpointArgs, register_with_handler",
+        "items.arguments": (
+            "CheckpointArgs, get_registered_args_cls, has_registered_args, register_with_handler, "
+            "handler_class_of as get_registered_handler_cls"
+        ),
+        "items.base_pytree": (
+            "BasePyTreeRestoreArgs as BasePyTreeRestore, BasePyTreeSaveArgs as BasePyTreeSave"
+        ),
         "items.composite": "Composite",
         "items.json": "JsonRestoreArgs as JsonRestore, JsonSaveArgs as JsonSave",
         "items.proto": "ProtoRestoreArgs as ProtoRestore, ProtoSaveArgs as ProtoSave",

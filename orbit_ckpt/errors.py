@@ -8,6 +8,7 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.errors import (
+        AlreadyImportedError,
         BackgroundSaveError,
         CheckpointError,
         CheckpointExistsError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         LeafError,
         MissingPackageError,
         NameCollisionError,
+        NotSupportedError,
         PluginConflictError,
         ProcessCountError,
         ProcessFailedError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AlreadyImportedError",
     "BackgroundSaveError",
     "CheckpointError",
     "CheckpointExistsError",
@@ -47,6 +50,7 @@ __all__ = [
     "LeafError",
     "MissingPackageError",
     "NameCollisionError",
+    "NotSupportedError",
     "PluginConflictError",
     "ProcessCountError",
     "ProcessFailedError",
@@ -65,12 +69,13 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "errors": (
-            "BackgroundSaveError, CheckpointError, CheckpointExistsError, "
+            "AlreadyImportedError, BackgroundSaveError, CheckpointError, CheckpointExistsError, "
             "CheckpointNotFoundError, CorruptionError, FormatError, IncompleteCheckpointError, "
             "ItemError, ItemNotFoundError, LeafError, MissingPackageError, NameCollisionError, "
-            "PluginConflictError, ProcessCountError, ProcessFailedError, ProcessTimeoutError, "
-            "StepAlreadyExistsError, StepNotFoundError, StorageError, TransformError, "
-            "TreeMismatchError, UnsafePathError, UnsupportedLeafError, VersionError"
+            "NotSupportedError, PluginConflictError, ProcessCountError, ProcessFailedError, "
+            "ProcessTimeoutError, StepAlreadyExistsError, StepNotFoundError, StorageError, "
+            "TransformError, TreeMismatchError, UnsafePathError, UnsupportedLeafError, "
+            "VersionError"
         ),
     },
 )

@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from orbit_ckpt._src.transform.engine import Rule
     from orbit_ckpt._src.transform.partition import partition
     from orbit_ckpt._src.transform.rule_file import parse_rules
-    from orbit_ckpt._src.transform.rules import AssignmentMap, Copy, Drop, Fallback, Rename
+    from orbit_ckpt._src.transform.rules import (
+        AssignmentMap,
+        Copy,
+        Drop,
+        Fallback,
+        Rename,
+        from_t5x,
+    )
     from orbit_ckpt._src.transform.state import StateTransform
     from orbit_ckpt._src.transform.value_rules import (
         Cast,
@@ -41,6 +48,7 @@ __all__ = [
     "Transpose",
     "Unstack",
     "WrapKeys",
+    "from_t5x",
     "parse_rules",
     "partition",
 ]
@@ -51,7 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "transform.engine": "Rule",
         "transform.partition": "partition",
         "transform.rule_file": "parse_rules",
-        "transform.rules": "AssignmentMap, Copy, Drop, Fallback, Rename",
+        "transform.rules": "AssignmentMap, Copy, Drop, Fallback, from_t5x, Rename",
         "transform.state": "StateTransform",
         "transform.value_rules": (
             "Cast, Combine, KeyData, Map, Split, Stack, Transpose, Unstack, WrapKeys"

@@ -84,6 +84,9 @@ class Place:
             run.save(2, TREE)
         with ocp.CheckpointManager(root / "items", item_names=("state", "meta")) as run:
             run.save(1, args=args.Composite(state=args.StandardSave(TREE), meta=args.JsonSave({})))
+        self.models = root / "models"
+        for name in ("alice", "bob"):
+            ocp.save(self.models / name, TREE)
         (root / "empty").mkdir()
         (root / "file.txt").write_text("hi")
         (root / "m.pt").write_bytes(b"PK\x03\x04" + b"0" * 100)
@@ -201,10 +204,10 @@ PATHS: list[Mistake] = [
     ("load npz", lambda p: ocp.load(p.root / "a.npz"), NOT_FOUND, r"a\.npz: it is an archive of NumPy", r"save\(path"),
     ("load npy", lambda p: ocp.load(p.root / "a.npy"), NOT_FOUND, r"a\.npy: it is a NumPy", r"save\(path"),
     ("load pickle", lambda p: ocp.load(p.root / "a.pkl"), NOT_FOUND, r"a\.pkl: it is a pickle", r"save\(path"),
-    ("load a run", lambda p: ocp.load(p.run), NOT_FOUND, r"/run holds several checkpoints", "give one of them.*/run/2"),
+    ("load a directory of checkpoints", lambda p: ocp.load(p.models), NOT_FOUND, r"/models holds several checkpoints", "give one of them.*/models/bob"),
     ("load a step that is not there", lambda p: ocp.load(p.run / "7"), NOT_FOUND, "/run/7", NEXT_TO_IT),
     ("metadata of nothing", lambda p: ocp.metadata(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
-    ("metadata of a run", lambda p: ocp.metadata(p.run), NOT_FOUND, "/run holds", "give one of them"),
+    ("metadata of a directory", lambda p: ocp.metadata(p.models), NOT_FOUND, "/models holds", "give one of them"),
     ("metadata of None", lambda _: ocp.metadata(None), TypeError, A_PATH, PATH_FIRST),
     ("plan of nothing", lambda p: ocp.plan(p.root / "nothing"), NOT_FOUND, "/nothing", NEXT_TO_IT),
     ("plan of a tree", lambda _: ocp.plan(TREE), TypeError, A_PATH, PATH_FIRST),
@@ -373,7 +376,7 @@ MANAGERS: list[Mistake] = [
     ("step after tree", lambda p: p.manager().save(TREE, 1), TypeError, "step .*dict", "the step comes first"),
     ("step as float", lambda p: p.manager().save(1.5, TREE), TypeError, r"step .*1\.5", r"Give int\("),
     ("step as bool", lambda p: p.manager().save(True, TREE), TypeError, "step .*True", r"Give int\("),
-    ("step as array", lambda p: p.manager().save(np.ones(1, int), TREE), TypeError, "step .*ndarray", r"Give int\("),
+    ("step as array", lambda p: p.manager().save(np.ones(2, int), TREE), TypeError, "step .*ndarray", r"Give int\("),
     ("step None", lambda p: p.manager().save(None, TREE), TypeError, "step .*None", r"Give int\("),
     ("save a negative step", lambda p: p.manager().save(-1, TREE), ValueError, "step .*-1", "from 0"),
     ("nothing to save", lambda p: p.manager().save(1), ValueError, "Nothing to save", "args="),
@@ -435,7 +438,10 @@ MANAGERS: list[Mistake] = [
     ("signal as text", lambda p: p.opened().install_signal_handler("TERM"), TypeError, "signum .*'TERM'", "an integer"),
     ("signal that cannot be handled", lambda p: p.opened().install_signal_handler(9), ValueError, "signum is 9", r"Give signal\.SIGTERM"),
     ("force='no'", lambda p: p.manager().save(1, TREE, force="no"), TypeError, "force is 'no'", TRUE_OR_FALSE),
-    ("fallback='no'", lambda p: p.opened().restore(1, fallback="no"), TypeError, "fallback is 'no'", TRUE_OR_FALSE),
+    ("fallback='no'", lambda p: p.opened().restore(1, fallback="no"), TypeError, "fallback .*'no'", "Give the leaves"),
+    ("restore with an unknown option", lambda p: p.opened().restore(1, casts=1), TypeError, "restore.*'casts'", "unexpected keyword"),
+    ("restore with options and arguments", lambda p: p.opened().restore(1, args=args.StandardRestore(), lazy=True), ValueError, "lazy", "items="),
+    ("cast of a step given by args", lambda p: p.manager().save(1, args=args.StandardSave(TREE), cast=np.float16), ValueError, "cast=", "save_args"),
     ("list as keyword arguments", lambda p: p.opened().restore(1, TREE, restore_kwargs=[1]), TypeError, "restore_kwargs .*list", "Give arguments"),
     ("read_only='no'", lambda _: OPTIONS(read_only="no"), TypeError, "read_only is 'no'", TRUE_OR_FALSE),
     ("item metadata of no step", lambda p: p.opened().item_metadata(None), TypeError, "step .*None", r"Give int\("),

@@ -2,7 +2,7 @@
 
     CheckpointError
     ├── CheckpointNotFoundError      (FileNotFoundError)  nothing restorable at a path
-    │   ├── StepNotFoundError        a run has no such step, or none at all
+    │   ├── StepNotFoundError        (ValueError)  a run has no such step, or none at all
     │   └── ItemNotFoundError        (KeyError)  a checkpoint has no such item
     ├── CheckpointExistsError        (FileExistsError, ValueError)  destination is taken
     │   └── StepAlreadyExistsError   a manager has saved that step before
@@ -19,6 +19,8 @@
     ├── ProcessTimeoutError          (TimeoutError)  processes did not come in time
     ├── TransformError               (ValueError)  rules do not fit a checkpoint or a target
     ├── MissingPackageError          (ImportError)   an optional package is not installed
+    ├── AlreadyImportedError         (ImportError)   Orbax was imported before its replacement
+    ├── NotSupportedError            (NotImplementedError)  a feature that only Orbax has
     └── LeafError                    (ValueError)  some leaves are at fault
         ├── UnsupportedLeafError     values no type handler accepts
         ├── NameCollisionError       leaves that would share a storage name
@@ -47,7 +49,8 @@ class CheckpointError(Exception):
 
     @override
     def __str__(self) -> str:
-        return visible(super().__str__())
+        # `KeyError`'s puts a message in quotes
+        return visible(str(self.args[0]) if len(self.args) == 1 else super().__str__())
 
     @override
     def add_note(self, note: str, /) -> None:
@@ -59,14 +62,12 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint, or no restorable item, at a path."""
 
 
-class StepNotFoundError(CheckpointNotFoundError):
+class StepNotFoundError(CheckpointNotFoundError, ValueError):
     """A run has no such step, or none at all."""
 
 
 class ItemNotFoundError(CheckpointNotFoundError, KeyError):
     """A checkpoint has no such item."""
-
-    __str__ = CheckpointNotFoundError.__str__  # `KeyError`'s puts the message in quotes
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError, ValueError):
@@ -209,8 +210,16 @@ class MissingPackageError(CheckpointError, ImportError):
     """A feature needs a package that is not installed."""
 
 
+class AlreadyImportedError(CheckpointError, ImportError):
+    """Orbax is already imported, so this process can no longer replace it."""
+
+
 class PluginConflictError(CheckpointError, RuntimeError):
     """Several installed plug-ins claim the same type or name."""
+
+
+class NotSupportedError(CheckpointError, NotImplementedError):
+    """Only Orbax has this feature; the message names an alternative."""
 
 
 class TransformError(CheckpointError, ValueError):

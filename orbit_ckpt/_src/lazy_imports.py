@@ -27,7 +27,10 @@ def lazy_getattr(module: dict[str, Any], sources: Mapping[str, str]) -> Callable
 
     def get(name: str) -> object:
         if name not in sources:
-            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {module['__name__']!r} has no attribute {name!r}; names of Orbax that are "
+                "missing here are listed in docs/explanation/differences.md"
+            )
         source, _, attribute = sources[name].partition(":")
         imported = importlib.import_module(source)
         module[name] = getattr(imported, attribute) if attribute else imported

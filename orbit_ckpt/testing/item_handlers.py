@@ -9,12 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.items.base import (
-    CheckpointArgs,
-    CheckpointHandler,
-    PassedArgs,
-    registered_args,
-)
+from orbit_ckpt._src.items.arguments import CheckpointArgs, PassedArgs, registered_args
+from orbit_ckpt._src.items.base import CheckpointHandler
 from orbit_ckpt._src.runtime.process import ProcessGroup
 from orbit_ckpt.testing.promises import expect, promised
 from orbit_ckpt.testing.saved import SavedContract

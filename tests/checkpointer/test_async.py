@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage import batch_write
 from orbit_ckpt._src.storage.batch_write import BatchWriter
@@ -334,7 +335,7 @@ def test_the_callback_comes_once_the_checkpoint_is_there(tmp_path: Path) -> None
     assert seen == [True]
 
 
-class TextHandler:
+class TextHandler(ocp.CheckpointHandler):
     """An item handler as a third party writes one."""
 
     def save(self, directory: Path, args: Text) -> None:
@@ -452,3 +453,102 @@ def test_copies_from_devices_keep_their_budget(
         checkpointer.save(tmp_path / "x", tree)
     assert sorted(held) == [1024, 2048, 2048, 2048]
     assert_same_tree(ocp.load(tmp_path / "x"), tree)
+
+
+# Cancellation
+
+
+def test_cancelled_save_leaves_nothing_and_raises_nothing(
+    gate: threading.Event, tmp_path: Path
+) -> None:
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "x", {"w": VALUES})
+        checkpointer.cancel()
+        gate.set()
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        assert list(tmp_path.iterdir()) == []
+        checkpointer.save(tmp_path / "x", {"w": VALUES + 1})
+    assert_same_tree(ocp.load(tmp_path / "x"), {"w": VALUES + 1})
+
+
+def test_save_after_a_cancelled_one_waits_for_its_end(
+    gate: threading.Event, tmp_path: Path
+) -> None:
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler())
+    checkpointer.save(tmp_path / "x", {"w": VALUES})
+    checkpointer.cancel()
+    gate.set()
+    checkpointer.save(tmp_path / "x", {"w": VALUES + 1})
+    checkpointer.close()
+    assert_same_tree(ocp.load(tmp_path / "x"), {"w": VALUES + 1})
+
+
+def test_save_that_is_complete_is_not_cancelled(tmp_path: Path) -> None:
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler()) as checkpointer:
+        checkpointer.cancel()
+        checkpointer.save(tmp_path / "x", {"w": VALUES})
+        checkpointer.wait_until_finished()
+        checkpointer.cancel()
+        checkpointer.check_for_errors()
+    assert_same_tree(ocp.load(tmp_path / "x"), {"w": VALUES})
+
+
+def test_save_is_not_cancelled_once_it_is_being_committed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results: list[bool] = []
+    commit = SaveSession.commit
+
+    def cancel(self: SaveSession, *args: Any) -> None:
+        results.append(handle.cancel())
+        commit(self, *args)
+
+    monkeypatch.setattr(SaveSession, "commit", cancel)
+    started = threading.Event()
+    stage = Commit.run
+
+    async def wait(self: Commit) -> None:
+        await asyncio.to_thread(started.wait)  # until `handle` is set
+        await stage(self)
+
+    monkeypatch.setattr(Commit, "run", wait)
+    handle = ocp.save_async(tmp_path / "x", {"w": VALUES})
+    started.set()
+    handle.result()
+    assert results == [False]
+    assert not handle.cancelled()
+    assert_same_tree(ocp.load(tmp_path / "x"), {"w": VALUES})
+
+
+def test_handle_of_a_cancelled_save_says_so(gate: threading.Event, tmp_path: Path) -> None:
+    handle = ocp.save_async(tmp_path / "x", {"w": VALUES})
+    assert handle.cancel()
+    assert handle.cancelled()
+    gate.set()
+    with pytest.raises(ocp.errors.CheckpointError, match="was cancelled; nothing was left"):
+        handle.result()
+    assert not handle.cancel()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_is_cancelled_while_its_threads_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writing, proceed = threading.Event(), threading.Event()
+    commit = BatchWriter.commit
+
+    async def slow(self: BatchWriter) -> None:
+        def hold() -> None:
+            writing.set()
+            proceed.wait()
+
+        await asyncio.gather(asyncio.to_thread(hold), commit(self))
+
+    monkeypatch.setattr(BatchWriter, "commit", slow)
+    handle = ocp.save_async(tmp_path / "x", [VALUES + i for i in range(20)])
+    writing.wait()
+    assert handle.cancel()
+    proceed.set()
+    assert isinstance(handle.exception(), ocp.errors.CheckpointError)
+    assert list(tmp_path.iterdir()) == []

@@ -283,17 +283,15 @@ def test_a_path_that_is_no_checkpoint_is_described(tmp_path: Path) -> None:
                 read(path)
 
 
-def test_the_root_of_a_manager_names_its_steps(tmp_path: Path) -> None:
+def test_the_root_of_a_manager_is_loaded_as_its_newest_step(tmp_path: Path) -> None:
     for step in (9, 10, 1):
         item = tmp_path / str(step) / "default"
         item.mkdir(parents=True)
         handler = ocp.PyTreeHandler()
-        handler.save(item, TREE)
+        handler.save(item, {**TREE, "newest": step == 10})
         handler.finalize(item)
-    message = rf"several checkpoints \(1, 9, 10\).*{tmp_path / '10'}"
-    with pytest.raises(CheckpointNotFoundError, match=message):
-        ocp.load(tmp_path)
-    assert_same_tree(ocp.load(tmp_path / "9"), TREE)
+    assert_same_tree(ocp.load(tmp_path), {**TREE, "newest": True})
+    assert_same_tree(ocp.load(tmp_path / "9"), {**TREE, "newest": False})
 
 
 def test_a_directory_of_several_checkpoints_is_not_guessed_from(tmp_path: Path) -> None:

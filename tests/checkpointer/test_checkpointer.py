@@ -63,7 +63,7 @@ def test_arguments_given_twice_or_unknown_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="partial_restore: found with a PyTreeRestoreArgs"):
         both.restore(tmp_path / "x", args=ocp.args.PyTreeRestore(TREE), partial_restore=True)
     with pytest.raises(TypeError, match="expected at most item, restore_args, transforms, "):
-        both.restore(tmp_path / "x", TREE, None, None, True, None, False, 5)
+        both.restore(tmp_path / "x", TREE, None, None, True, None, False, False, 5)
     with pytest.raises(TypeError, match="'bogus'"):
         both.save(tmp_path / "y", TREE, bogus=1)
     with pytest.raises(TypeError, match="item"):

@@ -11,7 +11,7 @@ import orbit_ckpt as ocp
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt.errors import (
     BackgroundSaveError,
     CheckpointError,
@@ -25,7 +25,7 @@ COUNT = 3
 LONG, SHORT = 20.0, 0.1
 
 
-class Parts:
+class Parts(ocp.CheckpointHandler):
     """An item of which every process writes a file; one may fail, and one may never end.
 
     The first one waits for that one to write, and for the others to have written, so that who is

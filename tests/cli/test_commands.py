@@ -426,18 +426,30 @@ def test_what_cannot_be_read_is_one_line_of_error(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(("tree", "RUN"), ("stats", "RUN"), ("show", "RUN", "w"), ("plan", "RUN")),
+        *(("tree", "RUN"), ("stats", "RUN"), ("show", "RUN", "odd"), ("plan", "RUN")),
         *(("convert", "RUN", "out", "--to", "orbit"), ("diff", "RUN", "STEP")),
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_command_for_one_checkpoint_says_which_step_of_a_run_to_give(
-    cli: Run, run_directory: Path, arguments: tuple[str, ...]
+def test_a_command_for_one_checkpoint_reads_the_newest_step_of_a_run(
+    cli: Run, run_directory: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    places = {"RUN": run_directory, "STEP": run_directory / "10"}
-    err = cli(*[places.get(a, a) for a in arguments], status=2).err
-    assert "Other formats" not in err
-    assert f"give one of them, for example {run_directory}" in err
+    newest = run_directory / "30"
+    outputs: list[str] = []
+    for number, run in enumerate((run_directory, newest)):
+        places = {"RUN": run, "STEP": newest, "out": tmp_path / f"out{number}"}
+        out = cli(*[places.get(a, a) for a in arguments]).out
+        outputs.append(out.replace(f"{places['out']}", "out").replace(f"{newest}", "at"))
+    assert outputs[0].replace(f"{run_directory}", "at") == outputs[1]
+
+
+@pytest.mark.parametrize("command", ["tree", "stats", "plan"])
+def test_a_command_for_one_checkpoint_says_which_of_several_to_give(
+    cli: Run, tmp_path: Path, command: str
+) -> None:
+    for name in ("alice", "bob"):
+        ocp.save(tmp_path / name, {"w": 1})
+    assert f"give one of them, for example {tmp_path}/bob" in cli(command, tmp_path, status=2).err
 
 
 def test_paths_need_not_be_text(cli: Run, tmp_path: Path) -> None:

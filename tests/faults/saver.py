@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,26 @@ from tests.faults.support import LAYOUTS, numbered_tree
 assert preload
 
 
-def save_once(order: dict[str, Any]) -> None:
-    """Save under a resource limit, or so that the process kills or stops itself before a write."""
+def signal_at(order: dict[str, Any]) -> Callable[[str], None]:
+    """Return a function whose n-th call signals this process, by default with SIGKILL."""
     count = 0
 
     def act(_: str) -> None:
         nonlocal count
         count += 1
         if count == order.get("nth"):
-            os.kill(os.getpid(), signal.Signals[order["signal"]])
+            os.kill(os.getpid(), signal.Signals[order.get("signal", "SIGKILL")])
 
+    return act
+
+
+def save_once(order: dict[str, Any]) -> None:
+    """Save under a resource limit, or so that the process kills or stops itself before a write."""
     layout = LAYOUTS[order["layout"]]
     for name, limit in order.get("limits", {}).items():
         kind = getattr(resource, name)
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
-    with before_every_write(act, deletions=True):
+    with before_every_write(signal_at(order), deletions=True):
         layout.save(
             Path(order["path"]),
             numbered_tree(order["number"]),
@@ -60,16 +66,15 @@ def save_forever(order: dict[str, Any]) -> None:
 
 def convert(order: dict[str, Any]) -> None:
     """Convert a checkpoint, killed before an operation."""
-    count = 0
-
-    def act(_: str) -> None:
-        nonlocal count
-        count += 1
-        if count == order.get("nth"):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with before_every_write(act, deletions=True, data=True):
+    with before_every_write(signal_at(order), deletions=True, data=True):
         ocp.convert(order["path"], order["to_path"], to=order["to"], max_shard_bytes=order["shard"])
+
+
+def add_item(order: dict[str, Any]) -> None:
+    """Add an item to a step of a run, killed before an operation."""
+    run = ocp.CheckpointManager(order["path"], item_names=("model", "tx"))
+    with before_every_write(signal_at(order), deletions=True, data=True):
+        run.save_item(1, "tx", numbered_tree(2))
 
 
 def live(order: dict[str, Any]) -> None:
@@ -81,7 +86,13 @@ def live(order: dict[str, Any]) -> None:
     training.live(order, tell)
 
 
-ACTIONS = {"save_once": save_once, "save_forever": save_forever, "convert": convert, "live": live}
+ACTIONS = {
+    "save_once": save_once,
+    "save_forever": save_forever,
+    "convert": convert,
+    "live": live,
+    "add_item": add_item,
+}
 
 
 def main() -> None:

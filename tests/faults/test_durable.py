@@ -21,6 +21,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.storage import atomic
+from orbit_ckpt._src.storage.durable import sync_directory
 from tests.faults.support import LAYOUTS, Layout
 
 Inode = tuple[int, int]
@@ -236,9 +237,9 @@ def test_what_is_not_synced_is_noticed(disk: Disk) -> None:
     with pytest.raises(AssertionError, match=r"the name .*directory is not synced"):
         disk.assert_durable()
     disk.problems.clear()
-    atomic.sync_directory(Path(disk.root))
+    sync_directory(Path(disk.root))
     disk.assert_durable()
     (Path(disk.root) / "directory" / "file").write_bytes(b"x")
-    atomic.sync_directory(Path(disk.root) / "directory")
+    sync_directory(Path(disk.root) / "directory")
     with pytest.raises(AssertionError, match=r"the contents of .*file are not synced"):
         disk.assert_durable()

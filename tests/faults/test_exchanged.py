@@ -19,7 +19,7 @@ from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
-from orbit_ckpt._src.storage.integrity import forget_files
+from orbit_ckpt._src.storage.amend import forget_files
 from orbit_ckpt._src.storage.layout import IN_PROGRESS, MANIFEST, Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.errors import CheckpointError, CorruptionError, IncompleteCheckpointError

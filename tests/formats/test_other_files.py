@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.formats import base
 from orbit_ckpt._src.storage.other_files import recognize
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError
 
@@ -83,6 +84,11 @@ FILES = {
     "README.md": ("Größe\n".encode() * 200, "a text file", "Give the directory"),
     "nothing": (b"", "an empty file", "Give the directory"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_registered_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_registered", {})  # tests of plug-ins register theirs
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -26,10 +26,11 @@ from orbit_ckpt.errors import (
     CheckpointExistsError,
     CorruptionError,
     NameCollisionError,
+    TransformError,
     UnsupportedLeafError,
 )
 from tests.formats.t5x_samples import EXPECTED, SAMPLES
-from tests.support import put, scratch
+from tests.support import assert_same_tree, put, scratch
 
 
 class Pair(NamedTuple):
@@ -260,3 +261,21 @@ def test_what_is_there_is_not_replaced_and_a_failure_leaves_nothing(tmp_path: Pa
     with pytest.raises(CorruptionError):
         ocp.convert(tmp_path / "big", tmp_path / "x", to="t5x")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["big", "checkpoint_7", "ours"]
+
+
+def test_arrays_that_patterns_name_are_in_the_msgpack_file(tmp_path: Path) -> None:
+    target = {"w": np.ones(4, np.float32), "b": np.ones(2)}
+    tree = {"target": target, "state": {"ids": np.arange(3)}}
+    ocp.save(tmp_path / "own", tree)
+    out = tmp_path / "checkpoint_1"
+    ocp.convert(tmp_path / "own", out, to="t5x", inline=["target/b", "state/**"])
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "target.w"]
+    assert_same_tree(ocp.load(out), tree)
+    with pytest.raises(TransformError, match="inline: 'none' matches no leaf"):
+        ocp.convert(tmp_path / "own", tmp_path / "checkpoint_2", to="t5x", inline="none")
+    few: Any = {"to": "t5x", "inline": "**", "max_bytes": 64}
+    with pytest.raises(UnsupportedLeafError, match="too large for the msgpack file"):
+        ocp.convert(tmp_path / "own", tmp_path / "checkpoint_2", **few)
+    with pytest.raises(ValueError, match="inline is for to='t5x' only"):
+        ocp.convert(tmp_path / "own", tmp_path / "x", to="flax", inline="**")
+    assert not (tmp_path / "checkpoint_2").exists()

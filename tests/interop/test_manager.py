@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,12 @@ from orbit_ckpt.policies import FixedIntervalPolicy, TemporaryPolicy
 from tests.interop.test_orbax import assert_same_values
 from tests.support import entries, put
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("quiet_orbax")]
 
 BOTH = pytest.mark.parametrize(
     ("writer", "reader"),
     [pytest.param(ocp, orbax, id="to-orbax"), pytest.param(orbax, ocp, id="from-orbax")],
 )
-
-
-@pytest.fixture(autouse=True)
-def _quiet_orbax() -> Iterator[None]:
-    """Let Orbax warn; only our own warnings are errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.fixture

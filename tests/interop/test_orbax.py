@@ -6,7 +6,6 @@ import itertools
 import json
 import tarfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.programs import run_script
 from tests.soak import SOAK
 from tests.support import assert_same_tree, put
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("quiet_orbax")]
 
 LAYOUTS = [
     pytest.param(
@@ -41,14 +40,6 @@ LAYOUTS = [
     )
     for ocdbt, zarr3, compress in itertools.product((True, False), repeat=3)
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet_orbax() -> Iterator[None]:
-    """Let Orbax warn; only our own warnings are errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def arrays() -> dict[str, Any]:

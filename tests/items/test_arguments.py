@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler
+from orbit_ckpt._src.items.arguments import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError
 
 TREE = {"a": 1, "b": 2}

@@ -17,17 +17,15 @@ from orbit_ckpt._src.items.array import ArrayRestoreArgs
 from orbit_ckpt._src.items.proto import ProtoHandler
 from orbit_ckpt._src.type_handlers.single_replica import SingleReplicaArrayRestoreArgs
 from orbit_ckpt.errors import TreeMismatchError
+from orbit_ckpt.type_handlers import ArrayHandler, SingleReplicaArrayHandler
 from tests.support import assert_same_tree
 
 OTHER = ocp.MultiprocessingOptions(primary_host=1)
 
 
 PYTREE: dict[str, object] = {
-    "memory_limit_options": object(),
     "multiprocessing_options": OTHER,
-    "array_metadata_validator": object(),
     "enable_pinned_host_transfer": True,
-    "is_prioritized_key_fn": print,
 }
 MANAGER: dict[str, object] = {
     "single_host_load_and_broadcast": True,
@@ -43,6 +41,11 @@ SET: list[tuple[str, Callable[..., Any], object]] = [
     ("multiprocessing_options", ocp.JsonHandler, OTHER),
     ("multiprocessing_options", ProtoHandler, OTHER),
     ("composite_options", ocp.CompositeHandler, object()),
+    ("primary_host", ArrayHandler, 1),
+    ("replica_id", ArrayHandler, 1),
+    ("array_metadata_store", ArrayHandler, object()),
+    ("dispatcher", ArrayHandler, object()),
+    ("dispatcher", SingleReplicaArrayHandler, object()),
     *((name, ocp.CheckpointManagerOptions, value) for name, value in MANAGER.items()),
     ("step_prefix", lambda step_prefix: ocp.CheckpointManagerOptions(
         step_prefix=step_prefix, step_name_format=NAMES), "step"),
@@ -50,6 +53,7 @@ SET: list[tuple[str, Callable[..., Any], object]] = [
         step_format_fixed_length=step_format_fixed_length, step_name_format=NAMES), 4),
     ("barrier_sync_fn", ocp.AsyncOptions, print),
     ("create_directories_asynchronously", ocp.AsyncOptions, False),
+    ("skip_sync_file_validations", ocp.options.FileOptions, True),
     ("aggregate", ocp.SaveArgs, True),
     ("single_replica_sharding", SingleReplicaArrayRestoreArgs, object()),
     ("support_layout", ocp.args.StandardRestore, True),
@@ -58,6 +62,8 @@ SET: list[tuple[str, Callable[..., Any], object]] = [
     ("item", ocp.args.JsonRestore, {"a": 1}),
     ("item", ArrayRestoreArgs, 1),
     ("checkpoint_metadata_store", lambda **o: ocp.Checkpointer(ocp.JsonHandler(), **o), object()),
+    ("checkpoint_metadata_store", lambda **o: ocp.Checkpointer(ocp.JsonHandler(), **o),
+        ocp.metadata.metadata_store(enable_write=False)),
     ("temporary_path_class", lambda **o: ocp.AsyncCheckpointer(ocp.JsonHandler(), **o), object),
     ("temporary_path_class", ocp.StandardCheckpointer, object),
 ]  # fmt: skip
@@ -85,11 +91,19 @@ def test_an_option_that_does_nothing_warns_once_and_says_why(
         lambda: ocp.StandardHandler(multiprocessing_options=None),
         lambda: ocp.CheckpointManagerOptions(step_prefix="run", step_name_format=NAMES),
         lambda: ocp.SaveArgs(aggregate=False),
+        lambda: ArrayHandler(primary_host=None, replica_id=None),
+        lambda: ocp.CompositeHandler(composite_options=None),
+        lambda: ocp.Checkpointer(
+            ocp.JsonHandler(),
+            checkpoint_metadata_store=ocp.metadata.metadata_store(
+                enable_write=True, blocking_write=True
+            ),
+        ),
         lambda: ocp.Checkpointer(
             ocp.JsonHandler(), checkpoint_metadata_store=None, temporary_path_class=None
         ),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_options_at_their_defaults_are_accepted_without_a_word(make: Callable[[], Any]) -> None:
     with warnings.catch_warnings():
@@ -111,11 +125,6 @@ def test_the_warning_names_the_line_that_sets_the_option(make: Callable[[], Any]
     with pytest.warns(UserWarning, match="does nothing here") as found:
         make()
     assert [warning.filename for warning in found] == [__file__]
-
-
-def test_another_implementation_of_a_handler_is_refused_because_it_would_not_write() -> None:
-    with pytest.raises(ValueError, match="handler_impl=object is not supported"):
-        ocp.PyTreeHandler(handler_impl=object())
 
 
 STORED = {"a": np.arange(3), "b": np.ones(2)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import shutil
 import subprocess
@@ -17,9 +19,13 @@ from orbax.checkpoint import checkpoint_utils as orbax_utils
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.manager import follow
-from orbit_ckpt._src.manager.steps import StepNameFormat
+from orbit_ckpt._src.manager.step_names import StepNameFormat
 from orbit_ckpt._src.storage.layout import STEP_METADATA
-from orbit_ckpt.checkpoint_utils import checkpoints_iterator, wait_for_new_checkpoint
+from orbit_ckpt.checkpoint_utils import (
+    checkpoints_iterator,
+    get_snapshot_dir_from_step_dir,
+    wait_for_new_checkpoint,
+)
 from orbit_ckpt.errors import StorageError
 
 SAVER = Path(__file__).with_name("saver.py")
@@ -200,20 +206,80 @@ def test_an_unfinished_save_is_waited_for(tmp_path: Path) -> None:
     assert wait(tmp_path, saves(tmp_path, {2: 4}), timeout=3) == 4
 
 
-@pytest.mark.parametrize("options", [{"snapshot_dir": "snapshots"}, {"set_immutable": True}])
-def test_snapshots_are_refused_at_the_call(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="snapshots are not supported"):
-        checkpoints_iterator(tmp_path, **options)
+def test_snapshot_remains_while_the_step_is_in_use(tmp_path: Path) -> None:
+    run, snapshots = tmp_path / "run", tmp_path / "snapshots"
+    steps = checkpoints_iterator(
+        run,
+        timeout=5,
+        snapshot_dir=snapshots,
+        _clock=FakeClock({1: lambda: ocp.save(run / "7", [7])}),
+    )
+    ocp.save(run / "5", [5])
+    assert next(steps) == 5
+    shutil.rmtree(run / "5")
+    path = get_snapshot_dir_from_step_dir(run / "5", snapshots)
+    assert ocp.load(path) == [5]
+    assert next(steps) == 7
+    assert [path.name for path in snapshots.iterdir()] == ["7"]
+    assert list(steps) == []
+    assert list(snapshots.iterdir()) == []
+
+
+def test_snapshot_ends_with_the_context(tmp_path: Path) -> None:
+    run, snapshots = tmp_path / "run", tmp_path / "snapshots"
+    ocp.save(run / "5", [5])
+    (snapshots / "5").mkdir(parents=True)  # left by a process that was killed
+    with wait_for_new_checkpoint(run, snapshot_dir=snapshots) as step:
+        assert ocp.load(snapshots / "5") == [5]
+    assert step == 5
+    assert list(snapshots.iterdir()) == []
+    assert ocp.load(run / "5") == [5]
+
+
+def test_snapshot_is_a_copy_where_files_cannot_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another device")
+
+    monkeypatch.setattr("os.link", link)
+    ocp.save(tmp_path / "run" / "5", [5])
+    with wait_for_new_checkpoint(tmp_path / "run", snapshot_dir=tmp_path / "snapshots"):
+        assert ocp.load(tmp_path / "snapshots" / "5") == [5]
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+def test_step_that_is_deleted_before_its_snapshot(
+    ignores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ocp.save(tmp_path / "run" / "5", [5])
+
+    def link(source: Path, _: Path) -> None:
+        raise FileNotFoundError(errno.ENOENT, "deleted", str(source))
+
+    monkeypatch.setattr("os.link", link)
+    expected = contextlib.nullcontext() if ignores else pytest.raises(FileNotFoundError)
+    options: dict[str, Any] = {"snapshot_dir": tmp_path / "snapshots"}
     with (
-        pytest.raises(ValueError, match="snapshots are not supported"),
-        wait_for_new_checkpoint(tmp_path, **options),
+        expected,
+        wait_for_new_checkpoint(
+            tmp_path / "run", ignore_snapshot_errors=ignores, **options
+        ) as step,
     ):
-        pass
+        assert step == 5
+        assert list((tmp_path / "snapshots").iterdir()) == []
 
 
-def test_arguments_that_ask_for_no_snapshot_are_accepted(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"set_immutable": False, "ignore_snapshot_errors": False}
-    assert wait(tmp_path, FakeClock(), timeout=0, **options) == -1
+def test_no_snapshot_is_made_unless_asked_for(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "5", [5])
+    assert wait(tmp_path, FakeClock(), timeout=0, ignore_snapshot_errors=False) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+
+
+def test_option_for_immutable_files_has_no_effect(tmp_path: Path) -> None:
+    assert wait(tmp_path, FakeClock(), timeout=0, set_immutable=False) == -1
+    with pytest.warns(UserWarning, match="set_immutable=True does nothing here"):
+        checkpoints_iterator(tmp_path, set_immutable=True)
 
 
 def test_a_file_is_not_waited_for(tmp_path: Path) -> None:

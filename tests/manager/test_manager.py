@@ -132,22 +132,36 @@ def test_one_item_and_several_are_not_mixed(run: Any) -> None:
 
 def test_metrics_cannot_be_an_item_too(run: Any) -> None:
     args = ocp.args.Composite(metrics=ocp.args.JsonSave({"loss": 1}))
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="give one of them"):
         run().save(1, args=args, metrics={"loss": 1})
 
 
-def test_a_step_is_listed_only_when_it_is_durable(run: Any, slow: threading.Event) -> None:
+def test_other_managers_list_a_step_only_when_it_is_durable(
+    run: Any, slow: threading.Event
+) -> None:
     manager = run()
     manager.save(5, tree(5))
     assert manager.is_saving_in_progress()
-    assert manager.latest_step() is None
+    assert manager.latest_step() == 5
     assert run().all_steps() == []
     assert not manager.should_save(5)
     with pytest.raises(StepAlreadyExistsError, match="Step 5"):
         manager.save(5, tree(5), force=True)
     slow.set()
-    manager.wait_until_finished()
+    assert manager.restore(manager.latest_step())["w"].tolist() == tree(5)["w"].tolist()
     assert manager.latest_step() == 5
+
+
+def test_a_subclass_finds_the_steps_where_that_of_orbax_has_them(tmp_path: Path) -> None:
+    class Manager(ocp.CheckpointManager):  # as Kauldron's
+        def all_steps(self, read: bool = False) -> list[int]:  # noqa: ARG002 - as in the base
+            return [info.step for info in self._checkpoints]
+
+    with Manager(tmp_path / "run") as manager:
+        manager.save(3, tree(3))
+        manager.save(5, tree(5))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3, 5]
 
 
 def test_what_is_saved_may_be_changed_at_once(run: Any, slow: threading.Event) -> None:

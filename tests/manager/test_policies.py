@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from orbax.checkpoint.checkpoint_managers import preservation_policy as orbax_keep
 from orbax.checkpoint.checkpoint_managers import save_decision_policy as orbax_save
 
-import orbit_ckpt as ocp
 from orbit_ckpt import policies as ours
 from orbit_ckpt._src.manager.retention import keeps_all
 from orbit_ckpt.policies import (
@@ -383,26 +381,3 @@ def test_a_policy_that_forgets_steps_is_an_error() -> None:
 
     with pytest.raises(ValueError, match="answers for 1 of 2 steps"):
         RetentionRules(Forgetful()).plan([info(1), info(2)], NOW)
-
-
-def test_a_skipped_step_0_begins_the_time_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            del tz
-            return now
-
-    monkeypatch.setattr("orbit_ckpt._src.manager.writer.datetime", Clock)
-    policy = TimeIntervalPolicy(timedelta(seconds=60))
-    options = ocp.CheckpointManagerOptions(save_decision_policy=policy)
-    with ocp.CheckpointManager(tmp_path, options=options) as manager:
-        now += timedelta(seconds=100)  # the first step is compiled
-        assert not manager.save(0, {"a": 1})
-        now += timedelta(seconds=1)
-        assert not manager.should_save(1)
-        now += timedelta(seconds=59)
-        assert manager.should_save(2)

@@ -16,7 +16,7 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
-from orbit_ckpt._src.manager import coordinator, writer
+from orbit_ckpt._src.manager import coordinator
 from orbit_ckpt._src.runtime.process import Process, ProcessGroup
 from orbit_ckpt._src.runtime.rendezvous import KeyValueGroup
 from orbit_ckpt._src.storage.atomic import AtomicDirectory
@@ -120,16 +120,33 @@ def test_all_processes_save_list_and_restore_the_same(run: Run, background: bool
     assert same(run.call(lambda manager: manager.all_steps()), [2, 3])
 
 
-def test_skewed_clocks_do_not_disagree(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_add_an_item_and_refuse_it_together(run: Run) -> None:
+    run.open()
+    items = ocp.args.Composite(model=ocp.args.StandardSave(tree(1)))
+    assert same(run.call(lambda manager: manager.save(1, args=items)), True)
+    assert same(run.call(lambda manager: manager.save_item(1, "tx", tree(2))), None)
+    assert same(run.call(lambda manager: manager.steps_with_item("tx")), [1])
+    restored = run.call(lambda manager: manager.restore(1)["tx"]["name"])
+    assert same(restored, "step 2")
+
+    def differ(index: int) -> None:
+        name = "bad/name" if index == 1 else "ema"
+        run.managers[index].save_item(1, name, tree(3))
+
+    assert all(isinstance(error, Exception) for error in run.each(differ))
+    assert same(run.call(lambda manager: manager.steps_with_item("ema")), [])
+    exists = run.call(lambda manager: manager.save_item(1, "tx", tree(3)))
+    assert all("already exists" in str(error) for error in exists)
+    assert ocp.verify(run.root).is_intact
+
+
+def test_skewed_clocks_do_not_disagree(run: Run) -> None:
     ahead = threading.local()
 
-    class Skewed(dt.datetime):
-        @classmethod
-        def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:
-            return dt.datetime.now(tz) + getattr(ahead, "by", dt.timedelta())
+    def skewed() -> dt.datetime:
+        return dt.datetime.now(dt.UTC) + getattr(ahead, "by", dt.timedelta())
 
-    monkeypatch.setattr(writer, "datetime", Skewed)
-    run.open(save_decision_policy=TimeIntervalPolicy(dt.timedelta(hours=1)))
+    run.open(save_decision_policy=TimeIntervalPolicy(dt.timedelta(hours=1)), clock=skewed)
 
     def save(index: int) -> tuple[bool, bool]:
         ahead.by = dt.timedelta(hours=2 if index else 0)
@@ -206,8 +223,10 @@ def test_what_changes_in_the_background_is_listed_where_all_meet(run: Run) -> No
     run.save(1)
     for manager in run.managers:
         manager._writer.wait()
-    assert same(run.call(lambda manager: manager.latest_step()), None)
+    assert same(run.call(lambda manager: manager.latest_step()), 1)
+    assert same(run.call(lambda manager: manager.steps_with_item("default")), [])
     assert same(run.call(lambda manager: manager.check_for_errors()), None)
+    assert same(run.call(lambda manager: manager.steps_with_item("default")), [1])
     assert same(run.call(lambda manager: manager.latest_step()), 1)
 
 

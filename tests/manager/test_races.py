@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.items.base import ARGUMENTS, CheckpointArgs, register_with_handler
+from orbit_ckpt._src.items.arguments import ARGUMENTS, CheckpointArgs, register_with_handler
 from orbit_ckpt._src.manager import garbage_collection, index
 from orbit_ckpt.errors import (
     BackgroundSaveError,

@@ -354,9 +354,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def they_agree(self) -> None:
         if not hasattr(self, "manager"):
             return
-        assert self.manager.all_steps() == sorted(self.model.steps)
-        assert self.manager.latest_step() == max(self.model.steps, default=None)
-        assert self.manager.best_step() == self.model.best()
+        running = set() if self.running is None else {self.running.step}
+        newest = max({*self.model.steps, *running}, default=None)
+        assert self.manager.all_steps() == sorted({*self.model.steps, *running})
+        assert self.manager.latest_step() == newest
+        best = newest if self.setting.best is None else self.model.best()
+        assert self.manager.best_step() == best
         assert self.manager.retention().kept == self.model.kept()
         assert self.manager.is_saving_in_progress() == (self.running is not None)
         near = max(self.known(), default=0)

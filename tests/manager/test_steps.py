@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.manager.index import StepIndex
+from orbit_ckpt._src.manager.step_names import StepNameFormat
 from orbit_ckpt._src.manager.steps import (
-    StepNameFormat,
     StepNames,
     as_step,
     latest_step,
@@ -140,7 +140,7 @@ def test_integers_of_every_kind_are_steps(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [True, np.True_, jnp.array(True), 5.0, np.float32(5), "5", None, np.array([5])]
+    "value", [True, np.True_, jnp.array(True), 5.0, np.float32(5), "5", None, np.array([5, 6])]
 )
 def test_other_values_are_no_steps(value: object) -> None:
     with pytest.raises(TypeError, match=r"The step must be an integer, found .*int\("):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays.recorded_sharding import SingleDeviceShardingMetadata
 from orbit_ckpt._src.metadata import files
-from orbit_ckpt._src.metadata.schema import ArrayRecord
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt.errors import CorruptionError, FormatError

@@ -12,13 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.metadata.array_records import decode_arrays
 from orbit_ckpt._src.metadata.codec import decode_json
-from orbit_ckpt._src.metadata.schema import (
-    StepDocument,
-    TreeDetails,
-    TreeDocument,
-    decode_arrays,
-)
+from orbit_ckpt._src.metadata.schema import StepDocument, TreeDetails, TreeDocument
 from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt.errors import CheckpointError, FormatError
 from tests.faults.support import Layout, every_kind_of_leaf

@@ -117,6 +117,10 @@ def test_what_one_process_raises_is_raised_on_all(run: Run, background: bool) ->
             assert not own + others
             continue
         assert "the disk is on fire" in own[0]["text"], own
+        if background and not others:  # raised by a later call
+            found = raised_after(life, 1 - victim)
+            others = [one for some in found.values() for one in some if one["named"] == [victim]]
+        assert others, (phase, run.text(life))
         assert phase == "in a deletion" or others[0]["named"] == [victim], others
         # one that leaves the run while another one begins a save is missed at its end, which in the
         # background is an error of that save

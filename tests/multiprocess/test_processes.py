@@ -54,6 +54,16 @@ def test_two_processes_save_through_overrides_of_a_handler(
 
 
 @pytest.mark.slow
+def test_two_processes_save_into_databases_of_several_names(exchanged: Path) -> None:
+    path = exchanged / "by_two_options"
+    names = {entry.name for entry in path.iterdir() if entry.name.startswith("ocdbt.")}
+    ids = ("0", "1", "host", "replica_0", "replica_1")
+    assert names == {f"ocdbt.process_{name}" for name in ids}
+    check_tree(ocp.load(path))
+    assert ocp.verify(path).is_intact
+
+
+@pytest.mark.slow
 def test_two_processes_save_what_one_loads(exchanged: Path) -> None:
     check_tree(ocp.load(exchanged / "by_two"))
     check_tree(ocp.load(exchanged / "by_two_again"))

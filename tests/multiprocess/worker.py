@@ -20,7 +20,12 @@ from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt.errors import ProcessFailedError, ProcessTimeoutError
-from orbit_ckpt.type_handlers import SingleReplicaArrayHandler, create_type_handler_registry
+from orbit_ckpt.type_handlers import (
+    ArrayHandler,
+    NumpyHandler,
+    SingleReplicaArrayHandler,
+    create_type_handler_registry,
+)
 from tests.multiprocess.trees import check_tree, make_mesh, make_shardings, make_tree
 
 LONG_S, SHORT_S = 60.0, 4.0
@@ -103,6 +108,42 @@ def exchange(directory: Path) -> None:
             checkpointer.save(path, tree)
         check_tree(ocp.load(path, like=tree), shardings)
     overrides(directory, tree)
+    with_handler_options(directory / "by_two_options", tree, shardings)
+
+
+class Marked(ArrayHandler):
+    """Records JSON of every array."""
+
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+        for info in infos:
+            info.ext_metadata = {"unit": "m"}
+        return await super().serialize(values, infos, args)
+
+
+class Validator:
+    """Notes the processes whose records it checks."""
+
+    seen: tuple[int, ...] = ()
+
+    def validate_all_array_metadatas(self, array_metadatas: dict[int, list[Any]]) -> None:
+        self.seen = tuple(array_metadatas)
+        (names,) = {tuple(r.param_name for r in records) for records in array_metadatas.values()}
+        assert "arrays.replicated" in names
+        assert all(r.ext_metadata["unit"] == "m" for r in array_metadatas[1])
+
+
+def with_handler_options(path: Path, tree: object, shardings: dict[str, NamedSharding]) -> None:
+    """Save into databases of several names, with records of every array."""
+    registry = create_type_handler_registry(
+        (jax.Array, Marked(enable_replica_parallel_separate_folder=True)),
+        (np.ndarray, NumpyHandler(ocdbt_process_id="host")),
+    )
+    validator = Validator()
+    handler = ocp.PyTreeHandler(type_handler_registry=registry, array_metadata_validator=validator)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path, tree)
+    assert validator.seen == ((0, 1) if jax.process_index() == 0 else ())
+    check_tree(ocp.load(path, like=tree), shardings)
 
 
 class SaveOverride(ocp.PyTreeHandler):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import orbit_ckpt as ocp
+from orbit_ckpt._src.runtime.futures import wait_for_end
+from orbit_ckpt.errors import StorageError
 from orbit_ckpt.future import (
     ChainedFuture,
     CommitFutureAwaitingContractedSignals,
@@ -86,3 +91,72 @@ def test_a_chain_with_an_error_does_not_call_its_function() -> None:
     with pytest.raises(OSError, match="full"):
         ChainedFuture([future], lambda: called.append(1)).result()
     assert called == []
+
+
+class Endless:
+    """Work that ends only when the test says so, and ignores the timeout."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def result(self, timeout: float | None = None) -> None:  # noqa: ARG002 - a bad one
+        self.begun.set()
+        self.may_end.wait(60)
+
+
+def test_the_end_of_work_is_awaited_no_longer_than_the_timeout() -> None:
+    work = Endless()
+    assert not wait_for_end([NoopFuture(), work], 0)
+    work.may_end.set()
+    assert wait_for_end([work, CommitFutureAwaitingContractedSignals(failed())], 60)
+
+
+def test_an_interrupt_ends_the_wait_for_the_end_of_work() -> None:
+    work = Endless()
+
+    def interrupt() -> None:
+        work.begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in some shells
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_end([work], 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        work.may_end.set()
+
+
+def test_canceled_work_has_ended() -> None:
+    canceled: Future[None] = Future()
+    canceled.cancel()
+    assert wait_for_end([canceled], 60)
+
+
+def test_a_failed_save_does_not_wait_for_work_without_end(tmp_path: Path) -> None:
+    work = Endless()
+
+    class Handler(ocp.AsyncCheckpointHandler):
+        async def async_save(self, *_: Any) -> Any:
+            return [CommitFutureAwaitingContractedSignals(failed()), work]
+
+        def save(self, *_: Any) -> None:
+            raise NotImplementedError
+
+        def restore(self, *_: Any) -> None:
+            raise NotImplementedError
+
+        def finalize(self, directory: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    options = ocp.MultiprocessingOptions(timeout_secs=0.01)
+    with pytest.raises(StorageError, match="the disk is full") as caught:
+        ocp.Checkpointer(Handler(), multiprocessing_options=options).save(tmp_path / "a", 1)
+    work.may_end.set()
+    assert caught.value.__cause__ is not None
+    (note,) = caught.value.__cause__.__notes__
+    assert "has not ended after 0.01 seconds" in note
+    assert list(tmp_path.iterdir()) == []

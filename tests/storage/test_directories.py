@@ -17,8 +17,8 @@ from orbit_ckpt._src.storage.atomic import (
     AtomicityMode,
     is_in_progress,
     remove_abandoned,
-    write_file,
 )
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, is_temporary_name
 from orbit_ckpt._src.storage.path import describe_directory, resolve_path
 from orbit_ckpt.errors import CheckpointExistsError, StorageError

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from orbit_ckpt._src.storage.amend import forget_files, replacing_item
 from orbit_ckpt._src.storage.integrity import (
     CheckedDirectory,
-    forget_files,
     read_manifest,
     renew_manifest,
-    replacing_item,
     write_manifest,
 )
 from orbit_ckpt._src.storage.layout import COMMIT_MARKER, MANIFEST, OCDBT_MANIFEST

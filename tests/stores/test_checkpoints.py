@@ -168,12 +168,13 @@ def test_overwriting_touches_no_path_with_the_same_beginning(store: str) -> None
     assert ocp.load(f"{store}/10") == {"a": 10}
 
 
-def test_nothing_there_is_told(store: str) -> None:
-    ocp.save(f"{store}/run/1", {"a": 1})
+def test_a_run_is_its_newest_step_and_a_step_that_is_not_there_is_an_error(store: str) -> None:
+    for step in (9, 10):
+        ocp.save(f"{store}/run/{step}", {"a": step})
     with pytest.raises(CheckpointNotFoundError, match=r"No checkpoint at .*run/2"):
         ocp.load(f"{store}/run/2")
-    with pytest.raises(CheckpointNotFoundError, match="run: it is a directory with 1"):
-        ocp.load(f"{store}/run")
+    assert ocp.load(f"{store}/run") == {"a": 10}
+    assert ocp.latest_step(f"{store}/run") == 10
 
 
 def test_a_checkpoint_without_its_marker_is_not_restored(store: str) -> None:

@@ -1,6 +1,7 @@
 """What the package uses of msgpack, whose wheels come without types."""
 
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 class ExtType(NamedTuple):
     code: int
@@ -20,4 +21,6 @@ class Unpacker:
     def unpack(self) -> object: ...
     def tell(self) -> int: ...
 
-def packb(o: object) -> bytes: ...
+def packb(
+    o: object, *, default: Callable[[Any], object] | None = ..., strict_types: bool = ...
+) -> bytes: ...

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -36,6 +36,13 @@ class SingleDeviceShardingMetadata:
     """
 
     device_str: str
+
+    @classmethod
+    def from_jax_sharding(
+        cls, jax_sharding: jax.sharding.SingleDeviceSharding
+    ) -> SingleDeviceShardingMetadata:
+        """Return the record of a sharding."""
+        return cls(str(next(iter(jax_sharding.device_set))))
 
     def __str__(self) -> str:
         return _device_name(self.device_str)
@@ -76,6 +83,29 @@ class NamedShardingMetadata:
     partition_spec: tuple[PartitionEntry, ...]
     axis_types: tuple[str, ...] | None = None
     device_mesh: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        types = self.axis_types
+        given = {
+            "shape": tuple(map(int, self.shape)),
+            "axis_names": tuple(map(str, self.axis_names)),
+            "partition_spec": tuple(map(as_partition_entry, self.partition_spec)),
+            "axis_types": types and tuple(str(kind).rpartition(".")[2] for kind in types),
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)  # a program may give lists, arrays and enums
+
+    @classmethod
+    def from_jax_sharding(cls, jax_sharding: jax.sharding.NamedSharding) -> NamedShardingMetadata:
+        """Return the record of a sharding over devices."""
+        mesh = cast("jax.sharding.Mesh", jax_sharding.mesh)
+        return cls(
+            shape=mesh.devices.shape,
+            axis_names=tuple(map(str, mesh.axis_names)),
+            partition_spec=tuple(map(as_partition_entry, jax_sharding.spec)),
+            axis_types=tuple(kind.name for kind in mesh.axis_types),
+            device_mesh=tuple(device.id for device in mesh.devices.flat),
+        )
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
@@ -186,10 +216,8 @@ def _decode_named(fields: Mapping[str, object]) -> NamedShardingMetadata:
     return NamedShardingMetadata(
         shape=tuple(map(_int, _list(fields["shape"]))),
         axis_names=tuple(map(str, _list(fields["axis_names"]))),
-        partition_spec=tuple(
-            as_partition_entry(entry) for entry in _list(fields["partition_spec"])
-        ),
-        axis_types=tuple(str(t).rpartition(".")[2] for t in _list(types)) if types else None,
+        partition_spec=tuple(map(as_partition_entry, _list(fields["partition_spec"]))),
+        axis_types=tuple(map(str, _list(types))) if types else None,
         device_mesh=_device_ids(mesh) if mesh else None,
     )
 

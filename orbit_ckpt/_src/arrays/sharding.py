@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from orbit_ckpt._src.arrays.recorded_sharding import (
     NamedShardingMetadata,
     ShardingMetadata,
     SingleDeviceShardingMetadata,
-    as_partition_entry,
 )
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.text import visible
@@ -27,17 +31,10 @@ def describe_sharding(
     Metadata is returned unchanged.
     """
     match sharding:
-        case NamedSharding(mesh=Mesh() as mesh, spec=spec):
-            return NamedShardingMetadata(
-                shape=tuple(mesh.devices.shape),
-                axis_names=tuple(map(str, mesh.axis_names)),
-                partition_spec=tuple(as_partition_entry(entry) for entry in spec),
-                axis_types=tuple(t.name for t in mesh.axis_types),
-                device_mesh=tuple(device.id for device in mesh.devices.flat),
-            )
+        case NamedSharding(mesh=Mesh()):
+            return NamedShardingMetadata.from_jax_sharding(sharding)
         case SingleDeviceSharding():
-            (device,) = sharding.device_set
-            return SingleDeviceShardingMetadata(str(device))
+            return SingleDeviceShardingMetadata.from_jax_sharding(sharding)
         case NamedShardingMetadata() | SingleDeviceShardingMetadata():
             return sharding
         case _:
@@ -157,3 +154,54 @@ class ShardingResolver:
         if metadata not in self._resolved:
             self._resolved[metadata] = metadata.to_jax_sharding()
         return self._resolved[metadata]
+
+
+def construct_maximal_shardings(
+    abstract_state: object, devices: Sequence[jax.Device] | None = None
+) -> Any:  # a tree of the state's structure
+    """Return shardings that split every array among as many devices as its shape allows.
+
+    Arrays whose dimensions are all smaller than the number of devices are replicated.
+
+    Args:
+        abstract_state: A tree of arrays or `jax.ShapeDtypeStruct`.
+        devices: The devices, by default all.
+    """
+    used = jax.devices() if devices is None else list(devices)
+
+    def split(leaf: Any) -> NamedSharding:
+        return _maximal_sharding(leaf.shape, used)
+
+    return jax.tree_util.tree_map(split, abstract_state)
+
+
+def _maximal_sharding(shape: Shape, devices: Sequence[jax.Device]) -> NamedSharding:
+    """Split the largest dimensions first, each by what it shares with the remaining devices."""
+    remaining = len(devices)
+    sizes: list[int] = []
+    axes: list[str | None] = [None] * len(shape)
+    if max(shape, default=0) >= jax.device_count():
+        for dimension in map(int, np.argsort(shape)[::-1]):
+            common = math.gcd(shape[dimension], remaining)
+            if shape[dimension] >= remaining and common > 1:
+                axes[dimension] = string.ascii_lowercase[len(sizes)]
+                sizes.append(common)
+                remaining //= common
+    if remaining > 1 or not sizes:
+        sizes.append(remaining)
+    mesh = Mesh(np.asarray(devices).reshape(sizes), tuple(string.ascii_lowercase[: len(sizes)]))
+    return NamedSharding(mesh, PartitionSpec(*(axes if any(axes) else ())))
+
+
+def fully_replicated_host_local_array_to_global_array(arr: jax.Array) -> jax.Array:
+    """Convert an array replicated on each process to one replicated on all devices.
+
+    Args:
+        arr: An array replicated on this process's devices, such as a result of `jax.pmap`, whose
+            first axis is dropped.
+    """
+    pieces = [shard.data for shard in arr.addressable_shards]
+    if pieces[0].shape != arr.shape:
+        pieces = [piece[0] for piece in pieces]
+    sharding = NamedSharding(Mesh(np.asarray(jax.devices()), ("x",)), PartitionSpec())
+    return jax.make_array_from_single_device_arrays(pieces[0].shape, sharding, pieces)

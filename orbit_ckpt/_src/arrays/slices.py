@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 Shape = tuple[int, ...]
+Index = tuple[slice, ...]
 
 
 class Region(Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.memory import Arena
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_rows, whole
+from orbit_ckpt._src.arrays.watch import LeafWatch
 
 
 class DeferredData(Struct, frozen=True, gc=False):
@@ -66,10 +67,14 @@ class Shard(Struct, frozen=True, gc=False):
     Attributes:
         region: The part.
         data: Its values.
+        in_place: Whether a save reads the data in place instead of copying them first.
+        watch: Reports what a save does with the leaf, if a callback listens.
     """
 
     region: Region
     data: Data
+    in_place: bool = False
+    watch: LeafWatch | None = None
 
     @property
     def nbytes(self) -> int:
@@ -163,6 +168,7 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
             else _copy(handle, arena)
             if is_large
             else np.array(handle, order="C"),
+            watch=shard.watch,
         )
         for shard, handle, is_large in zip(shards, handles, large, strict=True)
     ]

@@ -158,11 +158,7 @@ def _save_request(
     place = resolve_path(path)
     try:
         check_tree("tree", tree, instead="the tree itself, as in save(path, {'w': array})")
-        check_state_functions(transforms)
-        if transforms:
-            tree = transform_state(tree, transforms)
-        casts = None if cast is None else casts_by_patterns(cast)
-        save_args = cast_on_save(tree, casts) if casts else None
+        tree, save_args = prepare_tree(tree, cast, transforms)
     except Exception as error:  # raised again once the other processes know
         decline_save(place, error, SessionOptions())
         raise
@@ -172,6 +168,24 @@ def _save_request(
         overwrite=as_flag("overwrite", overwrite),
         custom_metadata=custom_metadata,
     )
+
+
+def prepare_tree(
+    tree: object,
+    cast: PatternMap[object] | DTypeLike | None,
+    transforms: Sequence[StateFunction],
+) -> tuple[object, object]:
+    """Return the tree that `save` writes for its options, and its save arguments or None.
+
+    Raises:
+        TypeError: An option has the wrong type.
+        TransformError: A pattern matches nothing, or a function returned trees that differ.
+    """
+    check_state_functions(transforms)
+    if transforms:
+        tree = transform_state(tree, transforms)
+    casts = None if cast is None else casts_by_patterns(cast)
+    return tree, cast_on_save(tree, casts) if casts else None
 
 
 @suggest_target("like")
@@ -300,11 +314,20 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
         64 B to read; about 56 B of host memory
     """
     place = resolve_path(path)
-    unknown = min(options.keys() - PlanOptions.__annotations__.keys(), default=None)
-    if unknown is not None:
-        raise TypeError(f"plan() got an unexpected keyword argument {unknown!r}")
+    check_options("plan", options, PlanOptions)
     memory_limit = options.pop("memory_limit", None)
     return _within(memory_limit).explain(place, _restore_options(like, **options))
+
+
+def check_options(function: str, options: Mapping[str, object], known: type) -> None:
+    """Check the names of keyword options; `known` is the class that declares them.
+
+    Raises:
+        TypeError: The function has no such option.
+    """
+    unknown = min(options.keys() - known.__annotations__.keys(), default=None)
+    if unknown is not None:
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
 
 
 def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOptions:
@@ -336,12 +359,12 @@ def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOpt
         match_leaf_types=True,
         cast_policy=policy or "same_kind",
         cast_rules={} if policy else casts_by_patterns(casts),
-        sharding_rules=None if sharding is None else _shardings_by_patterns(sharding),
+        sharding_rules=None if sharding is None else shardings_by_patterns(sharding),
         **cast(Any, options),  # the others are fields of the same names
     )
 
 
-def _shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding]:
+def shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding]:
     """Convert `sharding=` to patterns; a single sharding applies to all leaves.
 
     Raises:

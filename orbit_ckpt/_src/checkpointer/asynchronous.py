@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, warn_of_context
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -22,7 +22,8 @@ from orbit_ckpt._src.checkpointer.options import (
 )
 from orbit_ckpt._src.checkpointer.pending_save import PendingSave
 from orbit_ckpt._src.checkpointer.save import SaveRequest, begin_save, handled_item
-from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler
+from orbit_ckpt._src.items.arguments import CheckpointArgs
+from orbit_ckpt._src.items.base import CheckpointHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt._src.runtime.checks import as_flag
@@ -57,8 +58,8 @@ class AsyncCheckpointer(Checkpointer):
             file_options: Permissions and other properties of files.
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
-            checkpoint_metadata_store: Ignored.
-            temporary_path_class: Ignored, see `atomicity_options`.
+            checkpoint_metadata_store: See `Checkpointer`.
+            temporary_path_class: See `Checkpointer`.
         """
         check_options(async_options=async_options, multiprocessing_options=multiprocessing_options)
         options = async_options or AsyncOptions()
@@ -84,6 +85,7 @@ class AsyncCheckpointer(Checkpointer):
         *args: object,
         force: bool = False,
         custom_metadata: Mapping[str, object] | None = None,
+        save_context: object = None,
         **kwargs: object,
     ) -> None:
         """Start saving a checkpoint once the previous save has ended.
@@ -96,6 +98,7 @@ class AsyncCheckpointer(Checkpointer):
             CheckpointExistsError: The directory exists and `force` is not set.
             CheckpointError: The handler failed; nothing was left behind.
         """
+        warn_of_context(save_context)
         request = SaveRequest(
             resolve_path(directory),
             handled_item(self.handler, self._make_args(0, args, kwargs)),
@@ -123,6 +126,14 @@ class AsyncCheckpointer(Checkpointer):
         """
         self._last.check()
 
+    def cancel(self) -> None:
+        """Stop the save in progress, if any, and return at once; nothing of it is left behind.
+
+        It raises no error later. A save that is about to appear is not stopped. With several
+        processes, every process must call this: if only one stops, the others fail.
+        """
+        self._last.cancel()
+
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is in progress."""
         return self._last.is_running()
@@ -146,6 +157,11 @@ class AsyncCheckpointer(Checkpointer):
             self._last.finish(inherited=False)
         finally:
             super().close()
+
+
+def is_async_checkpointer(checkpointer: object) -> bool:
+    """Return whether a checkpointer saves in the background."""
+    return isinstance(checkpointer, AsyncCheckpointer)
 
 
 class StandardCheckpointer(AsyncCheckpointer):

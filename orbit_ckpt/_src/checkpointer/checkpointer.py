@@ -9,6 +9,9 @@ from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
+from typing_extensions import override
+
+from orbit_ckpt._src.checkpointer.abstract import AbstractCheckpointer
 from orbit_ckpt._src.checkpointer.options import (
     AtomicityOptions,
     FileOptions,
@@ -19,20 +22,23 @@ from orbit_ckpt._src.checkpointer.options import (
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.save import SaveRequest, handled_item, save_now
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
-from orbit_ckpt._src.items.base import (
-    CheckpointHandler,
+from orbit_ckpt._src.checkpointer.temporary_path import TemporaryPath
+from orbit_ckpt._src.checkpointer.unfinished import atomicity_of, get_default_temporary_path_class
+from orbit_ckpt._src.items.arguments import (
     PassedArgs,
     args_name,
     check_args,
-    check_handler,
     is_args,
     own_args,
     takes_args,
     wrong_args,
 )
+from orbit_ckpt._src.items.base import CheckpointHandler, check_handler
+from orbit_ckpt._src.items.foreign import foreign_path
 from orbit_ckpt._src.items.phases import restore_item
 from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.metadata.files import describe_step
+from orbit_ckpt._src.metadata.store import writes_metadata
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.directories import directory_of
@@ -45,7 +51,7 @@ class _DescribesItems(Protocol):
     def metadata(self, directory: PathLike) -> object: ...
 
 
-class Checkpointer:
+class Checkpointer(AbstractCheckpointer):
     """Saves and restores checkpoints of one item with a handler."""
 
     def __init__(
@@ -65,8 +71,8 @@ class Checkpointer:
             file_options: Permissions and other properties of files.
             atomicity_options: How a checkpoint becomes visible.
             multiprocessing_options: How processes save together.
-            checkpoint_metadata_store: Ignored.
-            temporary_path_class: Ignored, see `atomicity_options`.
+            checkpoint_metadata_store: Ignored: metadata is always written.
+            temporary_path_class: A class of `path.atomicity` instead of `atomicity_options`.
         """
         check_handler("handler", handler)
         check_options(
@@ -74,7 +80,11 @@ class Checkpointer:
             atomicity_options=atomicity_options,
             multiprocessing_options=multiprocessing_options,
         )
-        _warn_of_unused(type(self), checkpoint_metadata_store, temporary_path_class)
+        owner = type(self).__qualname__
+        why = "metadata is always written, and becomes visible with the items"
+        store = None if writes_metadata(checkpoint_metadata_store) else checkpoint_metadata_store
+        warn_set(owner, {"checkpoint_metadata_store": (store, None, why)})
+        atomicity_options = atomicity_of(temporary_path_class, atomicity_options, owner=owner)
         self._handler = handler
         self._options = SessionOptions(
             file_options or FileOptions(),
@@ -87,12 +97,14 @@ class Checkpointer:
         """The handler of the item."""
         return self._handler
 
+    @override
     def save(
         self,
         directory: PathLike,
         *args: object,
         force: bool = False,
         custom_metadata: Mapping[str, object] | None = None,
+        save_context: object = None,
         **kwargs: object,
     ) -> None:
         """Save a checkpoint; it is durable when this returns.
@@ -103,6 +115,7 @@ class Checkpointer:
             force: Whether to replace an existing checkpoint, which stays until the new one is
                 complete; in marker mode, which writes in place, it is removed first.
             custom_metadata: A JSON object to store with the checkpoint.
+            save_context: Ignored.
             **kwargs: `args=` a `CheckpointArgs`, or fields of one by name.
 
         Raises:
@@ -112,6 +125,7 @@ class Checkpointer:
             ProcessTimeoutError: Another process has not joined in time; nothing was left behind.
             CheckpointError: The handler failed; nothing was left behind.
         """
+        warn_of_context(save_context)
         request = SaveRequest(
             resolve_path(directory),
             handled_item(self._handler, self._make_args(0, args, kwargs)),
@@ -120,6 +134,7 @@ class Checkpointer:
         )
         save_now(request, self._options)
 
+    @override
     def restore(
         self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is
@@ -140,6 +155,23 @@ class Checkpointer:
             directory_of(path).check_complete(needs_marker=self._options.atomicity.needs_marker)
             return restore_item(self._handler, path, self._make_args(1, args, kwargs))
 
+    def get_temporary_path(self, directory: PathLike) -> TemporaryPath:
+        """Return the temporary path of a save to a directory; nothing is created."""
+        path = resolve_path(directory)
+        kind = get_default_temporary_path_class(path, atomicity_options=self._options.atomicity)
+        return kind.from_final(path, file_options=self._options.files)
+
+    @override
+    def structure(self, directory: PathLike) -> Any:  # of the item, whatever it is
+        """Return the structure of the saved item if its handler has such a method, else None."""
+        describe = getattr(self._handler, "structure", None)
+        return (
+            None
+            if describe is None
+            else describe(foreign_path(self._handler, resolve_path(directory)))
+        )
+
+    @override
     def metadata(self, directory: PathLike) -> StepMetadata:
         """Return metadata of a checkpoint without reading its arrays.
 
@@ -158,6 +190,7 @@ class Checkpointer:
             return item
         return describe_step(CheckedDirectory(path), item)
 
+    @override
     def close(self) -> None:
         """Release resources."""
         self._handler.close()
@@ -213,13 +246,10 @@ class Checkpointer:
         return {"args": make(*bound.args, **bound.kwargs)}
 
 
-def _warn_of_unused(kind: type, metadata_store: object, temporary_path_class: object) -> None:
-    path_why = "atomicity_options say how a checkpoint becomes visible"
-    options: dict[str, tuple[object, object, str]] = {
-        "checkpoint_metadata_store": (metadata_store, None, "metadata is written with the items"),
-        "temporary_path_class": (temporary_path_class, None, path_why),
-    }
-    warn_set(kind.__qualname__, options)
+def warn_of_context(save_context: object) -> None:
+    """Warn of a save context, which has no effect."""
+    why = "the times that a caller has waited are in its own events"
+    warn_set("save", {"save_context": (save_context, None, why)})
 
 
 def _check_beside(wanted: object, given: Mapping[str, object]) -> None:

@@ -20,15 +20,17 @@ from orbit_ckpt._src.checkpointer.api import load
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import SaveRequest, save_now
+from orbit_ckpt._src.checkpointer.wrong_arguments import check_patterns
 from orbit_ckpt._src.errors import CheckpointNotFoundError, CorruptionError, VersionError
 from orbit_ckpt._src.formats.base import Format, allows_linked_files, writable_formats
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.writing import WriteRequest
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, check_int, check_mapping, show
+from orbit_ckpt._src.storage.amend import replacing_item
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.integrity import has_lost_manifest, replacing_item
+from orbit_ckpt._src.storage.integrity import has_lost_manifest
 from orbit_ckpt._src.storage.layout import MANIFEST
 from orbit_ckpt._src.storage.path import (
     PathLike,
@@ -176,6 +178,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     overwrite: bool = False,
     max_bytes: int = _MAX_BYTES,
     max_shard_bytes: int | None = None,
+    inline: Patterns = None,
     progress: Progress | None = None,
     reader: Format | None = None,
 ) -> None:
@@ -203,6 +206,8 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
             replaced.
         max_bytes: Approximate number of bytes to hold at once.
         max_shard_bytes: For a directory of safetensors: size above which a new file is started.
+        inline: For `"t5x"`: patterns of arrays to write into the file `checkpoint`, as T5X does
+            with arrays that are not partitioned; together at most a quarter of `max_bytes`.
         progress: Called occasionally with the bytes of arrays copied so far and their total.
         reader: The format of `src`, as for `load`.
 
@@ -228,6 +233,9 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     check_callable("progress", progress, "Give one that takes the bytes done and all of them.")
     if max_shard_bytes is not None:
         check_int("max_shard_bytes", max_shard_bytes, least=1)
+    check_patterns({"inline": inline})
+    if inline is not None and to != "t5x":
+        raise ValueError(f"inline is for to='t5x' only, found to={to!r}; leave it out.")
     check_mapping("custom_metadata", custom_metadata, "Give {'name': 'value'}, for example.")
     path = resolve_path(dst)
     check_outside(path, resolve_path(src))
@@ -247,7 +255,7 @@ def convert(  # noqa: PLR0913 - all optional, each about one thing
     kept = typing.cast(Mapping[str, object], found if is_object else {})
     merged = {**kept, **(custom_metadata or {})}
     other = None if is_object or custom_metadata else found
-    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite)
+    request = WriteRequest(path, tree, merged, max_bytes, max_shard_bytes, is_overwrite, inline)
     with storage_errors(request.path, "writing", "Nothing was left behind."):
         if to == ORBIT:
             _save(request, other)

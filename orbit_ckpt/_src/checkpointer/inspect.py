@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+from orbit_ckpt._src.errors import StepNotFoundError
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.metadata.files import describe_step
+from orbit_ckpt._src.metadata.values import StepMetadata, TreeMetadata
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.pytree.describe import describe_tree
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.fingerprint import read_consistently
-from orbit_ckpt._src.storage.path import PathLike, resolve_path
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import STEP_METADATA
+from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY
 
 _MAX_BYTES = 1 << 28
@@ -33,6 +38,24 @@ def metadata(path: PathLike, *, reader: Format | None = None) -> TreeMetadata:
         IncompleteCheckpointError: The save did not finish.
     """
     return describe_tree(resolve_path(path), GLOBAL_TYPE_HANDLER_REGISTRY, reader=reader)
+
+
+def get_step_metadata(path: PathLike) -> StepMetadata:
+    """Return the metadata of a checkpoint as a whole, without that of its items.
+
+    Raises:
+        StepNotFoundError: There is no checkpoint with a record.
+        IncompleteCheckpointError: The save did not finish.
+    """
+    directory = resolve_path(path)
+    if directory.exists():
+        directory_of(directory).check_complete()
+    if not (directory / STEP_METADATA).is_file():
+        raise StepNotFoundError(
+            f"There is no {STEP_METADATA} in {directory}: {describe_directory(directory)}. Give "
+            "the directory of a step or checkpoint."
+        )
+    return describe_step(CheckedDirectory(directory), None)
 
 
 def diff(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,12 +26,17 @@ class FileOptions:
 
     Attributes:
         path_permission_mode: Permission bits of a checkpoint's directory, None for the default.
+        skip_sync_file_validations: Ignored.
     """
 
     path_permission_mode: int | None = None
+    skip_sync_file_validations: bool = False
 
     def __post_init__(self) -> None:
         check_int("path_permission_mode", self.path_permission_mode, least=0, optional=True)
+        why = "a save always checks that it destroys no checkpoint, in one request"
+        options = {"skip_sync_file_validations": (self.skip_sync_file_validations, False, why)}
+        warn_set("FileOptions", options)
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,27 @@ class MultiprocessingOptions:
         )
 
 
+@dataclass
+class CompositeOptions:
+    """Orbax's options of a `CompositeHandler`; they have no effect here.
+
+    The checkpointer or manager decides all of this; give the options to it.
+
+    Attributes:
+        multiprocessing_options: See `MultiprocessingOptions`.
+        temporary_path_class: See `path.atomicity`.
+        file_options: See `FileOptions`.
+        atomicity_options: See `AtomicityOptions`.
+        async_options: See `AsyncOptions`.
+    """
+
+    multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
+    temporary_path_class: type | None = None
+    file_options: FileOptions | None = None
+    atomicity_options: AtomicityOptions | None = None
+    async_options: AsyncOptions | None = None
+
+
 def check_options(**given: object) -> None:
     """Check that options are objects of this module's classes; keywords give their names.
 
@@ -178,8 +205,10 @@ class SessionOptions:
         files: Properties of the files written.
         atomicity: How the checkpoint becomes visible.
         multiprocessing: How processes save together.
+        time_ns: Returns the time to record, in nanoseconds since the epoch.
     """
 
     files: FileOptions = field(default_factory=FileOptions)
     atomicity: AtomicityOptions = field(default_factory=AtomicityOptions)
     multiprocessing: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
+    time_ns: Callable[[], int] = time.time_ns

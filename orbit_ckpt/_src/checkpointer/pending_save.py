@@ -39,6 +39,11 @@ class PendingSave:
         self._handle = None
 
     @property
+    def handle(self) -> SaveHandle | None:
+        """The save, None once its end has been noted."""
+        return self._handle
+
+    @property
     def step(self) -> int | None:
         """The step being saved, None if none is."""
         handle = self._handle
@@ -52,7 +57,9 @@ class PendingSave:
     def has_failed(self) -> bool:
         """Return whether it has ended with an error that has not been raised."""
         handle = self._handle
-        return handle is not None and handle.done() and handle.exception() is not None
+        if handle is None or not handle.done() or handle.cancelled():
+            return False
+        return handle.exception() is not None
 
     def begin(
         self, save: Callable[[], SaveHandle | None], *, deadline: float | None = None
@@ -87,6 +94,12 @@ class PendingSave:
                 raise
         if failed is not None:
             raise failed
+
+    def cancel(self) -> None:
+        """Stop the save unless it is about to end; a cancelled save has no error."""
+        handle = self._handle
+        if handle is not None:
+            handle.cancel()
 
     def wait(self) -> None:
         """Wait until the save has ended, successfully or not.
@@ -134,7 +147,7 @@ class PendingSave:
         error = handle.exception(timeout_s)
         if not handle.done():  # called from its own callback
             return None
-        if not self._forget(handle) or error is None:
+        if not self._forget(handle) or error is None or handle.cancelled():
             return None
         return _background_error(handle, error)
 

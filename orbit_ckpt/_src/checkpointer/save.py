@@ -21,9 +21,11 @@ from orbit_ckpt._src.checkpointer.telemetry import report_save
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.guards import is_mapping
-from orbit_ckpt._src.items.base import CheckpointArgs, CheckpointHandler, typestr_of
+from orbit_ckpt._src.items.arguments import CheckpointArgs
+from orbit_ckpt._src.items.base import CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.step_details import StepDetails
+from orbit_ckpt._src.runtime.cancellation import Cancellation
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt._src.runtime.process import reset_in_child
@@ -54,6 +56,7 @@ class SaveHandle:
         step: int | None,
         outcome: Future[None],
         commit: Commit,
+        cancellation: Cancellation,
         *,
         is_alone: bool = True,
     ) -> None:
@@ -64,6 +67,7 @@ class SaveHandle:
         self._step = step
         self._outcome = outcome
         self._commit = commit
+        self._cancellation = cancellation
         self._ended: BaseException | Literal[True] | None = None
         outcome.add_done_callback(self._end)
         reset_in_child(self)
@@ -101,6 +105,17 @@ class SaveHandle:
         """How much has been written."""
         return self._commit.progress
 
+    def cancel(self) -> bool:
+        """Stop the save unless it is about to end; return whether it will be stopped.
+
+        `result` then raises; nothing is left behind.
+        """
+        return not self._outcome.done() and self._cancellation.request()
+
+    def cancelled(self) -> bool:
+        """Return whether the save was stopped by `cancel`, or will be."""
+        return self._cancellation.is_requested
+
     def done(self) -> bool:
         """Return whether the save has ended, successfully or not."""
         return self._outcome.done()
@@ -137,6 +152,18 @@ class SaveHandle:
             )
         return self._outcome.exception()
 
+    def call_when_saved(self, callback: Callable[[], object]) -> None:
+        """Call a function once the checkpoint is durable, or now if it is; not if the save fails.
+
+        Exceptions of the function are only logged.
+        """
+
+        def call(outcome: Future[None]) -> None:
+            if outcome.exception() is None:
+                callback()
+
+        self._outcome.add_done_callback(call)
+
     def __await__(self) -> Generator[Any, None, None]:
         return asyncio.wrap_future(self._outcome).__await__()
 
@@ -165,6 +192,7 @@ class SaveRequest(Struct, frozen=True):
         step: Its step, for messages.
         details: Further facts to record about a step.
         when_done: Called once the checkpoint is durable; its exceptions are only logged.
+        is_item: Whether the path is an item to add to the checkpoint that it is in.
     """
 
     path: Path
@@ -174,6 +202,7 @@ class SaveRequest(Struct, frozen=True):
     step: int | None = None
     details: StepDetails | None = None
     when_done: Callable[[], object] | None = None
+    is_item: bool = False
 
     def open(self, options: SessionOptions) -> SaveSession:
         """Return a session that writes the checkpoint.
@@ -187,6 +216,7 @@ class SaveRequest(Struct, frozen=True):
             options=options,
             custom_metadata=self.custom_metadata,
             details=self.details,
+            is_item=self.is_item,
         )
 
 
@@ -233,14 +263,21 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
             commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 
+    cancellation = Cancellation()
+
     async def finish() -> None:
         try:
             with storage_errors(path, "saving", _ADVICE), opened:
-                await session.write(commit)
+                with _cancelled(path):
+                    cancellation.open()
+                    await session.write(commit)
+                    cancellation.close()
                 recorded = commit.recorded_as or typestr
                 await asyncio.to_thread(session.commit, recorded, commit.finalize)
         except BaseException as error:  # raised again, though perhaps nobody retrieves it
-            if is_exiting():  # nobody can; the thread prints it when it ends
+            if cancellation.is_requested:
+                _logger.info("Saving %s was cancelled", path)
+            elif is_exiting():  # no caller will see the error; the thread prints it when it ends
                 error.add_note(f"Saving {path} in the background failed")
             else:
                 _logger.exception("Saving %s in the background failed", path)
@@ -249,7 +286,19 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
 
     with session.called():
         outcome = run_in_background(finish())
-    return SaveHandle(path, step, outcome, commit, is_alone=session.process.is_alone)
+    is_alone = session.process.is_alone
+    return SaveHandle(path, step, outcome, commit, cancellation, is_alone=is_alone)
+
+
+@contextlib.contextmanager
+def _cancelled(path: Path) -> Generator[None]:
+    """Convert a cancellation to a `CheckpointError`, so that the session waits for the writers."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        raise CheckpointError(
+            f"The save of {path} was cancelled; nothing was left behind."
+        ) from error
 
 
 def decline_save(path: Path, error: BaseException, options: SessionOptions) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Generator
 
 import jax.monitoring
 
+from orbit_ckpt._src.storage.path import is_gcs_path
+
 _logger = logging.getLogger(__name__)
 
 _T5X_WRITE = "/jax/checkpoint/write/durations_sec"
@@ -46,11 +48,33 @@ def reported_restore(path: str | os.PathLike[str]) -> Generator[None]:
     _record(_T5X_READ, _READ, path, began)
 
 
+class _LastSave:
+    """Start of the last recorded save; before the first one, the time of the import."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+
+
+_last_save = _LastSave()
+"""Process-wide, as the listeners are."""
+
+
+def record_saved_duration(checkpoint_start_time: float) -> None:
+    """Report the time since the last save to listeners of `jax.monitoring`, under Orbax's name.
+
+    Args:
+        checkpoint_start_time: The `time.time()` at which the save began.
+    """
+    event = "/jax/checkpoint/write/duration_since_last_checkpoint_secs"
+    jax.monitoring.record_event_duration_secs(event, checkpoint_start_time - _last_save.began)
+    _last_save.began = checkpoint_start_time
+
+
 def _record(
     event: str, others: tuple[str, ...], path: str | os.PathLike[str], began: float
 ) -> None:
     seconds = time.monotonic() - began
-    storage = "gcs" if os.fsdecode(path).startswith("gs://") else "other"
+    storage = "gcs" if is_gcs_path(path) else "other"
     try:
         jax.monitoring.record_event_duration_secs(event, seconds)
         for other in others:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -17,7 +16,7 @@ from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.codec import decode_json, encode_json
-from orbit_ckpt._src.metadata.files import write_step
+from orbit_ckpt._src.metadata.files import add_item_handler, write_step
 from orbit_ckpt._src.metadata.schema import StepDocument
 from orbit_ckpt._src.metadata.step_details import StepDetails, write_step_details
 from orbit_ckpt._src.metadata.user_json import copy_json
@@ -32,8 +31,9 @@ from orbit_ckpt._src.runtime.process import (
     reset_in_child,
 )
 from orbit_ckpt._src.runtime.rendezvous import pace
+from orbit_ckpt._src.storage.amend import adding_item, replacing_item
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.integrity import replacing_item, write_manifest
+from orbit_ckpt._src.storage.integrity import write_manifest
 
 _CHECK_S = 1.0
 """How often a process that writes looks whether another one has failed."""
@@ -76,8 +76,17 @@ class SaveSession:
         options: SessionOptions,
         custom_metadata: Mapping[str, object] | None = None,
         details: StepDetails | None = None,
+        is_item: bool = False,
     ) -> None:
         """Prepare a session; nothing is created yet.
+
+        Args:
+            path: The checkpoint.
+            overwrite: Whether to replace an existing one.
+            options: How to save.
+            custom_metadata: A JSON object to store with it.
+            details: Further facts to record about a step.
+            is_item: Whether the path is an item to add to the checkpoint that it is in.
 
         Raises:
             TypeError: `custom_metadata` cannot be written as JSON.
@@ -91,7 +100,9 @@ class SaveSession:
         self._directory = self._atomic.path
         self._custom = check_json_object(custom_metadata or {})
         self._details = details
-        self._began_ns = time.time_ns()
+        self._is_item = is_item
+        self._time_ns = options.time_ns
+        self._began_ns = self._time_ns()
         self._group = options.multiprocessing.find_group()
         self._timeout_s = options.multiprocessing.timeout_s
         self._pending = list(Barrier)
@@ -198,20 +209,26 @@ class SaveSession:
             self.set_phase("finishing")
             self._check_same_handlers(item_handlers, brought)
             finalize()
-            self._write_documents(item_handlers)
+            if self._is_item:
+                write_manifest(self.directory)
+            else:
+                self._write_documents(item_handlers)
         self._broadcast(Barrier.COMMITTING)
         if self._is_primary:
             self.set_phase("committing")
             self._rendezvous.check(Barrier.COMMITTED)  # the other processes may have timed out
-            self._commit()
+            with self._changes_around(item_handlers):
+                self._atomic.commit()
         self._broadcast(Barrier.COMMITTED)
 
-    def _commit(self) -> None:
-        replaced = (
-            replacing_item(self._atomic.final) if self._overwrite else contextlib.nullcontext()
-        )
-        with replaced:
-            self._atomic.commit()
+    def _changes_around(
+        self, item_handlers: str | Mapping[str, str]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context that keeps the records of the enclosing checkpoint correct."""
+        item = self._atomic.final
+        if self._is_item:
+            return adding_item(item, lambda: add_item_handler(item, str(item_handlers)))
+        return replacing_item(item) if self._overwrite else contextlib.nullcontext()
 
     @property
     def _is_primary(self) -> bool:
@@ -236,8 +253,11 @@ class SaveSession:
         try:
             if error is not None:
                 first = self._rendezvous.fail(error, self._pending)
-            if isinstance(error, Exception):
-                wait_for_end(self._begun)
+            if isinstance(error, Exception) and not wait_for_end(self._begun, self._timeout_s):
+                error.add_note(
+                    f"Work that a handler began has not ended after {self._timeout_s:g} seconds. "
+                    "It may still write files."
+                )
             if self._is_primary and isinstance(error, Exception):
                 self._rendezvous.drain()  # they may be writing where everything will be removed
         except CheckpointError as gone:
@@ -270,7 +290,7 @@ class SaveSession:
         document = StepDocument(
             item_handlers=item_handlers,
             init_timestamp_nsecs=self._began_ns,
-            commit_timestamp_nsecs=time.time_ns(),
+            commit_timestamp_nsecs=self._time_ns(),
             custom_metadata=self._custom,
         )
         write_step(self.directory, document)

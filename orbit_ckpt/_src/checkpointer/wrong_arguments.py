@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar, cast
 
 from orbit_ckpt._src.guards import is_plural
-from orbit_ckpt._src.items.base import args_name, is_args, is_args_class
+from orbit_ckpt._src.items.arguments import args_name, is_args, is_args_class
 from orbit_ckpt._src.runtime.checks import check_callable, show
 from orbit_ckpt._src.transform.engine import Rule
 

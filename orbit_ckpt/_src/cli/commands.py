@@ -209,6 +209,10 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             metavar="N",
         ),
     ] = None,
+    inline: Annotated[
+        list[str],
+        typer.Option(help="For t5x: write matching arrays into its file 'checkpoint'."),
+    ] = [],  # noqa: B006 - copied
     memory: Annotated[int, MEMORY_OPTION] = 256,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing file or checkpoint.")
@@ -232,6 +236,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
         only,
         skip,
         max_shard_bytes,
+        inline,
         memory,
         overwrite,
         reader,

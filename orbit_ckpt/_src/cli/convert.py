@@ -26,6 +26,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     only: list[str],
     skip: list[str],
     max_shard_bytes: int | None,
+    inline: list[str],
     memory: int,
     overwrite: bool,
     reader: str | None,
@@ -51,6 +52,7 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             overwrite=overwrite,
             max_bytes=memory * 10**6,
             max_shard_bytes=max_shard_bytes,
+            inline=inline or None,
             progress=progress,
             reader=known,
         )

@@ -17,11 +17,17 @@ from orbit_ckpt._src.errors import (
 from orbit_ckpt._src.formats.base import Format, find_format, format_name
 from orbit_ckpt._src.formats.orbax.layout import TreeSearch, explain_no_tree, find_items, find_tree
 from orbit_ckpt._src.formats.run_metadata import latest_marked
-from orbit_ckpt._src.formats.runs import Run, is_one_checkpoint, locate_run
+from orbit_ckpt._src.formats.runs import (
+    Run,
+    foreign_step,
+    is_one_checkpoint,
+    locate_run,
+    series_of,
+)
 from orbit_ckpt._src.storage.atomic import looks_like_checkpoint
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.layout import STEP_METADATA, number_in
-from orbit_ckpt._src.storage.path import resolve_local, resolve_path, storage_errors
+from orbit_ckpt._src.storage.path import resolve_path, storage_errors
 
 _MARKED = ("eFormer", "Levanter")
 
@@ -100,28 +106,19 @@ class Located:
             raise self.problem
 
     def step_to_read(self) -> Path | None:
-        """Return the step that is loaded for a run that several programs wrote into.
-
-        A run of T5X is loaded as its newest step, and so is one that other programs continued.
+        """Return the step that is loaded for a run: its newest.
 
         Returns:
-            The newest step; None if one program wrote the run, or the directory is not a run.
-
-        Raises:
-            CheckpointNotFoundError: The caller must name a step, as in runs without T5X's.
+            None if the path is not a run, if an item next to the steps is loaded, or if the steps
+            have no numbers, or numbers of several series such as `alice_1` and `bob_2`.
         """
-        newest = self.run.newest
-        if newest is None or self.tree is not None or not self.run.is_mixed:
+        if self.kind is not Kind.RUN or self.tree is not None:
             return None
-        self.run.warn_of_duplicates()
-        if any(step.reader is not None and step.reader.name == "T5X" for step in self.run.steps):
-            return newest.path
-        names = [step.path.name for step in self.run.steps]
-        shown = f"{'..., ' if len(names) > 8 else ''}{', '.join(names[-8:])}"
-        raise CheckpointNotFoundError(
-            f"{self.path} holds several checkpoints ({shown}); give one of them, for example the "
-            f"newest, {newest.path}."
-        )
+        series = {series_of(step.path) for step in self.run.steps if step.step is not None}
+        if len(series) > 1 and not self.run.is_mixed:
+            return None
+        newest = newest_of(self.path, self.run)
+        return newest if newest in {step.path for step in self.run.steps} else None
 
 
 def locate(path: Path) -> Located:
@@ -225,27 +222,69 @@ def detect_format(path: str | os.PathLike[str]) -> str:
 def find_latest_checkpoint(path: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint of a run, of any program.
 
-    The step decides; of two with one number our own or Orbax's is taken, with a warning in the log.
-    In a run of eFormer and Levanter alone the time of writing decides, then the step, as it does
-    for these: there all that has a `metadata.json` counts, temporary ones too, and one whose file
-    is damaged is passed over, with a warning.
+    The step decides. Of two with the same number, this library's or Orbax's wins, and a warning is
+    logged. In a run of eFormer and Levanter alone, the time of writing decides, then the step, as
+    in those libraries: every directory with a `metadata.json` counts, temporary ones too, and one
+    whose file is damaged is skipped with a warning.
 
     Args:
-        path: The run, or one checkpoint.
+        path: The run, or one checkpoint; in an object store too.
 
     Returns:
         The path of the checkpoint, None if there is none.
 
     Raises:
-        ValueError: The path is a URL; runs in object stores are not looked through.
         StorageError: The directory cannot be read.
     """
-    root = resolve_local(path)
+    root = resolve_path(path)
     with storage_errors(root, "listing checkpoints", "Check that it may be read."):
         run = locate_run(root)
-        if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
-            run.warn_of_duplicates()
-            return run.newest and run.newest.path
-        if not run.steps and root.is_dir() and is_one_checkpoint(root):
+        if not run.steps and _is_checkpoint(root):
             return root
-        return latest_marked(root)
+        return newest_of(root, run)
+
+
+def latest_step(path: str | os.PathLike[str]) -> int | None:
+    """Return the number of a run's newest step; None if it has no steps or does not exist.
+
+    The run may be our own, Orbax's, T5X's, eFormer's, Levanter's or Flax's, with any names of
+    steps that end in their numbers. `load` of the run reads this step.
+
+    Args:
+        path: The run, or one of its checkpoints; in an object store too.
+
+    Raises:
+        StorageError: The directory cannot be read.
+        ValueError: The newest step has a fraction, as Flax allows.
+
+    Example:
+        >>> orbit_ckpt.save("my_run/step_7", {"w": np.ones((2, 3))})
+        >>> orbit_ckpt.latest_step("my_run"), orbit_ckpt.latest_step("no_run")
+        (7, None)
+    """
+    newest = find_latest_checkpoint(path)
+    if newest is None:
+        return None
+    found = foreign_step(newest)
+    step = number_in(newest.name) if found is None else found.step
+    if step is not None and step != int(step):
+        raise ValueError(
+            f"{newest} is step {step}, which is not a whole number. "
+            "orbit_ckpt.checkpoint_utils.find_latest_checkpoint returns its path."
+        )
+    return None if step is None else int(step)
+
+
+def newest_of(root: Path, run: Run) -> Path | None:
+    """Return the newest checkpoint of a run, None if there is none."""
+    if any(step.reader is None or step.reader.name not in _MARKED for step in run.steps):
+        run.warn_of_duplicates()
+        return run.newest and run.newest.path
+    return latest_marked(root) if directory_of(root).has_local_files else None
+
+
+def _is_checkpoint(root: Path) -> bool:
+    directory = directory_of(root)
+    if directory.has_markers:
+        return directory.is_committed()
+    return root.is_dir() and is_one_checkpoint(root)

@@ -191,6 +191,11 @@ def is_one_checkpoint(root: Path) -> bool:
     return own or holds_tree(root) or foreign_step(root) is not None
 
 
+def series_of(path: Path) -> str:
+    """Return the name of a step without its number; the steps of a run share it."""
+    return path.name.rstrip("0123456789.")
+
+
 def _scan(child: os.DirEntry[str]) -> Sequence[os.DirEntry[str]]:
     """Return the entries of a directory; none for a file, or if it no longer exists."""
     if not is_directory(child):

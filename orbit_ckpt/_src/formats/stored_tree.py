@@ -11,10 +11,10 @@ from msgspec import Struct, field
 
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.schema import (
     EMPTY_TYPES,
     UNKNOWN_TYPE,
-    ArrayRecord,
     LeafRecord,
     TreeDetails,
     TreeDocument,

@@ -22,10 +22,10 @@ from orbit_ckpt._src.errors import (
     UnsupportedLeafError,
 )
 from orbit_ckpt._src.storage import system
-from orbit_ckpt._src.storage.atomic import make_directories, sync_directory
+from orbit_ckpt._src.storage.durable import make_directories, sync_directory
 from orbit_ckpt._src.storage.partial import partial_path
 from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.transform.patterns import join_name
+from orbit_ckpt._src.transform.patterns import Patterns, join_name
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten, is_empty_node
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, storage_name
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
@@ -46,6 +46,7 @@ class WriteRequest(Struct, frozen=True):
         max_bytes: About how many bytes to hold at once.
         max_shard_bytes: Size above which a new file is begun, None for a single file.
         overwrite: Whether to replace a file that exists.
+        inline: Patterns of arrays to write into the document of a T5X checkpoint.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class WriteRequest(Struct, frozen=True):
     max_bytes: int = 1 << 28
     max_shard_bytes: int | None = None
     overwrite: bool = False
+    inline: Patterns = None
 
     @property
     def block_bytes(self) -> int:

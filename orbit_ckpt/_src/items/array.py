@@ -9,7 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from orbit_ckpt._src.guards import is_json_object
-from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs
+from orbit_ckpt._src.items.arguments import CheckpointArgs
+from orbit_ckpt._src.items.base import ORBAX_PREFIX
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeRestoreArgs, PyTreeSaveArgs
 from orbit_ckpt._src.runtime.commit import Commit

@@ -12,23 +12,30 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError, ItemNotFoundError
 from orbit_ckpt._src.formats.orbax.layout import find_items
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
+from orbit_ckpt._src.items.arguments import (
     CheckpointArgs,
-    CheckpointHandler,
     check_args,
-    check_handler,
     handler_class_of,
-    item_name,
     own_args,
     registered_args,
     takes_args,
-    typestr_of,
     wrong_args,
+)
+from orbit_ckpt._src.items.base import (
+    ORBAX_PREFIX,
+    CheckpointHandler,
+    check_handler,
+    item_name,
+    typestr_of,
+    warn_of_unused,
 )
 from orbit_ckpt._src.items.foreign import foreign_path
 from orbit_ckpt._src.items.phases import ItemHandler, restore_item, stage_item
-from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry, handler_class_in
+from orbit_ckpt._src.items.registry import (
+    CheckpointHandlerRegistry,
+    DefaultCheckpointHandlerRegistry,
+    handler_class_in,
+)
 from orbit_ckpt._src.metadata.files import describe_step, read_step
 from orbit_ckpt._src.metadata.values import StepMetadata
 from orbit_ckpt._src.runtime.checks import check_methods
@@ -39,7 +46,7 @@ from orbit_ckpt._src.storage.atomic import write_marker
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
-from orbit_ckpt._src.text import warn_caller, warn_set
+from orbit_ckpt._src.text import warn_caller
 from orbit_ckpt._src.tree.diff import nearest_names
 
 _logger = logging.getLogger(__name__)
@@ -97,7 +104,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         self,
         *item_names: str,
         composite_options: object = None,
-        handler_registry: DefaultCheckpointHandlerRegistry | None = None,
+        handler_registry: CheckpointHandlerRegistry | None = None,
         **items_and_handlers: CheckpointHandler | None,
     ) -> None:
         """Make a handler.
@@ -112,11 +119,10 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         Raises:
             ValueError: Items are given in addition to a registry, which defines them.
         """
-        why = "the checkpointer or manager decides; give it the options"
-        options = {"composite_options": (composite_options, None, why)}
-        warn_set("CompositeHandler", options, stacklevel=2)
+        warn_of_unused(self, composite_options=composite_options)
         entries = "Give a DefaultCheckpointHandlerRegistry."
-        check_methods("handler_registry", handler_registry, ["find", "has"], entries)
+        methods = ["get_all_entries"]
+        check_methods("handler_registry", handler_registry, methods, entries)
         if handler_registry is not None and (item_names or items_and_handlers):
             names = ", ".join([*item_names, *items_and_handlers])
             raise ValueError(
@@ -126,7 +132,10 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         for name, handler in items_and_handlers.items():
             if handler is not None:
                 check_handler(f"Item {name!r}", handler)
-        self._registry = handler_registry
+        is_other = not isinstance(handler_registry, DefaultCheckpointHandlerRegistry | None)
+        self._registry = (
+            DefaultCheckpointHandlerRegistry(handler_registry) if is_other else handler_registry
+        )
         self._names = frozenset([*item_names, *items_and_handlers] if item_names else ())
         self._saved: dict[str, type] = {}
         self._given: dict[str, CheckpointHandler] = {
@@ -138,9 +147,9 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
         """Set the handler of an item."""
         self._given[name] = handler
 
-    def handler_of(self, name: str, args: object) -> CheckpointHandler:
-        """Return the handler of an item with the given arguments."""
-        return self._handler_for(Path(name), args)
+    def handler_of(self, name: str, args: object, *, for_save: bool = False) -> CheckpointHandler:
+        """Return the handler of an item with the given arguments, by default of a restore."""
+        return self._handler_for(Path(name), args, for_save=for_save)
 
     def prefer(self, name: str, handler: CheckpointHandler) -> None:
         """Use a handler for an item wherever its class is required."""
@@ -159,7 +168,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
             ValueError: An item has no known handler.
         """
         names = sorted(name for name in args if args[name] is not None)
-        self._check_names(names)
+        self.check_names(names)
         handlers = {
             name: self._handler_for(directory / name, args[name], for_save=True) for name in names
         }
@@ -302,7 +311,7 @@ class CompositeHandler(ItemHandler[Composite], save_args=Composite, restore_args
             self._made[name, kind] = kind()
         return self._made[name, kind]
 
-    def _check_names(self, names: Sequence[str]) -> None:
+    def check_names(self, names: Sequence[str]) -> None:
         """Check that the handler was made for all these items.
 
         Raises:

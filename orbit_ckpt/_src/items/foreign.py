@@ -56,4 +56,6 @@ def foreign_path(handler: object, directory: Path) -> Path:
 
 
 def _orbax_args() -> Any | None:  # a module
-    return sys.modules.get("orbax.checkpoint.args")
+    args = sys.modules.get("orbax.checkpoint.args")
+    is_orbax = args is not None and args.__name__ == "orbax.checkpoint.args"
+    return args if is_orbax else None  # this library, if it is installed as Orbax

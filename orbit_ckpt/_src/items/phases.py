@@ -22,20 +22,15 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from orbit_ckpt._src.items.base import (
-    CheckpointArgs,
-    CheckpointHandler,
-    PassedArgs,
-    StagingHandler,
-    register_with_handler,
-)
+from orbit_ckpt._src.items.arguments import CheckpointArgs, PassedArgs, register_with_handler
+from orbit_ckpt._src.items.base import CheckpointHandler, StagingHandler
 from orbit_ckpt._src.items.foreign import foreign_path
 from orbit_ckpt._src.runtime.checks import depth_of, is_overridden
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import begin
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking, run_in_background, run_sync
-from orbit_ckpt._src.storage.atomic import sync_files
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.durable import sync_files
 from orbit_ckpt._src.storage.inner_path import inner_file
 from orbit_ckpt._src.storage.integrity import open_checked, renew_manifest
 from orbit_ckpt._src.storage.path import PathLike, resolve_path

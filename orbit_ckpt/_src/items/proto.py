@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointNotFoundError, FormatError, MissingPackageError
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
-    CheckpointArgs,
-    item_name,
-    warn_of_unused,
-)
+from orbit_ckpt._src.items.arguments import CheckpointArgs
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, item_name, warn_of_unused
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import this_process
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.integrity import open_checked, write_manifest
 from orbit_ckpt._src.storage.path import PathLike, describe_directory, resolve_path
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from typing_extensions import override
 
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.items.base import CheckpointArgs, register_with_handler, warn_of_unused
-from orbit_ckpt._src.items.phases import ItemHandler
+from orbit_ckpt._src.items.arguments import CheckpointArgs, own_args, register_with_handler
+from orbit_ckpt._src.items.base import CheckpointHandler, check_handler, warn_of_unused
+from orbit_ckpt._src.items.foreign import foreign_path
+from orbit_ckpt._src.items.phases import ItemHandler, restore_item, stage_item
 from orbit_ckpt._src.metadata.values import TreeMetadata
-from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryOptions, TreeIO
+from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryLimitOptions, MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
+from orbit_ckpt._src.pytree.save.stage import RecordsValidator, StagingOptions
 from orbit_ckpt._src.runtime.checks import (
     as_flag,
     check_callable,
@@ -30,6 +33,7 @@ from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.transform.legacy import LegacyRules
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
+from orbit_ckpt._src.type_handlers.transfers import PriorityFunction
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,24 @@ def memory_within(
     save_gb: float | None,
     restore_gb: float | None,
     save_device_host_gb: float | Literal["auto"] | None = None,
+    limits: object = None,
 ) -> MemoryOptions:
     """Combine a handler's memory limits, given in bytes or in GB.
 
     Raises:
         ValueError: They are given in both, or one is not positive.
+        TypeError: `limits` has no `max_transfer_concurrent_gb`.
     """
+    if limits is not None and not hasattr(limits, "max_transfer_concurrent_gb"):
+        raise TypeError(
+            f"memory_limit_options must be a MemoryLimitOptions, found {show(limits)}. Give "
+            "MemoryLimitOptions(max_transfer_concurrent_gb=8), for example."
+        )
     in_gb = (save_gb, restore_gb, save_device_host_gb)
     if memory is not None and any(limit is not None for limit in in_gb):
         raise ValueError("Give memory limits in GB or as memory_options, not both.")
-    return memory or MemoryOptions.from_gb(*in_gb)
+    most: float | None = getattr(limits, "max_transfer_concurrent_gb", None)
+    return (memory or MemoryOptions.from_gb(*in_gb)).within(MemoryLimitOptions(most))
 
 
 class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
@@ -101,9 +113,9 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         memory_limit_options: object = None,
         multiprocessing_options: object = None,
         handler_impl: object = None,
-        array_metadata_validator: object = None,
+        array_metadata_validator: RecordsValidator | None = None,
         enable_pinned_host_transfer: bool | None = None,
-        is_prioritized_key_fn: object = None,
+        is_prioritized_key_fn: PriorityFunction | None = None,
     ) -> None:
         """Make a handler.
 
@@ -122,31 +134,36 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
             pytree_metadata_options: What to record of the tree.
             process: The saving process and the number of processes; None for JAX's. A single
                 process saves its own tree.
-            memory_limit_options: Ignored, like the other four below; they warn if set.
-            multiprocessing_options: Ignored; give it to the checkpointer or manager.
-            handler_impl: Not supported.
-            array_metadata_validator: Ignored.
-            enable_pinned_host_transfer: Ignored.
-            is_prioritized_key_fn: Ignored.
+            memory_limit_options: Its `max_transfer_concurrent_gb` is the upper limit of
+                `save_device_host_concurrent_gb`, and the limit itself if that is not given.
+            multiprocessing_options: Ignored with a warning; give it to the checkpointer or manager.
+            handler_impl: A handler that saves and restores instead of this one, like Orbax's
+                `BasePyTreeCheckpointHandler`, except for restores with transforms.
+            array_metadata_validator: An object with `validate_all_array_metadatas`, which receives
+                the records of arrays by process before a checkpoint is complete.
+            enable_pinned_host_transfer: Passed to type handlers in `ParamInfo`; the built-in ones
+                do not use it, and warn.
+            is_prioritized_key_fn: Returns the `TransferPriority` of a leaf, given its path. With a
+                limit of transfers, JAX arrays that are not `SYNCHRONOUS` are copied from devices
+                only when they are written, which bounds the memory of a save. Do not delete or
+                donate them before it ends.
 
         Raises:
             TypeError: A flag is not True, False, 1 or 0.
-            ValueError: A limit is not positive, or is given in GB and in bytes, or `handler_impl`
-                is given.
+            ValueError: A limit is not positive, or is given in GB and in bytes.
         """
-        if handler_impl is not None:
-            raise ValueError(
-                f"handler_impl={type(handler_impl).__qualname__} is not supported: it would not be "
-                "asked. Derive a class from PyTreeCheckpointHandler, or pass that handler itself."
-            )
         warn_of_unused(
             self,
-            memory_limit_options=memory_limit_options,
             multiprocessing_options=multiprocessing_options,
-            array_metadata_validator=array_metadata_validator,
             enable_pinned_host_transfer=enable_pinned_host_transfer,
-            is_prioritized_key_fn=is_prioritized_key_fn,
         )
+        if handler_impl is not None:
+            check_handler("handler_impl", handler_impl)
+        self._impl = cast("CheckpointHandler | None", handler_impl)
+        function = "Give a function of a path that returns a TransferPriority."
+        check_callable("is_prioritized_key_fn", is_prioritized_key_fn, function)
+        method = ["validate_all_array_metadatas"]
+        check_methods("array_metadata_validator", array_metadata_validator, method, "Leave it out.")
         name = "Give the name of a file."
         check_type("aggregate_filename", aggregate_filename, str, "a str", name)
         check_type("process", process, Process, "a Process", "Leave it out for JAX's.")
@@ -154,13 +171,16 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         in_gb = (save_concurrent_gb, restore_concurrent_gb, save_device_host_concurrent_gb)
         self._trees = TreeIO(
             type_handler_registry,
-            memory_within(memory_options, *in_gb),
+            memory_within(memory_options, *in_gb, memory_limit_options),
             pytree_metadata_options.support_rich_types,
             use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
             use_zarr3=as_flag("use_zarr3", use_zarr3),
             use_compression=as_flag("use_compression", use_compression),
             aggregate=aggregate_filename,
             process=process,
+            staging=StagingOptions(
+                is_prioritized_key_fn, bool(enable_pinned_host_transfer), array_metadata_validator
+            ),
         )
 
     @classmethod
@@ -175,6 +195,9 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
     @override
     async def stage(self, directory: Path, args: PyTreeSaveArgs, *, copy: bool) -> Commit:
         """Copy the tree and return the commit; see `TreeIO.stage`."""
+        if self._impl is not None:
+            given = {"args": _args_of(self._impl, args, 0)}
+            return await stage_item(self._impl, directory, given, copy=copy)
         return await self._trees.stage(
             directory,
             args.item,
@@ -214,20 +237,33 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
         """
         transform = (transforms, transforms_default_to_original, legacy_transform_fn)
         args = args or PyTreeRestoreArgs(_not_args(item), restore_args, *transform)
+        legacy, path = args.legacy(), resolve_path(directory)
+        if self._impl is not None and legacy is None:
+            return restore_item(self._impl, path, {"args": _args_of(self._impl, args, 1)})
         options = RestoreOptions(
             target=args.item,
             restore_args=args.restore_args,
             missing="keep" if args.partial_restore else "error",
             unexpected="ignore" if args.partial_restore else "error",
-            legacy=args.legacy(),
+            allow_empty=args.allow_empty,
+            legacy=legacy,
         )
-        return self._trees.restore(resolve_path(directory), options)
+        return self._trees.restore(path, options)
 
     def metadata(
         self, directory: str | os.PathLike[str], *, reader: Format | None = None
     ) -> TreeMetadata:
         """Return metadata of the leaves; see `TreeIO.metadata`."""
+        describe = getattr(self._impl, "metadata", None)
+        if describe is not None:
+            return describe(foreign_path(self._impl, resolve_path(directory)))
         return self._trees.metadata(resolve_path(directory), reader=reader)
+
+    @override
+    def close(self) -> None:
+        """Release resources, also those of `handler_impl`."""
+        if self._impl is not None:
+            self._impl.close()
 
 
 @register_with_handler(PyTreeHandler, for_save=True)
@@ -276,6 +312,9 @@ class PyTreeRestoreArgs(CheckpointArgs):
         partial_restore: Whether `item` may lack leaves of the checkpoint, and have leaves that the
             checkpoint lacks: these keep their values and are logged. Always allowed with
             `transforms`.
+        allow_empty: Whether leaves of `item` may be None or empty containers in the checkpoint,
+            such as `optax.MaskedNode()`. The result then has None, or the container, in their
+            place, as in Orbax.
     """
 
     item: object = None
@@ -284,13 +323,15 @@ class PyTreeRestoreArgs(CheckpointArgs):
     transforms_default_to_original: bool = True
     legacy_transform_fn: LegacyFunction | None = None
     partial_restore: bool = False
+    allow_empty: bool = False
 
     def __post_init__(self) -> None:
         for name in ("item", "restore_args", "transforms"):
             value = getattr(self, name)
             if isinstance(value, TreeMetadata):
                 setattr(self, name, value.tree)
-        check_flag_fields(self, "partial_restore", "transforms_default_to_original")
+        flags = ("partial_restore", "transforms_default_to_original", "allow_empty")
+        check_flag_fields(self, *flags)
         advice = "Give a function of item, the stored tree and a tree of ParamInfo."
         check_callable("legacy_transform_fn", self.legacy_transform_fn, advice)
 
@@ -312,6 +353,18 @@ class PyTreeRestoreArgs(CheckpointArgs):
         if self.legacy_transform_fn is not None:
             return self.legacy_transform_fn
         return LegacyRules(self.transforms, self.transforms_default_to_original)
+
+
+def _args_of(handler: CheckpointHandler, args: CheckpointArgs, position: int) -> object:
+    """Return arguments of a save (0) or restore (1) as another handler takes them.
+
+    Its own argument class, if it has one, gets the fields that both classes have.
+    """
+    kind = own_args(type(handler), position)
+    if kind is None or isinstance(args, kind) or not is_dataclass(kind):
+        return args
+    known = vars(args)
+    return kind(**{f.name: known[f.name] for f in fields(kind) if f.name in known})
 
 
 def _not_args(item: object) -> object:

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.errors import FormatError
+from orbit_ckpt._src.items.arguments import CheckpointArgs
 from orbit_ckpt._src.items.array import ArrayCheckpointHandler, ArrayRestoreArgs, ArraySaveArgs
-from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointArgs, CheckpointHandler, item_name
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointHandler, item_name
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
 from orbit_ckpt._src.items.json import JsonHandler, JsonRestoreArgs, JsonSaveArgs
 from orbit_ckpt._src.items.phases import ItemHandler

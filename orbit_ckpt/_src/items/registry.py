@@ -11,18 +11,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, Protocol, cast, runtime_checkable
+
+from typing_extensions import override
 
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
-from orbit_ckpt._src.items.base import (
+from orbit_ckpt._src.items.arguments import (
     ARGUMENTS,
-    ORBAX_PREFIX,
-    CheckpointHandler,
+    get_registered_args_cls,
     handler_class_of,
     registered_args,
     takes_args,
 )
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, CheckpointHandler
 from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.plugins import PluginRegistry
@@ -36,6 +38,7 @@ NUMPY_RANDOM_KEY = f"{ORBAX_PREFIX}random_key_checkpoint_handler.NumpyRandomKeyC
 
 _LATER = {
     f"{ORBAX_PREFIX}array_checkpoint_handler.ArrayCheckpointHandler": "array",
+    f"{ORBAX_PREFIX}base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler": "base_pytree",
     f"{ORBAX_PREFIX}proto_checkpoint_handler.ProtoCheckpointHandler": "proto",
     JAX_RANDOM_KEY: "random_key",
     NUMPY_RANDOM_KEY: "random_key",
@@ -54,15 +57,50 @@ _V1_CLASSES: Mapping[str, type[CheckpointHandler]] = {
 """Handlers that read what those of Orbax's v1 API wrote, by the ends of their typestrs."""
 
 
-class DefaultCheckpointHandlerRegistry:
+class AlreadyExistsError(ValueError):
+    """A registry already has a handler for this item and these arguments."""
+
+
+class NoEntryError(KeyError):
+    """A registry has no handler for this item and these arguments."""
+
+
+@runtime_checkable
+class CheckpointHandlerRegistry(Protocol):
+    """Handlers by item name and argument class."""
+
+    def add(
+        self,
+        item: str | None,
+        args: Any,
+        handler: CheckpointHandler | type[CheckpointHandler] | None = None,
+    ) -> None:
+        """Register a handler of an item, or of all items."""
+        ...
+
+    def get(self, item: str | None, args: Any) -> CheckpointHandler:
+        """Return the handler of an item."""
+        ...
+
+    def has(self, item: str | None, args: Any) -> bool:
+        """Return whether an item has a handler."""
+        ...
+
+    def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
+        """Return all handlers by item and argument class."""
+        ...
+
+
+class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
     """Handlers by item name and argument class; Orbax's interface."""
 
-    def __init__(self, other_registry: DefaultCheckpointHandlerRegistry | None = None) -> None:
+    def __init__(self, other_registry: CheckpointHandlerRegistry | None = None) -> None:
         """Make a registry, optionally with the entries of another."""
         self._entries: dict[Key, CheckpointHandler] = {}
         if other_registry is not None:
             self._entries.update(other_registry.get_all_entries())
 
+    @override
     def add(
         self,
         item: str | None,
@@ -77,29 +115,32 @@ class DefaultCheckpointHandlerRegistry:
             handler: A handler or its class; None for the one to which the arguments belong.
 
         Raises:
-            ValueError: The entry exists, or the arguments belong to no handler.
+            AlreadyExistsError: The entry exists.
+            ValueError: The arguments belong to no handler.
         """
         key = item, _class_of(args)
         if key in self._entries:
-            raise ValueError(
+            raise AlreadyExistsError(
                 f"item {item!r} has a handler for {key[1].__name__} already: {self._entries[key]!r}"
             )
         handler = handler or handler_class_of(args)
         self._entries[key] = handler() if isinstance(handler, type) else handler
 
+    @override
     def has(self, item: str | None, args: object) -> bool:
         """Return whether the item, or all items, have a handler for these arguments."""
         return self._find(item, args) is not None
 
+    @override
     def get(self, item: str | None, args: object) -> CheckpointHandler:
         """Return the handler of an item.
 
         Raises:
-            KeyError: It has none.
+            NoEntryError: It has none.
         """
         found = self._find(item, args)
         if found is None:
-            raise KeyError(f"no handler for item {item!r} with {_class_of(args).__name__}")
+            raise NoEntryError(f"no handler for item {item!r} with {_class_of(args).__name__}")
         return found
 
     def find(self, item: str, args: object, *, for_save: bool) -> CheckpointHandler | None:
@@ -133,6 +174,7 @@ class DefaultCheckpointHandlerRegistry:
                 return handler
         return None
 
+    @override
     def get_all_entries(self) -> Mapping[Key, CheckpointHandler]:
         """Return all handlers by item and argument class."""
         return MappingProxyType(self._entries)
@@ -145,6 +187,21 @@ class DefaultCheckpointHandlerRegistry:
             of_item = [h for (name, _), h in self._entries.items() if name == item]
             return of_item[0] if of_item else None
         return found
+
+
+def create_default_handler_registry(
+    **items_to_handlers: CheckpointHandler,
+) -> DefaultCheckpointHandlerRegistry:
+    """Return a registry with the handlers of some items.
+
+    Raises:
+        ValueError: A handler has no registered argument classes.
+    """
+    registry = DefaultCheckpointHandlerRegistry()
+    for item, handler in items_to_handlers.items():
+        for args_cls in dict.fromkeys(get_registered_args_cls(handler)):
+            registry.add(item, args_cls, handler)
+    return registry
 
 
 def find_handler_class(typestr: str) -> type[CheckpointHandler]:

@@ -10,12 +10,8 @@ import jax
 from typing_extensions import override
 
 from orbit_ckpt._src.arrays.sharding import ShardingResolver, as_sharding
-from orbit_ckpt._src.items.base import (
-    ORBAX_PREFIX,
-    CheckpointArgs,
-    register_with_handler,
-    warn_of_unused,
-)
+from orbit_ckpt._src.items.arguments import CheckpointArgs, register_with_handler
+from orbit_ckpt._src.items.base import ORBAX_PREFIX, warn_of_unused
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import (
     PyTreeMetadataOptions,
@@ -98,7 +94,12 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
             CorruptionError: Stored data is missing or damaged.
         """
         args = args or StandardRestoreArgs(item)
-        options = RestoreOptions(target=args.item, match_leaf_types=True, strict=args.strict)
+        options = RestoreOptions(
+            target=args.item,
+            match_leaf_types=True,
+            strict=args.strict,
+            allow_empty=args.allow_empty,
+        )
         fallback = args.fallback_sharding
         if fallback is not None:
             fallback = as_sharding(fallback, "fallback_sharding")
@@ -138,15 +139,17 @@ class StandardRestoreArgs(CheckpointArgs):
             truncated.
         support_layout: Ignored.
         fallback_sharding: Sharding of arrays whose recorded one is unavailable.
+        allow_empty: See `PyTreeRestoreArgs`.
     """
 
     item: object = None
     strict: bool = True
     support_layout: bool = False
     fallback_sharding: jax.sharding.Sharding | None = None
+    allow_empty: bool = False
 
     def __post_init__(self) -> None:
-        check_flag_fields(self, "strict")
+        check_flag_fields(self, "strict", "allow_empty")
         why = "arrays come back in the default layout"
         warn_set("StandardRestore", {"support_layout": (self.support_layout, False, why)})
         if isinstance(self.item, TreeMetadata):

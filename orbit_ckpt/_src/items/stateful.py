@@ -26,14 +26,15 @@ from orbit_ckpt._src.errors import (
     ProcessCountError,
     UnsupportedLeafError,
 )
-from orbit_ckpt._src.items.base import CheckpointArgs, item_name
+from orbit_ckpt._src.items.arguments import CheckpointArgs
+from orbit_ckpt._src.items.base import item_name
 from orbit_ckpt._src.items.phases import ItemHandler
 from orbit_ckpt._src.items.pytree import PyTreeHandler, PyTreeMetadataOptions, PyTreeSaveArgs
 from orbit_ckpt._src.metadata.codec import decode_json, decode_versioned, encode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.runtime.process import Process
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory, open_checked, write_manifest
 from orbit_ckpt._src.storage.layout import (
     MANIFEST,

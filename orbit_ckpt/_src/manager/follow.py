@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step, latest_step
+from orbit_ckpt._src.manager.snapshots import Snapshots
+from orbit_ckpt._src.manager.step_names import StepNameFormat
+from orbit_ckpt._src.manager.steps import StepNames, StepPath, as_step, latest_step
 from orbit_ckpt._src.runtime.checks import check_callable, check_number
-from orbit_ckpt._src.storage.path import PathLike, resolve_path
+from orbit_ckpt._src.storage.path import PathLike, resolve_local, resolve_path
+from orbit_ckpt._src.text import warn_set
 
 TIMED_OUT = -1
 """What `wait_for_new_checkpoint` yields in place of a step."""
@@ -45,7 +48,7 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
     step_name_format: StepNames | None = None,
     snapshot_dir: PathLike | None = None,
     set_immutable: bool | None = None,
-    ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
+    ignore_snapshot_errors: bool | None = True,
     _clock: Clock = time,
 ) -> Generator[int]:
     """Wait until a run has a checkpoint; the context yields its step, or -1 after a timeout.
@@ -64,16 +67,19 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
         step_prefix: As in `CheckpointManagerOptions`, like the two below.
         step_format_fixed_length: Least number of digits in step names.
         step_name_format: How steps are named; replaces the two above.
-        snapshot_dir: Not supported.
-        set_immutable: Not supported.
-        ignore_snapshot_errors: Ignored.
+        snapshot_dir: Where to keep a copy of the step while the context lasts, at
+            `get_snapshot_dir_from_step_dir(path, snapshot_dir)`, in case the run deletes the step.
+            Files are linked where possible. Both directories must be local.
+        set_immutable: Ignored.
+        ignore_snapshot_errors: Whether to continue without a copy if the step is deleted before it
+            has been copied.
 
     Raises:
-        ValueError: A snapshot is requested. Checkpoints in use are not copied: let the run keep a
-            few more steps than it saves while you use one.
-        StorageError: The run's directory cannot be read.
+        StorageError: The run's directory cannot be read, or the copy cannot be written.
     """
-    _check_no_snapshots(snapshot_dir, set_immutable)
+    snapshots = _snapshots(
+        "wait_for_new_checkpoint", snapshot_dir, set_immutable, ignore_snapshot_errors
+    )
     check_number("seconds_to_sleep", seconds_to_sleep, can_be_zero=True)
     if timeout is not None:
         check_number("timeout", timeout, can_be_zero=True)
@@ -82,7 +88,12 @@ def wait_for_new_checkpoint(  # noqa: PLR0913 - Orbax's signature
     waiting = _Waiting(
         resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
     )
-    yield waiting.wait(0 if until_step is None else as_step(until_step))
+    found = waiting.wait(0 if until_step is None else as_step(until_step))
+    if found is None:
+        yield TIMED_OUT
+        return
+    with snapshots.hold(found.path):
+        yield found.step
 
 
 def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
@@ -97,13 +108,14 @@ def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
     step_name_format: StepNames | None = None,
     snapshot_dir: PathLike | None = None,
     set_immutable: bool | None = None,
-    ignore_snapshot_errors: bool | None = True,  # noqa: ARG001 - there are no snapshots
+    ignore_snapshot_errors: bool | None = True,
     _clock: Clock = time,
 ) -> Generator[int]:
     """Yield the steps of a run as they are saved, from another process.
 
     Each poll yields the latest step if it is newer than the previous one; steps saved in between
-    are skipped. The run may delete a step after it has been yielded.
+    are skipped. The run may delete a step after it has been yielded; `snapshot_dir` keeps
+    a copy.
 
         for step in checkpoints_iterator("run", timeout=600, timeout_fn=training_is_over):
             evaluate(load(f"run/{step}"))
@@ -120,20 +132,22 @@ def checkpoints_iterator(  # noqa: PLR0913 - Orbax's signature
         step_prefix: As in `CheckpointManagerOptions`, like the two below.
         step_format_fixed_length: Least number of digits in step names.
         step_name_format: How steps are named; replaces the two above.
-        snapshot_dir: Not supported, see `wait_for_new_checkpoint`.
-        set_immutable: Not supported.
-        ignore_snapshot_errors: Ignored.
+        snapshot_dir: Where to keep a copy of the step until the next one is requested; this and the
+            next two work as in `wait_for_new_checkpoint`.
+        set_immutable: Ignored.
+        ignore_snapshot_errors: Whether to continue without a copy of a deleted step.
 
     Raises:
-        ValueError: A snapshot is requested.
-        StorageError: The run's directory cannot be read.
+        StorageError: The run's directory cannot be read, or the copy cannot be written.
     """
-    _check_no_snapshots(snapshot_dir, set_immutable)
+    snapshots = _snapshots(
+        "checkpoints_iterator", snapshot_dir, set_immutable, ignore_snapshot_errors
+    )
     names = step_name_format or StepNameFormat(step_prefix, step_format_fixed_length)
     waiting = _Waiting(
         resolve_path(checkpoint_dir), names, seconds_to_sleep, timeout, timeout_fn, _clock
     )
-    return waiting.steps(min_interval_secs)
+    return waiting.steps(min_interval_secs, snapshots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,43 +159,45 @@ class _Waiting:
     timeout_fn: Callable[[], bool] | None
     clock: Clock
 
-    def steps(self, min_interval_s: float) -> Generator[int]:
-        step = TIMED_OUT
-        while (step := self.wait(step + 1)) != TIMED_OUT:
-            yielded = self.clock.monotonic()
-            yield step
+    def steps(self, min_interval_s: float, snapshots: Snapshots) -> Generator[int]:
+        least = 0
+        while (found := self.wait(least)) is not None:
+            with snapshots.hold(found.path):
+                yielded = self.clock.monotonic()
+                yield found.step
+            least = found.step + 1
             rest = yielded + min_interval_s - self.clock.monotonic()
             if rest > 0:
                 self.clock.sleep(rest)
 
-    def wait(self, least: int) -> int:
-        """Return the latest step if it is at least `least`, else `TIMED_OUT`."""
+    def wait(self, least: int) -> StepPath | None:
+        """Return the latest step if it is at least `least`, None after the timeout."""
         _logger.debug("Waiting for step %d or later in %s", least, self.root)
         end = None if self.timeout_s is None else self.clock.monotonic() + self.timeout_s
-        while (step := self._latest(least)) is None:
+        while (found := self._latest(least)) is None:
             left = None if end is None else end - self.clock.monotonic()
             if left is None or left > 0:
                 # capped so that the wait uses the whole timeout
                 self.clock.sleep(min(self.seconds_to_sleep, left or self.seconds_to_sleep))
             elif self.timeout_fn is None:
-                return TIMED_OUT
+                return None
             elif self.timeout_fn():
-                # a save may have committed between the poll and the call
-                step = self._latest(least)
-                return TIMED_OUT if step is None else step
+                return self._latest(least)  # a save may have committed since the poll
             else:
                 self.clock.sleep(self.seconds_to_sleep)
-        return step
+        return found
 
-    def _latest(self, least: int) -> int | None:
+    def _latest(self, least: int) -> StepPath | None:
         record = latest_step(self.root, self.names)
-        return None if record is None or record.step < least else record.step
+        return None if record is None or record.step < least else record
 
 
-def _check_no_snapshots(snapshot_dir: PathLike | None, set_immutable: bool | None) -> None:
-    if snapshot_dir is not None or set_immutable:
-        raise ValueError(
-            f"snapshot_dir={snapshot_dir!r}, set_immutable={set_immutable!r}: snapshots are not "
-            "supported. Leave both out, and let the run keep enough steps that none is deleted "
-            "while it is used."
-        )
+def _snapshots(
+    owner: str,
+    directory: PathLike | None,
+    set_immutable: bool | None,
+    ignore_errors: bool | None,
+) -> Snapshots:
+    why = "files of snapshots are never changed"
+    warn_set(owner, {"set_immutable": (set_immutable, False, why)})
+    return Snapshots(None if directory is None else resolve_local(directory), bool(ignore_errors))

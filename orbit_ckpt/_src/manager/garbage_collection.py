@@ -6,8 +6,10 @@ A crash during a deletion never leaves a partial step listed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from orbit_ckpt._src.errors import StepNotFoundError
@@ -22,8 +24,8 @@ from orbit_ckpt._src.manager.retention import (
 from orbit_ckpt._src.manager.steps import StepNames, StepParser
 from orbit_ckpt._src.runtime.loop import Workers
 from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
+from orbit_ckpt._src.storage.amend import forget_files
 from orbit_ckpt._src.storage.directories import directory_of
-from orbit_ckpt._src.storage.integrity import forget_files
 from orbit_ckpt._src.storage.path import storage_errors
 
 _logger = logging.getLogger(__name__)
@@ -116,6 +118,7 @@ class StepCollector:
         deleter: StepDeleter,
         record_error: Callable[[str, BaseException], object],
         *,
+        now: Callable[[], datetime],
         in_background: bool,
     ) -> None:
         """Make a collector.
@@ -125,6 +128,7 @@ class StepCollector:
             rules: The retention rules.
             deleter: Deletes directories.
             record_error: Called with a message and its cause when a deletion fails.
+            now: Returns the time, with a time zone.
             in_background: Whether a thread removes the tombstones.
 
         Raises:
@@ -140,6 +144,7 @@ class StepCollector:
         self._rules = rules
         self._deleter = deleter
         self._record_error = record_error
+        self._now = now
         self._pool = Workers(1, _THREAD_NAME) if in_background else None
         self._running: dict[Path, Future[None]] = {}
         self._tombstones: dict[Path, tuple[Path, str]] = {}
@@ -152,10 +157,14 @@ class StepCollector:
         self._running = {}
         self._tombstones = {}
 
+    def keep(self, steps: Collection[int]) -> None:
+        """Keep steps regardless of the rules."""
+        self._rules = replace(self._rules, steps=frozenset(steps))
+
     def plan(self, just_saved: int | None = None) -> RetentionPlan:
         """Return which steps the rules keep and delete now, and why."""
         infos = self._index.infos(with_metrics=True)
-        return self._rules.plan(infos, PreservationContext(), just_saved=just_saved)
+        return self._rules.plan(infos, PreservationContext(now=self._now()), just_saved=just_saved)
 
     def collect(self, just_saved: int) -> None:
         """Delete the steps that no policy keeps, now that a new step is durable."""

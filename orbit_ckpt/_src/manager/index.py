@@ -14,8 +14,8 @@ from orbit_ckpt._src.manager.step_info import MetricFn, StepInfo, rank
 from orbit_ckpt._src.manager.steps import StepNames, StepRecord, list_steps, read_step
 from orbit_ckpt._src.metadata.codec import read_json_item
 from orbit_ckpt._src.runtime.process import ForkSafeLock
-from orbit_ckpt._src.storage.atomic import sync_directory, write_file
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.durable import sync_directory, write_file
 from orbit_ckpt._src.storage.integrity import open_checked
 from orbit_ckpt._src.storage.layout import PINNED
 from orbit_ckpt._src.storage.path import describe_unfinished, storage_errors

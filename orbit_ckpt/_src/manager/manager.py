@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, Unpack
 
+from numpy.typing import DTypeLike
+
+from orbit_ckpt._src.checkpointer.api import LoadOptions, check_options
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.wrong_arguments import suggest_target
 from orbit_ckpt._src.errors import StepAlreadyExistsError
-from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt._src.items.registry import CheckpointHandlerRegistry
+from orbit_ckpt._src.manager.changes import RunChanges
 from orbit_ckpt._src.manager.coordinator import RunCoordinator
-from orbit_ckpt._src.manager.index import read_metrics, readable_metrics
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions, own_options
-from orbit_ckpt._src.manager.restore import (
-    EventLog,
-    StatisticsLogger,
-    index_of_other_run,
-    restore_step,
-)
-from orbit_ckpt._src.manager.retention import RetentionPlan
+from orbit_ckpt._src.manager.restore import index_of_other_run, restore_step
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
-from orbit_ckpt._src.manager.step_items import (
+from orbit_ckpt._src.manager.statistics import AbstractLogger, EventLog
+from orbit_ckpt._src.manager.step_checks import (
     Handlers,
-    ItemRequest,
-    StepItems,
     check_metrics,
     handlers_of,
     plain_metrics,
     with_metrics,
 )
-from orbit_ckpt._src.manager.step_store import StepStore, read_root_metadata
+from orbit_ckpt._src.manager.step_items import ItemRequest, StepItems
+from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.manager.steps import as_step
+from orbit_ckpt._src.manager.template import Placement, abstract_of, check_template, initialize
 from orbit_ckpt._src.manager.writer import StepRequest, StepWriter
 from orbit_ckpt._src.runtime.checks import as_flag, check_mapping, check_methods
+from orbit_ckpt._src.runtime.commit import ItemToSave
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
+from orbit_ckpt._src.transform.patterns import PatternMap
+from orbit_ckpt._src.transform.state import StateFunction
 
-_logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class CheckpointManager:
+class CheckpointManager(RunChanges):
     """Saves the steps of a run, deletes those that its policies do not keep, and restores them.
 
     A step is listed once it is durable; only then are older ones deleted. The error of a background
     save is raised once, naming its step, by the next call of `save`, `check_for_errors`,
-    `wait_until_finished` or `close`. If that is `save`, it still starts its own save.
+    `wait_until_finished` or `close`. A `save` that raises it still starts its own save.
 
     Several processes open a run together and call the same methods in the same order. The primary
     decides, and a failure on one process fails on all. Queries wait for nobody: `all_steps()`,
-    `latest_step`, `best_step`, `metrics`, `metadata` and `retention` may be called on one process
-    alone. A closed manager still answers them and restores, but raises `CheckpointError` where it
-    would decide or change anything.
+    `latest_step`, `steps_with_item`, `best_step`, `metrics`, `metadata` and `retention` may be
+    called on one process alone. A closed manager still answers them and restores, but raises
+    `CheckpointError` where it would decide or change anything.
 
     A process forked during a save does not own that save: the child's manager neither waits for it
     nor removes it, and `wait_until_finished` raises. A child of a multi-process run belongs to none
@@ -80,8 +79,8 @@ class CheckpointManager:
         metadata: Mapping[str, object] | None = None,
         item_names: Sequence[str] | None = None,
         item_handlers: Handlers = None,
-        logger: StatisticsLogger | None = None,
-        handler_registry: DefaultCheckpointHandlerRegistry | None = None,
+        logger: AbstractLogger | None = None,
+        handler_registry: CheckpointHandlerRegistry | None = None,
     ) -> None:
         """Open a run, or create one.
 
@@ -128,12 +127,7 @@ class CheckpointManager:
         atomicity = self._options.atomicity_options
         self._checkpointer = Checkpointer(handler, atomicity_options=atomicity)
 
-    @property
-    def directory(self) -> Path:
-        """The run's directory."""
-        return self._directory
-
-    def save(
+    def save(  # noqa: PLR0913 - Orbax's, and two of `orbit_ckpt.save`
         self,
         step: int,
         items: object = None,
@@ -142,6 +136,9 @@ class CheckpointManager:
         force: bool = False,
         args: object = None,
         custom_metadata: Mapping[str, object] | None = None,
+        *,
+        cast: PatternMap[object] | DTypeLike | None = None,
+        transforms: Sequence[StateFunction] = (),
     ) -> bool:
         """Save a step if the policies ask for it.
 
@@ -155,6 +152,8 @@ class CheckpointManager:
             force: Whether to save regardless of the policies.
             args: Arguments of the only item, or `args.Composite` of several.
             custom_metadata: A JSON object to store with the step.
+            cast: As for `orbit_ckpt.save`, for a step that is one tree.
+            transforms: As for `orbit_ckpt.save`, for a step that is one tree.
 
         Returns:
             Whether the step is being saved, or has been.
@@ -166,7 +165,7 @@ class CheckpointManager:
             TimeoutError: The job is about to be stopped and the save did not finish in time.
             CheckpointError: A handler failed; nothing was left behind.
         """
-        number = as_step(step)
+        number, called = as_step(step), time.time()
         check_metrics(metrics)
         force = as_flag("force", force)
         decision = self._writer.decide(number, f"save({number})", force=force)
@@ -179,18 +178,51 @@ class CheckpointManager:
             )
         path = self._directory / self._options.step_names().build_name(number)
         try:
-            composite = self._items.to_save(items, save_kwargs, args)
             measured = None if metrics is None else plain_metrics(metrics)
-            if measured is not None and not self._options.prevent_write_metrics:
-                composite = with_metrics(composite, measured)
+            saved = args
+            if not isinstance(saved, ItemToSave):
+                check_template(self._options.template, items if args is None else args)
+                saved = self._items.to_save(
+                    items, save_kwargs, args, cast=cast, transforms=transforms
+                )
+                if measured is not None and not self._options.prevent_write_metrics:
+                    saved = with_metrics(saved, measured)
         except Exception as error:  # noqa: BLE001 - raised again once the other processes know
             self._writer.decline(number, path, decision, error)
-        request = StepRequest(number, path, composite, decision, measured, custom_metadata)
+        request = StepRequest(number, path, saved, decision, measured, custom_metadata)
         try:
             self._writer.save(request)
         finally:
-            self._events.add("save", number, self._writer.blocked)
+            is_at_once, times = self._writer.saves_at_once(decision), self._writer.times
+            ending = decision.is_ending
+            self._events.saved(number, called, times, is_ending=ending, synchronous=is_at_once)
         return True
+
+    def save_item(self, step: int, name: str, item: object = None, *, args: object = None) -> None:
+        """Add an item to a saved step of named items; it is durable when this returns.
+
+        If this process dies, the step has the whole item or is as before.
+
+        Args:
+            step: The step.
+            name: The item's name.
+            item: A pytree, or what the item's handler saves.
+            args: Arguments of its handler instead.
+
+        Raises:
+            StepNotFoundError: The step does not exist.
+            CheckpointExistsError: The step has an item of this name.
+            ValueError: The step has no named items, or the manager is read-only.
+            CheckpointError: The handler failed; nothing was left behind.
+        """
+        self._check_writable()
+        number, call = as_step(step), f"save_item({step}, {name!r})"
+        self._coordinator.check_open(call)
+        path = self._steps_to_restore(self._directory, call).view.path(number)
+        made = partial(self._items.to_add, path, name, item, args)
+        self._writer.add_item(number, path / str(name), made)
+        known = {info.step: info.metrics for info in self._store.view.infos()}
+        self._change(call, number, lambda _: self._store.own.add(number, path, known[number]))
 
     @suggest_target("items")
     def restore(
@@ -200,8 +232,7 @@ class CheckpointManager:
         restore_kwargs: Mapping[str, Any] | None = None,
         directory: PathLike | None = None,
         args: object = None,
-        *,
-        fallback: bool = False,
+        **options: Unpack[LoadOptions],
     ) -> Any:  # the item, whatever it is, or a composite of items
         """Restore a step.
 
@@ -211,9 +242,10 @@ class CheckpointManager:
             restore_kwargs: Further arguments of the handler, or of handlers by item.
             directory: Another run's directory to restore from.
             args: Arguments of the only item, or `args.Composite` of several.
-            fallback: Whether to restore the newest intact older step if this one is damaged.
-                `refused` then holds the damaged steps and their errors; they are no longer listed,
-                and saving them again replaces them.
+            **options: Those of `orbit_ckpt.load`, for an item that is a tree, or for several named
+                in `items`. `fallback=True` restores the newest intact older step if this one is
+                damaged: `refused` then holds the damaged steps and their errors; they are no longer
+                listed, and saving them again replaces them.
 
         Returns:
             The item, or an `args.Composite` of items.
@@ -223,112 +255,47 @@ class CheckpointManager:
             CorruptionError: Stored data is missing or damaged.
             CheckpointError: A handler failed.
         """
-        wanted = ItemRequest(items, restore_kwargs, args)
+        check_options("restore", options, LoadOptions)
+        older = isinstance(options.get("fallback"), bool) and bool(options.pop("fallback"))
+        wanted, called = ItemRequest(items, restore_kwargs, args, options), time.time()
 
         def read(number: int, path: Path) -> Any:  # as above
-            began = time.monotonic()
+            begun = time.time()
             restored = self._items.restore(self._checkpointer, path, wanted)
-            self._events.add("restore", number, timedelta(seconds=time.monotonic() - began))
+            self._events.restored(number, called, begun)
             return restored
 
-        fallback = as_flag("fallback", fallback)
         root = self._directory if directory is None else resolve_path(directory)
         shared = self._steps_to_restore(root, f"restore({step})")
-        return restore_step(shared, step, read, self._coordinator, root=root, fallback=fallback)
+        return restore_step(shared, step, read, self._coordinator, root=root, fallback=older)
 
-    @property
-    def refused(self) -> Mapping[int, Exception]:
-        """Steps that `restore(fallback=True)` could not restore, and why."""
-        return self._store.view.refused
+    def restore_or_init(
+        self,
+        init: Callable[[], T],
+        *,
+        sharding: Placement = None,
+        fallback: bool = False,
+    ) -> T:
+        """Restore the newest step, or compute the initial state if there is none.
+
+        Args:
+            init: Returns the initial state, a tree of arrays. It is compiled with `sharding` as the
+                shardings of its results. If a step is restored, it is only traced, for its
+                structure, shapes and dtypes.
+            sharding: Shardings of the state, as for `orbit_ckpt.load`.
+            fallback: Whether to restore an older step if the newest is damaged; see `restore`.
+
+        Raises:
+            CheckpointError: The step cannot be restored.
+        """
+        if self._steps_to_restore(self._directory, "restore_or_init()").view.latest() is None:
+            return initialize(init, sharding)
+        return self.restore(items=abstract_of(init), sharding=sharding, fallback=fallback)
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step."""
         number = as_step(step)
         return self._writer.decide(number, f"should_save({number})").save
-
-    def all_steps(self, read: bool = False) -> list[int]:
-        """Return the durable steps, ascending.
-
-        Args:
-            read: Whether to read the directory again, for steps that other processes wrote.
-        """
-        if as_flag("read", read):
-            self.reload()
-        return self._store.view.steps()
-
-    def latest_step(self) -> int | None:
-        """Return the newest durable step, None if there is none."""
-        return self._store.view.latest()
-
-    def best_step(self) -> int | None:
-        """Return the best step by `best_fn`, the newest without one, None if there are none."""
-        if self._options.best_fn is None:
-            return self.latest_step()
-        return self._store.view.best(self._options.best_fn, self._options.best_mode)
-
-    def metrics(self, step: int) -> Mapping[str, object] | None:
-        """Return the metrics saved with a step, None if it has none."""
-        return read_metrics(self._store.view.path(as_step(step)))
-
-    def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
-        """Return metadata of a step's item or items, without reading arrays."""
-        return self.metadata(as_step(step)).item_metadata
-
-    def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
-        """Return `StepMetadata` of a step, or `RootMetadata` of the run; log unreadable metrics.
-
-        Raises:
-            StepNotFoundError: The step does not exist.
-        """
-        if step is None:
-            return read_root_metadata(self._directory, self._metadata)
-        path = self._store.view.path(as_step(step))
-        found = self._items.metadata(self._checkpointer, path)
-        return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
-
-    def reload(self) -> None:
-        """Read the directory again, for steps that other processes wrote."""
-
-        def read() -> IndexUpdate:
-            self._store.shared.reload()
-            return self._writer.pending_update()
-
-        self._store.apply_update(self._coordinator.decide("reload()", read, IndexUpdate))
-
-    def retention(self) -> RetentionPlan:
-        """Return which steps the policies keep and delete now, and why; delete nothing."""
-        return self._store.plan()
-
-    def delete(self, step: int) -> None:
-        """Delete a step.
-
-        Raises:
-            StepNotFoundError: The step does not exist.
-            StorageError: The storage refused.
-        """
-        if self._options.read_only:
-            _logger.warning("%s is read-only: step %d is not deleted", self._directory, step)
-            return
-        self._change(f"delete({step})", as_step(step), self._store.delete)
-        self._store.errors.raise_any()
-
-    def pin(self, step: int) -> None:
-        """Keep a step, even a temporary one, regardless of the policies.
-
-        Raises:
-            StepNotFoundError: The step does not exist.
-            ValueError: The manager is read-only.
-        """
-        self._set_pinned(step, f"pin({step})", pinned=True)
-
-    def unpin(self, step: int) -> None:
-        """Leave a step to the policies again.
-
-        Raises:
-            StepNotFoundError: The step does not exist.
-            ValueError: The manager is read-only.
-        """
-        self._set_pinned(step, f"unpin({step})", pinned=False)
 
     def install_signal_handler(
         self, signum: int, *, deadline: float | timedelta | None = None
@@ -404,21 +371,6 @@ class CheckpointManager:
         with attach_cleanup_errors(error):
             self.close()
 
-    def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
-        """Change a step on the primary process.
-
-        Raises:
-            StepNotFoundError: The step does not exist.
-        """
-        self._coordinator.check_open(call)
-        self._store.view.path(step)
-
-        def act() -> IndexUpdate:
-            change(step)
-            return self._writer.pending_update()
-
-        self._store.apply_update(self._coordinator.decide(call, act, IndexUpdate))
-
     def _steps_to_restore(self, root: Path, call: str) -> SharedIndex:
         """Wait for the pending save; return the steps of this or another run."""
         is_own = root == self._directory
@@ -442,8 +394,3 @@ class CheckpointManager:
         else:
             shared.apply(update)
         return shared
-
-    def _set_pinned(self, step: int, call: str, *, pinned: bool) -> None:
-        if self._options.read_only:
-            raise ValueError(f"{self._directory} is opened read-only; open it without read_only.")
-        self._change(call, as_step(step), partial(self._store.set_pinned, pinned=pinned))

@@ -6,8 +6,8 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from orbit_ckpt._src.checkpointer.options import (
@@ -17,6 +17,7 @@ from orbit_ckpt._src.checkpointer.options import (
     MultiprocessingOptions,
     check_options,
 )
+from orbit_ckpt._src.checkpointer.unfinished import atomicity_of
 from orbit_ckpt._src.manager.combined_preservation import AnyPreservationPolicy
 from orbit_ckpt._src.manager.index import MetricsSource
 from orbit_ckpt._src.manager.preservation import (
@@ -36,7 +37,8 @@ from orbit_ckpt._src.manager.save_policies import (
     SaveDecisionPolicy,
     SpecificStepsPolicy,
 )
-from orbit_ckpt._src.manager.steps import StepNameFormat, StepNames, as_step
+from orbit_ckpt._src.manager.step_names import StepNameFormat
+from orbit_ckpt._src.manager.steps import StepNames, as_step
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
     check_duration,
@@ -50,7 +52,7 @@ from orbit_ckpt._src.runtime.checks import (
 from orbit_ckpt._src.text import warn_set
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CheckpointManagerOptions:
     """When to save, what to keep, and how.
 
@@ -83,7 +85,7 @@ class CheckpointManagerOptions:
         file_options: Permissions and other properties of files.
         atomicity_options: How a step becomes visible.
         save_root_metadata: Whether to write the manager's `metadata`.
-        temporary_path_class: Ignored, see `atomicity_options`.
+        temporary_path_class: A class of `path.atomicity` instead of `atomicity_options`.
         save_decision_policy: When to save, instead of every option above that decides it.
         preservation_policy: What to keep, instead of every option above that decides it.
         prevent_write_metrics: Whether to use the metrics given to `save` without writing them.
@@ -97,6 +99,13 @@ class CheckpointManagerOptions:
         item_preservation_policies: By item name, the policy for the steps that keep the item.
         metrics_source: Source of metrics not given to `save`, such as `TensorBoardMetrics`. Without
             `best_fn`, steps are ranked by its metric.
+        keep_old_temporary_steps: Whether to keep the temporary steps that the run has when the
+            manager opens; by default the next step replaces them.
+        clock: Returns the time, for policies and for the times that are recorded with steps; a time
+            without a zone is local. None for the system's clock.
+        template: A tree of arrays or `jax.ShapeDtypeStruct` like every tree to save, or an
+            `args.Composite` of such trees by item; `save` refuses trees with other leaves, shapes
+            or dtypes.
 
     Raises:
         ValueError: Options contradict each other, or a number is out of range.
@@ -107,7 +116,6 @@ class CheckpointManagerOptions:
     max_to_keep: int | None = None
     keep_time_interval: timedelta | None = None
     keep_period: int | None = None
-    should_save_fn: Callable[[int, int | None], bool] | None = None
     best_fn: Callable[[Any], float] | None = None
     best_mode: Literal["max", "min"] = "max"
     keep_checkpoints_without_metrics: bool = True
@@ -121,10 +129,12 @@ class CheckpointManagerOptions:
     todelete_subdir: str | None = None
     todelete_full_path: str | None = None
     enable_background_delete: bool = False
+    num_deletion_threads: int | None = None
     read_only: bool = False
     enable_async_checkpointing: bool = True
     async_options: AsyncOptions | None = None
     multiprocessing_options: MultiprocessingOptions | None = None
+    should_save_fn: Callable[[int, int | None], bool] | None = None
     file_options: FileOptions = field(default_factory=FileOptions)
     atomicity_options: AtomicityOptions | None = None
     save_root_metadata: bool = True
@@ -135,12 +145,15 @@ class CheckpointManagerOptions:
     enable_should_save_is_saving_in_progress_check: bool = True
     enable_per_process_directory_creation: bool = False
     lightweight_initialize: bool = False
-    num_deletion_threads: int | None = None
+    _: KW_ONLY
     keep_latest: bool = True
     item_preservation_policies: Mapping[str, PreservationPolicy] = field(
         default_factory=dict[str, PreservationPolicy]
     )
     metrics_source: MetricsSource | None = None
+    keep_old_temporary_steps: bool = False
+    clock: Callable[[], datetime] | None = None
+    template: object = None
 
     def __post_init__(self) -> None:
         if self.best_mode not in ("min", "max"):
@@ -149,6 +162,9 @@ class CheckpointManagerOptions:
         self._check_objects()
         check_flag_fields(self, *_FLAGS)
         self.file_options = self.file_options or FileOptions()
+        self.atomicity_options = atomicity_of(
+            self.temporary_path_class, self.atomicity_options, owner="CheckpointManagerOptions"
+        )
         self._warn_of_unused()
         if self.todelete_full_path is not None:
             raise ValueError(
@@ -189,11 +205,6 @@ class CheckpointManagerOptions:
                     False,
                     "the primary process always lists steps for all",
                 ),
-                "temporary_path_class": (
-                    self.temporary_path_class,
-                    None,
-                    "atomicity_options say how a step becomes visible",
-                ),
                 "enable_per_process_directory_creation": (
                     self.enable_per_process_directory_creation,
                     False,
@@ -210,7 +221,6 @@ class CheckpointManagerOptions:
                     "enable_background_delete deletes without delaying saves",
                 ),
             },
-            stacklevel=4,
         )
 
     def _check_numbers(self) -> None:
@@ -229,6 +239,8 @@ class CheckpointManagerOptions:
         check_callable("best_fn", self.best_fn, metric)
         advice = "Give a function of the step and the last one saved."
         check_callable("should_save_fn", self.should_save_fn, advice)
+        time = "Give a function without arguments that returns a datetime, such as datetime.now."
+        check_callable("clock", self.clock, time)
         check_options(
             async_options=self.async_options,
             multiprocessing_options=self.multiprocessing_options,
@@ -247,6 +259,19 @@ class CheckpointManagerOptions:
         check_methods("metrics_source", self.metrics_source, ["values", "metric"], source)
         for name, (method, example) in methods.items():
             check_methods(name, getattr(self, name), [method], f"Give {example}, for example.")
+
+    def now(self) -> datetime:
+        """Return the time, with a time zone.
+
+        Raises:
+            TypeError: The user's clock returned something else.
+        """
+        if self.clock is None:
+            return datetime.now(tz=UTC)
+        now: object = self.clock()
+        if not isinstance(now, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's function
+            raise TypeError(f"clock returned {show(now)}, expected a datetime. Return a datetime.")
+        return now.astimezone(UTC)
 
     def step_names(self) -> StepNames:
         """Return how steps are named."""
@@ -306,6 +331,7 @@ _FLAGS = (
     "enable_per_process_directory_creation",
     "lightweight_initialize",
     "keep_latest",
+    "keep_old_temporary_steps",
 )
 
 

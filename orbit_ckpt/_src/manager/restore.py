@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec.msgpack
 from msgspec import Struct
@@ -31,33 +30,6 @@ _logger = logging.getLogger(__name__)
 
 _MAX_TEXT = 10_000
 """Characters of an error that is sent to the other processes."""
-
-
-class StatisticsLogger(Protocol):
-    """Receives one event per save and restore; Orbax's `AbstractLogger`."""
-
-    def log_entry(self, entry: dict[str, Any], /) -> None:
-        """Receive one event."""
-        ...
-
-
-class EventLog(Struct, frozen=True):
-    """Sends save and restore events to a logger.
-
-    Attributes:
-        logger: The logger, if any.
-        directory: The run's directory.
-    """
-
-    logger: StatisticsLogger | None
-    directory: Path
-
-    def add(self, event: str, step: int, duration: timedelta | None) -> None:
-        """Send one event with the time that its caller was blocked."""
-        if self.logger is not None:
-            seconds = 0.0 if duration is None else duration.total_seconds()
-            entry = {"event_type": event, "step": step, "directory": str(self.directory)}
-            self.logger.log_entry({**entry, "duration_secs": seconds})
 
 
 def restore_step(

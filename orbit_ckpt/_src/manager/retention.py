@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -92,6 +92,7 @@ class RetentionRules:
     policy: PreservationPolicy
     keep_latest: bool = True
     items: Mapping[str, PreservationPolicy] = field(default_factory=dict[str, PreservationPolicy])
+    steps: Collection[int] = ()
 
     def plan(
         self,
@@ -131,7 +132,8 @@ class RetentionRules:
 
     def _guarded(self, policy: PreservationPolicy) -> list[PreservationPolicy]:
         newest = [LatestN(1)] if self.keep_latest else []
-        return [policy, Pinned(), Foreign(), LatestTemporary(), *newest]
+        kept = [CustomSteps(self.steps)] if self.steps else []
+        return [policy, Pinned(), Foreign(), LatestTemporary(), *newest, *kept]
 
 
 def keeps_all(rules: RetentionRules, steps: Sequence[StepInfo]) -> bool:

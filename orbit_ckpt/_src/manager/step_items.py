@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from orbit_ckpt._src.checkpointer.asynchronous import AsyncCheckpointer
+from numpy.typing import DTypeLike
+
+from orbit_ckpt._src.checkpointer.api import LoadOptions, load, prepare_tree
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.save import handled_item
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.orbax.layout import holds_tree, is_tree
 from orbit_ckpt._src.formats.runs import foreign_step
-from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
-from orbit_ckpt._src.items.base import (
+from orbit_ckpt._src.guards import is_mapping
+from orbit_ckpt._src.items.arguments import (
     CheckpointArgs,
-    CheckpointHandler,
     PassedArgs,
     check_args,
-    check_handler,
     own_args,
     registered_args,
 )
+from orbit_ckpt._src.items.base import CheckpointHandler
 from orbit_ckpt._src.items.composite import Composite, CompositeHandler
-from orbit_ckpt._src.items.json import JsonHandler, JsonSaveArgs
+from orbit_ckpt._src.items.json import JsonHandler
 from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions, PyTreeRestoreArgs
-from orbit_ckpt._src.items.registry import DefaultCheckpointHandlerRegistry
+from orbit_ckpt._src.items.registry import CheckpointHandlerRegistry
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt._src.manager.index import METRICS_ITEM
-from orbit_ckpt._src.manager.options import CheckpointManagerOptions
+from orbit_ckpt._src.manager.step_checks import Handlers, check_handlers, check_items
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.schema import StepDocument
-from orbit_ckpt._src.metadata.user_json import plain_scalar
 from orbit_ckpt._src.metadata.values import StepMetadata
-from orbit_ckpt._src.runtime.checks import check_elements, check_mapping, show
+from orbit_ckpt._src.runtime.checks import check_elements, check_mapping
+from orbit_ckpt._src.runtime.commit import ItemToSave
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.transform.patterns import PatternMap
+from orbit_ckpt._src.transform.state import StateFunction
 
 DEFAULT_ITEM = "default"
 """Name of the only item of a step that has no names for its items."""
 
-Handlers = CheckpointHandler | Mapping[str, CheckpointHandler | None] | None
+RESERVED_ITEMS: Sequence[str] = ()
+"""Names that no item may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,13 @@ class ItemRequest:
         items: Target of the only item, or targets by name; None for all as saved.
         kwargs: Further arguments of the only handler, or of handlers by item.
         args: Arguments of the only item, or a `Composite`.
+        options: Options of `load`.
     """
 
     items: object = None
     kwargs: Mapping[str, Any] | None = None
     args: object = None
+    options: LoadOptions = field(default_factory=LoadOptions)
 
 
 class StepItems:
@@ -70,7 +77,7 @@ class StepItems:
         self,
         handlers: Handlers,
         item_names: Sequence[str] | None,
-        registry: DefaultCheckpointHandlerRegistry | None,
+        registry: CheckpointHandlerRegistry | None,
     ) -> None:
         """Make one.
 
@@ -87,7 +94,7 @@ class StepItems:
             raise TypeError(f"item_names is {item_names!r}; give a list of names.")
         if item_names is not None:
             check_elements("item_names", item_names, ["isidentifier"], "Give a list of str.")
-        _check_handlers(handlers)
+        check_handlers(handlers)
         if registry is not None and (handlers is not None or item_names is not None):
             other = "item_handlers" if handlers is not None else "item_names"
             raise ValueError(
@@ -118,13 +125,23 @@ class StepItems:
         rich_types = PyTreeMetadataOptions(support_rich_types=True)
         self.handler.prefer(DEFAULT_ITEM, StandardHandler(pytree_metadata_options=rich_types))
 
-    def to_save(self, items: object, kwargs: Mapping[str, Any] | None, args: object) -> Composite:
+    def to_save(
+        self,
+        items: object,
+        kwargs: Mapping[str, Any] | None,
+        args: object,
+        *,
+        cast: PatternMap[object] | DTypeLike | None = None,
+        transforms: Sequence[StateFunction] = (),
+    ) -> Composite:
         """Return the arguments that save a step.
 
         Args:
             items: The item, or items by name, if there are no `args`.
             kwargs: Further arguments of the only handler, or of handlers by item.
             args: Arguments of the only item, or a `Composite`.
+            cast: As for `save`.
+            transforms: As for `save`.
 
         Raises:
             ValueError: Neither is given, or they contradict the manager's arguments.
@@ -133,10 +150,12 @@ class StepItems:
         if (items is None) == (args is None):
             what = "Nothing to save" if args is None else "Two things to save"
             raise ValueError(f"{what}: give an item, or args=.")
-        _check_items(items)
+        check_items(items)
         known = self._single
         if known is None:
             self._single = not isinstance(args, Composite)
+        if cast is not None or transforms:
+            return self._changed_tree(items, kwargs, cast, transforms)
         if args is not None:
             try:
                 return self._composite(args)
@@ -146,6 +165,57 @@ class StepItems:
         if self._takes_trees:
             return Composite(**{DEFAULT_ITEM: StandardSaveArgs(items, **(kwargs or {}))})
         return self._from_items(0, items, kwargs)
+
+    def to_add(self, path: Path, name: str, item: object, args: object) -> ItemToSave:
+        """Return an item to add to a step.
+
+        Args:
+            path: The step.
+            name: The item.
+            item: The item itself, or None if its arguments are given.
+            args: Its arguments.
+
+        Raises:
+            ValueError: The step has no named items, or the name or the arguments do not suit.
+        """
+        if not name or "/" in name or name.startswith((".", "_")) or name == METRICS_ITEM:
+            raise ValueError(f"{name!r} is not a valid item name; give 'ema', for example.")
+        if (item is None) == (args is None):
+            raise ValueError("Give an item, or args=, and not both.")
+        check_items(item)
+        if self._single or (path / DEFAULT_ITEM).is_dir() or _holds_one_tree(path):
+            raise ValueError(
+                f"{path} is one tree without a name, to which no item can be added. Save steps of "
+                "named items: item_names=('model', 'ema') for the manager, args.Composite for save."
+            )
+        if args is None and name in self._handlers:
+            args = self._from_items(0, {name: item}, None)[name]
+        elif args is None:
+            args = StandardSaveArgs(item)
+        self.handler.check_names([name])
+        handler = self.handler.handler_of(name, args, for_save=True)
+        return handled_item(handler, {"args": args})
+
+    def _changed_tree(
+        self,
+        items: object,
+        kwargs: Mapping[str, Any] | None,
+        cast: PatternMap[object] | DTypeLike | None,
+        transforms: Sequence[StateFunction],
+    ) -> Composite:
+        """Return the arguments that save a tree with options of `save`.
+
+        Raises:
+            ValueError: The item is not a tree that the manager saves by itself.
+        """
+        if items is None or kwargs is not None or not self._takes_trees:
+            raise ValueError(
+                "cast= and transforms= are for a step that is one tree, given without handlers and "
+                "their arguments: save(step, tree, cast=...). For others, change the tree first, "
+                "or give args=StandardSave(tree, save_args=...)."
+            )
+        tree, save_args = prepare_tree(items, cast, transforms)
+        return Composite(**{DEFAULT_ITEM: StandardSaveArgs(tree, save_args)})
 
     def restore(self, checkpointer: Checkpointer, path: Path, wanted: ItemRequest) -> Any:
         """Restore a step; return its only item, or a `Composite` of all.
@@ -159,6 +229,8 @@ class StepItems:
             CheckpointError: A handler failed.
         """
         with self._looking_at(path):
+            if wanted.options:
+                return self._load(path, wanted)
             args = self._to_restore(wanted)
             if _holds_one_tree(path):
                 return self._unwrap(self._restore_tree(path, args))
@@ -189,7 +261,7 @@ class StepItems:
             raise
 
     def _to_restore(self, wanted: ItemRequest) -> Composite:
-        _check_items(wanted.items)
+        check_items(wanted.items)
         check_mapping("restore_kwargs", wanted.kwargs, "Give arguments of the handler by name.")
         if wanted.args is not None:
             return self._composite(wanted.args)
@@ -200,6 +272,32 @@ class StepItems:
                 **{DEFAULT_ITEM: StandardRestoreArgs(wanted.items, **(wanted.kwargs or {}))}
             )
         return self._from_items(1, wanted.items, wanted.kwargs)
+
+    def _load(self, path: Path, wanted: ItemRequest) -> Any:
+        """Restore the items of a step that are trees as `load` does, with its options.
+
+        Raises:
+            ValueError: Arguments of handlers are given too, or the items to load are not named.
+            CheckpointError: A tree cannot be restored.
+        """
+        options = wanted.options
+        if wanted.args is not None or wanted.kwargs is not None:
+            raise ValueError(
+                f"Options of load ({', '.join(options)}) and arguments of handlers are given; give "
+                "the target as items=, or only args=."
+            )
+        check_items(wanted.items)
+        is_tree = _holds_one_tree(path)
+        if self._single:
+            return load(path if is_tree else path / DEFAULT_ITEM, wanted.items, **options)
+        if not is_mapping(wanted.items) or (is_tree and len(wanted.items) > 1):
+            raise ValueError(
+                f"{path} has several items, and options of load ({', '.join(options)}) are for "
+                "trees; name the items to load, with their targets or None: items={'state': None}."
+            )
+        found = wanted.items.items()
+        places = {name: path if is_tree else path / str(name) for name, _ in found}
+        return Composite(**{str(n): load(places[n], like, **options) for n, like in found})
 
     def _restore_tree(self, path: Path, wanted: Composite) -> Composite:
         """Restore a step that is a single tree without items, such as another program's.
@@ -228,8 +326,9 @@ class StepItems:
     def _tree_metadata(self, path: Path) -> StepMetadata:
         """Return the metadata of a step that is a single tree without items."""
         handler = self._tree_handler(DEFAULT_ITEM, None)
-        describe = getattr(handler, "metadata", StandardHandler().metadata)
-        found = describe(path)
+        describe: Callable[[Path], object] | None = getattr(handler, "metadata", None)
+        found = None if describe is None else describe(path)
+        found = StandardHandler().metadata(path) if found is None else found
         recorded = read_step(CheckedDirectory(path)) if path.is_dir() else StepDocument()
         custom = recorded.custom_metadata or getattr(found, "custom_metadata", None) or {}
         return StepMetadata(
@@ -296,95 +395,3 @@ def _holds_one_tree(path: Path) -> bool:
     if not directory_of(path).has_local_files:
         return is_tree(path)
     return foreign_step(path) is not None or (path.is_dir() and holds_tree(path))
-
-
-def with_metrics(args: Composite, metrics: Mapping[str, object]) -> Composite:
-    """Add the metrics to the items.
-
-    Raises:
-        ValueError: An item already has the name of the metrics.
-    """
-    if METRICS_ITEM in args:
-        raise ValueError("Metrics are given twice: as metrics= and as the item 'metrics'.")
-    return Composite(**args, **{METRICS_ITEM: JsonSaveArgs(metrics)})
-
-
-def _check_handlers(handlers: object) -> None:
-    """Check the `item_handlers` of a manager.
-
-    Raises:
-        TypeError: It is neither a handler nor handlers by item.
-    """
-    if is_mapping(handlers):
-        for name, handler in handlers.items():
-            if handler is not None:
-                check_handler(f"item_handlers[{name!r}]", handler)
-    elif handlers is not None:
-        if is_list_or_tuple(handlers):
-            found = show(handlers)
-            raise TypeError(
-                f"item_handlers must be a handler, or handlers by item, found {found}. "
-                "Give {'state': StandardCheckpointHandler()}, for example."
-            )
-        check_handler("item_handlers", handlers)
-
-
-def _check_items(items: object) -> None:
-    if isinstance(items, CheckpointArgs):
-        raise ValueError(f"Found {type(items).__qualname__} for `items`; give it by name: args=...")
-
-
-def handlers_of(
-    checkpointers: Checkpointer | Mapping[str, Checkpointer], handlers: Handlers
-) -> tuple[Handlers, bool]:
-    """Return the handlers of checkpointers, and whether they save in the background.
-
-    Raises:
-        TypeError: One of them is not a checkpointer.
-        ValueError: Handlers are given too.
-    """
-    if handlers is not None:
-        raise ValueError("Give checkpointers or item_handlers, not both.")
-    given: object = checkpointers
-    for name, value in given.items() if is_mapping(given) else [("", given)]:
-        _check_checkpointer(f"checkpointers[{name!r}]" if name else "checkpointers", value)
-    if isinstance(checkpointers, Mapping):
-        is_async = all(isinstance(c, AsyncCheckpointer) for c in checkpointers.values())
-        return {name: c.handler for name, c in checkpointers.items()}, is_async
-    return checkpointers.handler, isinstance(checkpointers, AsyncCheckpointer)
-
-
-def _check_checkpointer(name: str, value: object) -> None:
-    if isinstance(value, Checkpointer):
-        return
-    if isinstance(value, CheckpointManagerOptions):
-        advice = "Give options by name: options=CheckpointManagerOptions(...)."
-    else:
-        advice = "Give Checkpointer(handler), or the handler itself as item_handlers=."
-    raise TypeError(f"{name} must be a Checkpointer, found {show(value)}. {advice}")
-
-
-def check_metrics(metrics: object) -> None:
-    """Check the metrics of a step; None passes.
-
-    Raises:
-        TypeError: They have no names.
-    """
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"metrics must be a dict, found {show(metrics)}. Give names too: "
-            "metrics={'loss': 0.5}."
-        )
-
-
-def plain_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
-    """Convert numpy and JAX scalars in metrics to Python numbers."""
-
-    def plain(value: object) -> object:
-        if is_mapping(value):  # JAX would sort the names
-            return {name: plain(field) for name, field in value.items()}
-        if is_list_or_tuple(value):
-            return list(map(plain, value))
-        return plain_scalar(value) if getattr(value, "ndim", None) == 0 else value
-
-    return {name: plain(value) for name, value in metrics.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from msgspec import structs
 
 from orbit_ckpt._src.checkpointer.options import AtomicityOptions
+from orbit_ckpt._src.checkpointer.save import SaveHandle
 from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.formats.orbax.layout import is_tree
 from orbit_ckpt._src.manager.coordinator import RunCoordinator
@@ -20,30 +20,16 @@ from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
+from orbit_ckpt._src.metadata.values import RootMetadata
 from orbit_ckpt._src.runtime.process import ForkSafeLock, reset_in_child
-from orbit_ckpt._src.storage.atomic import (
-    make_directories,
-)
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.durable import make_directories
 from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.path import storage_errors
 
-_DIRECTORY = "metadata"
+METADATA_ITEM = "metadata"
 _FILE = "_ROOT_METADATA"
 _OLD_FILE = "metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class RootMetadata:
-    """Metadata of a run.
-
-    Attributes:
-        internal_metadata: Reserved for the library; empty so far.
-        custom_metadata: The JSON object that the user gave to the manager.
-    """
-
-    internal_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
-    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class _Document(msgspec.Struct):
@@ -75,9 +61,9 @@ def read_root_metadata(root: Path, given: Mapping[str, object]) -> RootMetadata:
         FormatError: The stored metadata is damaged.
     """
     for name in (_FILE, _OLD_FILE):
-        file = root / _DIRECTORY / name
+        file = root / METADATA_ITEM / name
         if file.is_file():
-            data = read_inner(root, f"{_DIRECTORY}/{name}")
+            data = read_inner(root, f"{METADATA_ITEM}/{name}")
             where = str(file)  # the user's values may be `{1: "a", "1": "b"}`
             if name == _OLD_FILE:  # holds the user's object only
                 return RootMetadata({}, decode_json(data, dict[str, object], where, repeats=True))
@@ -88,11 +74,11 @@ def read_root_metadata(root: Path, given: Mapping[str, object]) -> RootMetadata:
 
 
 def _write(root: Path, custom: Mapping[str, object]) -> None:
-    directory = root / _DIRECTORY
+    directory = root / METADATA_ITEM
     if (directory / _FILE).exists() or (directory / _OLD_FILE).exists():
         return
     text = encode_user_json({"internal_metadata": {}, "custom_metadata": dict(custom)})
-    directory_of(root).create_document(_DIRECTORY, _FILE, text)
+    directory_of(root).create_document(METADATA_ITEM, _FILE, text)
 
 
 class DeferredErrors:
@@ -212,8 +198,15 @@ class StepStore:
             rules,
             self._deleter,
             self.errors.record,
+            now=options.now,
             in_background=options.enable_background_delete,
         )
+        self._begun: dict[int, SaveHandle] = {}
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the saves in progress, which belong to the parent."""
+        self._begun = {}
 
     def open(self, metadata: Mapping[str, object] | None) -> None:
         """Open the run: create it, clean up after crashed processes, list its steps.
@@ -239,6 +232,9 @@ class StepStore:
                     f"directory: {self._root} is a checkpoint, not a run of them. Give the run's "
                     "directory; read this checkpoint with load(path), or with a Checkpointer."
                 )
+            if self._options.keep_old_temporary_steps:
+                infos = self.shared.own.infos()
+                self._collector.keep({info.step for info in infos if info.temporary})
             return self.pending_update()
 
         self.apply_update(self._coordinator.decide("CheckpointManager()", read, IndexUpdate))
@@ -265,7 +261,21 @@ class StepStore:
     def apply_update(self, update: IndexUpdate) -> None:
         """Apply the primary's update; errors in it are raised later."""
         self.shared.apply(update)
+        self._begun = dict([] if update.has_ended else [*self._begun.items()][-1:])
         self.errors.deliver(update)
+
+    def begin(self, step: int, handle: SaveHandle) -> None:
+        """List a step that is being saved in the background.
+
+        With several processes, it stays listed until all of them know that its save has ended.
+        """
+        self._begun[step] = handle
+
+    def steps(self) -> list[int]:
+        """Return the durable steps and the one being saved, ascending."""
+        is_alone = self._coordinator.is_alone
+        begun = [step for step, handle in self._begun.items() if not (is_alone and handle.done())]
+        return sorted({*begun, *self.view.steps()})
 
     def commit(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         """List a durable step, then delete the steps that it makes superfluous."""

@@ -8,12 +8,11 @@ import itertools
 import logging
 import operator
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from msgspec import Struct
 from typing_extensions import override
@@ -22,7 +21,7 @@ from orbit_ckpt._src.errors import FormatError, StorageError
 from orbit_ckpt._src.formats.runs import RunStep, scan_step
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.step_details import read_step_details
-from orbit_ckpt._src.runtime.checks import check_int, check_type, show
+from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.directory import Directory
 from orbit_ckpt._src.storage.inner_path import read_inner, read_listed
@@ -34,7 +33,6 @@ from orbit_ckpt._src.storage.layout import (
     PINNED,
     STEP_DETAILS,
     STEP_METADATA,
-    TEMPORARY_SUFFIX,
     TREE_METADATA,
     is_temporary_name,
 )
@@ -44,7 +42,6 @@ from orbit_ckpt._src.storage.system import is_directory
 from orbit_ckpt._src.text import visible
 
 _OWN_FILES = frozenset({STEP_METADATA, TREE_METADATA, OCDBT_MANIFEST, MANIFEST, COMMIT_MARKER})
-_DIGITS = re.compile("[0-9]+")
 _ADVICE = "Check that it is a directory that may be read."
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -62,59 +59,6 @@ class StepParser(Protocol):
     def parse(self, name: str, /) -> int | None:
         """Return the step that a name denotes, None if it denotes none."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepNameFormat(StepParser):
-    """Names of steps: an optional prefix, then the number.
-
-    Orbax's names are `7`, `0007`, `step_7` and `step_0007`. T5X's `checkpoint_7` has the prefix
-    `checkpoint`; `run-10` has the prefix `run` and the separator `-`.
-
-    Attributes:
-        prefix: First part of the name, followed by the separator; None for the number alone.
-        fixed_length: Least number of digits, padded with zeros.
-        separator: The text between prefix and number.
-    """
-
-    prefix: str | None = None
-    fixed_length: int | None = None
-    separator: str = "_"
-
-    def __post_init__(self) -> None:
-        check_type("prefix", self.prefix, str, "a str", "Give StepNameFormat('checkpoint').")
-        check_int("fixed_length", self.fixed_length, least=0, optional=True)
-        if "/" in self._start or "\0" in self._start or TEMPORARY_SUFFIX in self._start:
-            raise ValueError(
-                f"Step names that begin with {self._start!r} cannot be found again; give a prefix "
-                f"without slashes and without {TEMPORARY_SUFFIX!r}."
-            )
-
-    @property
-    def _start(self) -> str:
-        return "" if self.prefix is None else f"{self.prefix}{self.separator}"
-
-    @override
-    def build_name(self, step: int) -> str:
-        """Return the name of a step's directory.
-
-        Raises:
-            ValueError: The step is negative.
-            TypeError: The step is not an integer.
-        """
-        return f"{self._start}{as_step(step):0{self.fixed_length or 0}d}"
-
-    @override
-    def parse(self, name: str) -> int | None:
-        """Return the step that a name denotes, None if it denotes none.
-
-        Names with other padding than `fixed_length` are accepted, so that a run keeps its earlier
-        steps when the padding changes.
-        """
-        if not name.startswith(self._start):
-            return None
-        digits = name[len(self._start) :]
-        return int(digits) if _DIGITS.fullmatch(digits) else None
 
 
 class FoundStep(Protocol):
@@ -148,12 +92,38 @@ StepNames = StepParser | StepFinder
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
-    """A committed step.
+class StepPath:
+    """Number and directory of a step; Orbax's `step.Metadata`.
 
     Attributes:
         step: Its number.
         path: Its directory.
+    """
+
+    step: int
+    path: Path
+
+    @property
+    def init_timestamp_nsecs(self) -> int | None:
+        """When its save began, in ns since 1970, as its record says; None without one."""
+        return _read_times(self.path).init_timestamp_nsecs
+
+    @property
+    def commit_timestamp_nsecs(self) -> int | None:
+        """When it was committed, in the same way."""
+        return _read_times(self.path).commit_timestamp_nsecs
+
+    @property
+    def commit_timestamp(self) -> datetime:
+        """When it was committed, in UTC: by its record, else by its directory."""
+        return _commit_time(self.path, lambda: read_inner(resolve_path(self.path), STEP_METADATA))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord(StepPath):
+    """A committed step.
+
+    Attributes:
         commit_time: When it was committed, in UTC.
         pinned: Whether it must never be deleted.
         temporary: Whether it is kept only until the next permanent step.
@@ -162,8 +132,6 @@ class StepRecord:
         place: See `RunStep`.
     """
 
-    step: int
-    path: Path
     commit_time: datetime
     pinned: bool = False
     temporary: bool = False
@@ -171,17 +139,24 @@ class StepRecord:
     items: frozenset[str] = frozenset()
     place: str = ""
 
+    @property
+    @override
+    def commit_timestamp(self) -> datetime:
+        """The same as `commit_time`."""
+        return self.commit_time
+
 
 def as_step(value: object) -> int:
-    """Convert a step number, also a numpy or JAX scalar, to int.
+    """Convert a step number to int, also one in an array of one integer, read or lazy.
 
     Raises:
         TypeError: The value is not an integer.
         ValueError: It is negative.
     """
     try:
-        is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
-        step = None if is_bool else operator.index(value)  # pyright: ignore[reportArgumentType] - that is what is tried
+        if getattr(value, "shape", None) in {(), (1,)} and hasattr(value, "__array__"):
+            value = cast(Any, value).__array__().reshape(()).item()  # also reads a lazy array
+        step = None if isinstance(value, bool) else operator.index(cast(Any, value))
     except TypeError:
         step = None
     if step is None:
@@ -356,16 +331,27 @@ def _shared(items: frozenset[str]) -> frozenset[str]:
     return items
 
 
-class _CommitTime(Struct):
-    """The only field of a step's document that listing needs."""
+class _Times(Struct):
+    """The only fields of a step's document that listing needs."""
 
+    init_timestamp_nsecs: int | None = None
     commit_timestamp_nsecs: int | None = None
+
+
+def _read_times(path: Path) -> _Times:
+    """Return the times in a step's document; without it or one of them, None."""
+    try:
+        return decode_json(read_inner(resolve_path(path), STEP_METADATA), _Times, path)
+    except StorageError:
+        raise  # the store failed to answer
+    except (OSError, FormatError):
+        return _Times()
 
 
 def _commit_time(path: Path, read: Callable[[], bytes] | None) -> datetime:
     if read is not None:
         try:
-            nsecs = decode_json(read(), _CommitTime, path).commit_timestamp_nsecs
+            nsecs = decode_json(read(), _Times, path).commit_timestamp_nsecs
             if nsecs is not None:
                 return _EPOCH + timedelta(microseconds=nsecs // 1000)
         except StorageError:

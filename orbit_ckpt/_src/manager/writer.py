@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -47,9 +47,11 @@ from orbit_ckpt._src.manager.save_policies import (
     decide,
 )
 from orbit_ckpt._src.manager.shared_index import IndexUpdate
+from orbit_ckpt._src.manager.statistics import SaveTimes
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.metadata.step_details import StepDetails
+from orbit_ckpt._src.runtime.commit import ItemToSave
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class StepRequest:
     Attributes:
         step: Its number.
         path: Its directory.
-        items: Arguments of its items.
+        items: Arguments of its items, or all of them as one.
         decision: How to save it.
         metrics: Its metrics, None for those among the items.
         custom_metadata: A JSON object to store with it.
@@ -91,7 +93,7 @@ class StepRequest:
 
     step: int
     path: Path
-    items: Composite
+    items: Composite | ItemToSave
     decision: StepDecision
     metrics: Mapping[str, object] | None = None
     custom_metadata: Mapping[str, object] | None = None
@@ -103,6 +105,7 @@ class StepWriter:
     Attributes:
         watch: Notices signals that announce the end of the job.
         blocked: How long the last save blocked its caller, None before the first one.
+        times: When its phases began.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class StepWriter:
         """
         self.watch = PreemptionWatch()
         self.blocked: timedelta | None = None
+        self.times = SaveTimes(0.0)
         self._coordinator = coordinator
         self._handler = handler
         self._store = store
@@ -130,7 +134,7 @@ class StepWriter:
         self._session = _session_options(options, self._async)
         self._policy = options.decision_policy()
         self._pending = PendingSave(self._async.timeout_secs)
-        self._started = datetime.now(tz=UTC)
+        self._started = options.now()
 
     def decide(self, step: int, call: str, *, force: bool = False) -> StepDecision:
         """Decide what happens to a step.
@@ -183,7 +187,7 @@ class StepWriter:
     def _ask_policies(self, step: int, is_preempted: bool, *, is_ending: bool) -> SaveDecision:
         running = self._pending.step  # read before the listed steps, which it may join at any time
         infos = self._store.own.infos()
-        now = datetime.now(tz=UTC)
+        now = self._options.now()
         if step == 0:
             self._started = now  # excludes earlier work, such as compilation
         if running is not None:
@@ -219,8 +223,9 @@ class StepWriter:
             CheckpointError: A handler failed; nothing was left behind.
         """
         began = time.monotonic()
+        self.times = SaveTimes(time.time())
         try:
-            if self._saves_at_once(request.decision):
+            if self.saves_at_once(request.decision):
                 with self._end_of_save(request.step) as end:
                     self._begin_after_pending(request)
                     end.gather()
@@ -237,10 +242,29 @@ class StepWriter:
             self.blocked = timedelta(seconds=time.monotonic() - began)
         self._store.errors.raise_any()
 
+    def add_item(self, step: int, path: Path, make: Callable[[], ItemToSave]) -> None:
+        """Save an item into a step; it is durable when this returns.
+
+        Args:
+            step: The step.
+            path: The item.
+            make: Returns the item.
+
+        Raises:
+            CheckpointExistsError: The item exists.
+            CheckpointError: The handler failed; nothing was left behind.
+        """
+        try:
+            item = make()
+        except Exception as error:  # raised again once the other processes know
+            decline_save(path, error, self._session)
+            raise
+        save_now(SaveRequest(path, item, step=step, is_item=True), self._session)
+
     def decline(self, step: int, path: Path, decision: StepDecision, error: Exception) -> NoReturn:
         """Tell the other processes why this one will not save a step; raise that error."""
         # every process joins the same rounds, even one with nothing to save
-        at_end = self._end_of_save(step) if self._saves_at_once(decision) else nullcontext()
+        at_end = self._end_of_save(step) if self.saves_at_once(decision) else nullcontext()
         with at_end:
             decline_save(path, error, self._session)
             raise error
@@ -248,7 +272,8 @@ class StepWriter:
     def _end_of_save(self, step: int) -> AbstractContextManager[Round]:
         return self._coordinator.round(f"end of save({step})")
 
-    def _saves_at_once(self, decision: StepDecision) -> bool:
+    def saves_at_once(self, decision: StepDecision) -> bool:
+        """Return whether a save ends before it returns."""
         return decision.is_ending or not self._options.enable_async_checkpointing
 
     def _begin_after_pending(self, request: StepRequest) -> None:
@@ -261,23 +286,29 @@ class StepWriter:
         # own deadline.
         seconds = request.decision.seconds
         deadline = None if seconds is None else time.monotonic() + seconds
-        has_begun = False
 
         def begin() -> SaveHandle | None:
-            nonlocal has_begun
-            has_begun = True
-            return self._begin(request)
+            self.times.begun = time.time()
+            handle = self._begin(request)
+            if handle is not None:
+                self._store.begin(request.step, handle)
+            return handle
 
         try:
             self._pending.begin(begin, deadline=deadline)
         except TimeoutError as error:
-            if not has_begun:
+            if self.times.begun is None:
                 decline_save(request.path, error, self._session)
             raise
 
     def is_running(self) -> bool:
         """Return whether a background save is in progress."""
         return self._pending.is_running()
+
+    @property
+    def pending(self) -> SaveHandle | None:
+        """The last background save, unless its end has been noted."""
+        return self._pending.handle
 
     def wait(self) -> None:
         """Wait for the pending save without raising its error."""
@@ -343,16 +374,19 @@ class StepWriter:
         """Save a step in the background, or at once if requested or after a signal."""
         step, path, metrics = request.step, request.path, request.metrics
         self._store.await_deletion(path)
+        item = request.items
+        if isinstance(item, Composite):
+            item = handled_item(self._handler, {"args": item})
         save = SaveRequest(
             path,
-            handled_item(self._handler, {"args": request.items}),
+            item,
             overwrite=step in self._store.own.refused,
             custom_metadata=request.custom_metadata,
             step=step,
             details=StepDetails(temporary=True) if request.decision.temporary else None,
             when_done=lambda: self._committed(step, path, metrics),
         )
-        if self._saves_at_once(request.decision) and request.decision.seconds is None:
+        if self.saves_at_once(request.decision) and request.decision.seconds is None:
             save_now(save, self._session)
             return None
         return begin_save(save, self._session)
@@ -369,4 +403,10 @@ def _session_options(options: CheckpointManagerOptions, background: AsyncOptions
     if options.enable_async_checkpointing:
         processes = processes.in_background(background.timeout_secs)
     atomicity = options.atomicity_options or AtomicityOptions()
-    return SessionOptions(options.file_options, atomicity, processes)
+    session = SessionOptions(options.file_options, atomicity, processes)
+    if options.clock is None:
+        return session
+    return replace(session, time_ns=lambda: (options.now() - _EPOCH) // _MICROSECOND * 1000)
+
+
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from orbit_ckpt._src.arrays.recorded_sharding import (
     ShardingMetadata,
     decode_sharding,
@@ -14,19 +16,17 @@ from orbit_ckpt._src.arrays.recorded_sharding import (
 )
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.guards import is_json_object
-from orbit_ckpt._src.metadata.codec import decode_json, encode_json
-from orbit_ckpt._src.metadata.schema import (
+from orbit_ckpt._src.metadata.array_records import (
     RANDOM_KEY_IMPL,
     ArrayRecord,
-    StepDocument,
-    TreeDetails,
-    TreeDocument,
     decode_arrays,
     encode_arrays,
 )
+from orbit_ckpt._src.metadata.codec import decode_json, encode_json
+from orbit_ckpt._src.metadata.schema import StepDocument, TreeDetails, TreeDocument
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.metadata.values import StepMetadata, StepStatistics
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import replace_file, write_file
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import (
     ARRAY_METADATAS,
@@ -66,7 +66,7 @@ def arrays_file(process: int) -> str:
     return f"{ARRAY_METADATAS}/process_{process}"
 
 
-def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
+def write_strings(directory: Path, strings: Mapping[str, str], file: str = STRINGS) -> None:
     """Write the string leaves of a tree by storage name, if any.
 
     Orbax looks a name up as an unescaped JSON pointer, so that its reader takes a slash in a name
@@ -85,7 +85,7 @@ def write_strings(directory: Path, strings: Mapping[str, str]) -> None:
             node = below
         else:
             node.setdefault(last, text)
-    write_file(directory / STRINGS, encode_user_json(document))
+    write_file(directory / file, encode_user_json(document))
 
 
 def read_tree(directory: CheckedDirectory) -> TreeDocument | None:
@@ -113,13 +113,13 @@ def read_details(directory: CheckedDirectory) -> TreeDetails:
     return TreeDetails() if data is None else TreeDetails.decode(data, where)
 
 
-def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict[str, ArrayRecord]:
+def read_arrays(directory: CheckedDirectory, *, extra_only: bool = False) -> dict[str, ArrayRecord]:
     """Return the first process's records of JAX arrays, by storage name.
 
     Args:
         directory: Where the document is.
-        keys_only: Whether only typed PRNG keys are needed; most documents list none and are then
-            not decoded.
+        extra_only: Whether only typed PRNG keys and what type handlers recorded are needed; most
+            documents list none and are then not decoded.
 
     Raises:
         FormatError: The document is not understood.
@@ -127,15 +127,19 @@ def read_arrays(directory: CheckedDirectory, *, keys_only: bool = False) -> dict
     """
     name = arrays_file(0)
     data = directory.read_bytes(name)
-    if data is None or (keys_only and _is_without_keys(data)):
+    if data is None or (extra_only and _is_without_extra(data)):
         return {}
     records = decode_arrays(data, str(directory.path / name))
     return {record.name: record for record in records}
 
 
-def _is_without_keys(data: bytes) -> bool:
+def _is_without_extra(data: bytes) -> bool:
     is_whole = data.startswith(b'{"array_metadatas"') and data.endswith(b"]}")
-    return is_whole and RANDOM_KEY_IMPL.encode() not in data
+    return is_whole and not any(start in data for start in _EXTRA)
+
+
+_EXTRA = (RANDOM_KEY_IMPL.encode(), b'"ext_metadata":{', b'"ext_metadata": {')
+"""Every document that records more of an array than its shapes has one of these."""
 
 
 def read_shardings(
@@ -169,15 +173,15 @@ def _decode_shardings(data: bytes, where: str) -> dict[str, ShardingMetadata]:
     return shardings
 
 
-def read_strings(directory: CheckedDirectory) -> dict[str, object]:
-    """Return the contents of the strings file for `find_string`.
+def read_strings(directory: CheckedDirectory, file: str = STRINGS) -> dict[str, object]:
+    """Return the contents of a strings file for `find_string`.
 
     Raises:
         FormatError: The document is not understood.
         CorruptionError: The file differs from its checksum.
     """
-    data = directory.read_bytes(STRINGS)
-    where = str(directory.path / STRINGS)
+    data = directory.read_bytes(file)
+    where = str(directory.path / file)
     return {} if data is None else decode_json(data, dict[str, Any], where)
 
 
@@ -232,6 +236,20 @@ def write_step(directory: Path, document: StepDocument) -> None:
     """Write `_CHECKPOINT_METADATA`, replacing one written earlier in the same save."""
     (directory / STEP_METADATA).unlink(missing_ok=True)
     write_file(directory / STEP_METADATA, document.encode())
+
+
+def add_item_handler(item: Path, typestr: str) -> None:
+    """Record the handler of an item in the document of its checkpoint, if it has one.
+
+    Raises:
+        FormatError: The document is not understood.
+    """
+    directory = item.parent
+    document = read_step(CheckedDirectory(directory))
+    if isinstance(document.item_handlers, Mapping):
+        handlers = {**document.item_handlers, item.name: typestr}
+        changed = structs.replace(document, item_handlers=handlers)
+        replace_file(directory / STEP_METADATA, changed.encode())
 
 
 def _encode_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """The contents of a checkpoint's JSON documents; errors name the place in the document.
 
-`TreeDocument`, `ArrayRecord` and `StepDocument` are Orbax's; unknown fields are ignored.
+`TreeDocument` and `StepDocument` are Orbax's; unknown fields are ignored.
 `TreeDetails` is this library's: what Orbax's documents lose about keys and leaf types. Structs
 whose names begin with an underscore mirror the fields of a document.
 """
@@ -53,8 +53,6 @@ STRING = "string"
 
 BYTES, NUMPY_BYTES = "bytes", "numpy.bytes"
 """What `LeafDetail.type` says of bytes and of NumPy's, which are stored as arrays."""
-
-RANDOM_KEY_IMPL = "random_key_impl"
 
 _SEQUENCE, _DICT = 1, 2
 
@@ -205,66 +203,6 @@ class TreeDetails(Struct, frozen=True):
         return msgspec.structs.replace(leaf, path=path)
 
 
-class ArrayRecord(Struct, frozen=True, gc=False):
-    """One JAX array in `array_metadatas/process_<i>`.
-
-    Attributes:
-        name: Storage name.
-        write_shape: Shape of the part that one device wrote.
-        chunk_shape: Shape of its chunks.
-        random_key_impl: PRNG implementation if the array holds the data of typed keys.
-        shape: Its shape; recorded when several processes save, which compare their records.
-        dtype: Name of its stored dtype; as above.
-    """
-
-    name: str
-    write_shape: Shape
-    chunk_shape: Shape
-    random_key_impl: str | None = None
-    shape: Shape | None = None
-    dtype: str | None = None
-
-
-def encode_arrays(records: Sequence[ArrayRecord]) -> bytes:
-    """Encode the document that lists arrays."""
-    rows = [
-        _ArrayRow(
-            _Array(
-                r.name,
-                r.write_shape,
-                r.chunk_shape,
-                _Extra(r.random_key_impl) if r.random_key_impl else None,
-                UNSET if r.shape is None else r.shape,
-                UNSET if r.dtype is None else r.dtype,
-            )
-        )
-        for r in records
-    ]
-    return encode_json(_Arrays(rows))
-
-
-def decode_arrays(data: bytes, where: str) -> list[ArrayRecord]:
-    """Decode the document that lists arrays.
-
-    Raises:
-        FormatError: A field is missing or has a wrong type.
-    """
-    # a list, every entry of which names its array
-    rows = decode_json(data, _Arrays, where, repeats=True).array_metadatas
-    arrays = [row.array_metadata for row in rows]
-    return [
-        ArrayRecord(
-            array.param_name,
-            array.write_shape,
-            array.chunk_shape,
-            array.ext_metadata.random_key_impl if array.ext_metadata else None,
-            None if array.shape is UNSET else array.shape,
-            None if array.dtype is UNSET else array.dtype,
-        )
-        for array in arrays
-    ]
-
-
 class StepDocument(Struct, frozen=True):
     """`_CHECKPOINT_METADATA`: the contents and times of a checkpoint.
 
@@ -346,27 +284,6 @@ class _Tree(Struct):
 
 _ONCE_PER_LEAF = b'"value_metadata":'
 """Occurs once for every leaf, because quotes in texts are escaped."""
-
-
-class _Extra(Struct):
-    random_key_impl: str | None = None
-
-
-class _Array(Struct):
-    param_name: str
-    write_shape: Shape
-    chunk_shape: Shape
-    ext_metadata: _Extra | None = None
-    shape: Shape | UnsetType | None = UNSET
-    dtype: str | UnsetType | None = UNSET
-
-
-class _ArrayRow(Struct):
-    array_metadata: _Array
-
-
-class _Arrays(Struct):
-    array_metadatas: list[_ArrayRow]
 
 
 class _Step(Struct):

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from orbit_ckpt._src.metadata.codec import decode_versioned, encode_json
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.inner_path import read_inner
 from orbit_ckpt._src.storage.layout import STEP_DETAILS
 

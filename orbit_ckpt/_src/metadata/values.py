@@ -7,7 +7,7 @@ names and directories do not count in comparisons.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -130,7 +130,7 @@ class TreeMetadata:
     """
 
     tree: object
-    custom_metadata: object = field(default=None, metadata={"static": True})
+    custom_metadata: object = None
 
     def __getitem__(self, key: Any) -> Any:
         return self._container[key]
@@ -167,7 +167,23 @@ class TreeMetadata:
 
 
 def _register(jax: ModuleType) -> None:
-    jax.tree_util.register_dataclass(TreeMetadata)
+    """Make metadata a node with the children, and the keys, of the outermost container."""
+    tree_util = jax.tree_util
+
+    def flatten_with_keys(metadata: TreeMetadata) -> tuple[list[tuple[Any, Any]], Any]:
+        def is_child(node: object) -> bool:
+            return node is not metadata.tree
+
+        pairs, structure = tree_util.tree_flatten_with_path(metadata.tree, is_child)
+        bare = tree_util.GetAttrKey("tree")
+        children = [(path[0] if path else bare, child) for path, child in pairs]
+        return children, (structure, metadata.custom_metadata)
+
+    def unflatten(auxiliary: tuple[Any, object], children: Iterable[Any]) -> TreeMetadata:
+        structure, custom_metadata = auxiliary
+        return TreeMetadata(tree_util.tree_unflatten(structure, children), custom_metadata)
+
+    tree_util.register_pytree_with_keys(TreeMetadata, flatten_with_keys, unflatten)
 
 
 when_imported("jax", _register)
@@ -180,6 +196,19 @@ class StepStatistics(dict[str, object]):
         if name.startswith("_"):
             raise AttributeError(name)
         return self.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class RootMetadata:
+    """Metadata of a run.
+
+    Attributes:
+        internal_metadata: Reserved for the library; empty so far.
+        custom_metadata: The JSON object that the user gave to the manager.
+    """
+
+    internal_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(slots=True)

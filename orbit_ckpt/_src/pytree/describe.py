@@ -12,7 +12,7 @@ from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
 from orbit_ckpt._src.metadata.values import Metadata, TreeMetadata
-from orbit_ckpt._src.storage.buckets import handler_context
+from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
@@ -63,8 +63,8 @@ class DescribedLeaves:
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
         """Return the places of leaves."""
         directory, document, batch = as_epath(self.source.path), self.source.document, self.batch
-        context = handler_context()
-        return [
+        context = get_ts_context()
+        infos = [
             ParamInfo(
                 name=record.name,
                 parent_dir=directory,
@@ -81,6 +81,11 @@ class DescribedLeaves:
             )
             for record in records
         ]
+        for info in infos if batch.arrays else ():
+            known = batch.arrays.get(info.name)
+            if known is not None:
+                info.ext_metadata = known.ext_metadata
+        return infos
 
     async def metadata(self, records: Sequence[LeafRecord]) -> dict[NamePath, object]:
         """Return metadata of leaves, and empty containers unchanged; opens no array.

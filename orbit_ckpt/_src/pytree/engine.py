@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
@@ -27,7 +27,7 @@ from orbit_ckpt._src.pytree.restore.tree import (
     restore_tree,
 )
 from orbit_ckpt._src.pytree.save.plan import plan_save
-from orbit_ckpt._src.pytree.save.stage import TreeSaveOptions, stage_tree
+from orbit_ckpt._src.pytree.save.stage import StagingOptions, TreeSaveOptions, stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
@@ -44,6 +44,26 @@ TREE_TYPESTR = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeC
 """Recorded type of an item that is a tree, with which Orbax restores it."""
 
 
+@dataclass
+class MemoryLimitOptions:
+    """Orbax's upper bound on copies from devices.
+
+    Attributes:
+        max_transfer_concurrent_gb: Most GB (10**9 bytes) being copied from devices at once, also if
+            the handler's `save_device_host_concurrent_gb` is `"auto"` or not given.
+    """
+
+    max_transfer_concurrent_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.max_transfer_bytes
+
+    @property
+    def max_transfer_bytes(self) -> int | None:
+        """The bound in bytes."""
+        return _bytes_of("max_transfer_concurrent_gb", self.max_transfer_concurrent_gb)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
     """Budgets in bytes, each for one process; None is the default.
@@ -58,11 +78,13 @@ class MemoryOptions:
             limit for data read straight into the result.
         transfer_concurrent_bytes: Maximum bytes being copied from devices at once; no limit by
             default. `"auto"` is half of the host memory that is free when the save begins.
+        max_auto_transfer_bytes: Upper bound of `"auto"`.
     """
 
     write_concurrent_bytes: int | None = None
     read_concurrent_bytes: int | None = None
     transfer_concurrent_bytes: int | Literal["auto"] | None = None
+    max_auto_transfer_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -77,8 +99,20 @@ class MemoryOptions:
         limit = self.transfer_concurrent_bytes
         if isinstance(limit, int) or limit is None:
             return limit
-        available = available_bytes()
-        return None if available is None else max(1, available // 2)
+        available, most = available_bytes(), self.max_auto_transfer_bytes
+        bounds = ([] if available is None else [max(1, available // 2)]) + ([most] if most else [])
+        return min(bounds, default=None)
+
+    def within(self, limits: MemoryLimitOptions | None) -> MemoryOptions:
+        """Return these budgets with transfers from devices bounded by Orbax's limit."""
+        most = None if limits is None else limits.max_transfer_bytes
+        if most is None:
+            return self
+        if self.transfer_concurrent_bytes == "auto":
+            return replace(self, max_auto_transfer_bytes=most)
+        return replace(
+            self, transfer_concurrent_bytes=min(self.transfer_concurrent_bytes or most, most)
+        )
 
     @classmethod
     def from_gb(
@@ -121,6 +155,7 @@ class TreeIO:
         use_compression: Whether arrays are compressed with zstd; small ones never are.
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
         process: The saving process and their count; None for JAX's.
+        staging: How leaves are copied, and what checks their records.
     """
 
     registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY
@@ -131,6 +166,7 @@ class TreeIO:
     use_compression: bool = True
     aggregate: str | None = None
     process: Process | None = None
+    staging: StagingOptions = StagingOptions()  # noqa: RUF009 - frozen
 
     async def stage(
         self,
@@ -168,6 +204,7 @@ class TreeIO:
             max_transfer_bytes=self.memory.max_transfer_bytes,
             custom_metadata=custom_metadata,
             process=self.process or this_process(),
+            staging=self.staging,
         )
         plan = plan_save(
             tree,

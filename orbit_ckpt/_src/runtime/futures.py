@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import ContextVar
@@ -131,10 +133,31 @@ def begin(futures: Iterable[Future] | None) -> list[Future]:
     return found
 
 
-def wait_for_end(futures: Sequence[Future]) -> None:
-    """Wait until work has ended, even by an error: it must not write into what is removed next."""
+def wait_for_end(futures: Sequence[Future], timeout_s: float) -> bool:
+    """Wait until work has ended, even by an error, so that it writes into no removed directory.
+
+    A separate thread waits, because a handler's future may ignore its timeout.
+
+    Args:
+        futures: The work.
+        timeout_s: Longest wait in seconds.
+
+    Returns:
+        Whether it has ended.
+    """
+    if not futures:
+        return True
+    waiting = threading.Thread(
+        target=_wait, args=(futures,), name="orbit_ckpt-wait-for-end", daemon=True
+    )
+    waiting.start()
+    waiting.join(timeout_s)
+    return not waiting.is_alive()
+
+
+def _wait(futures: Sequence[Future]) -> None:
     for future in futures:
         try:
             future.result()
-        except BaseException as error:  # noqa: BLE001 - the save has failed, and the first error counts
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the save has failed, and the first error counts
             _logger.debug("Failed in a save that has failed: %s", error)

@@ -20,6 +20,7 @@ from pathlib import Path
 from orbit_ckpt._src.errors import CheckpointError, CheckpointExistsError
 from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage import system
+from orbit_ckpt._src.storage.durable import make_directories, sync_directory, write_file
 from orbit_ckpt._src.storage.layout import (
     AGGREGATE,
     COMMIT_MARKER,
@@ -35,7 +36,6 @@ from orbit_ckpt._src.storage.layout import (
 )
 from orbit_ckpt._src.storage.partial import remove_partial, try_lock, unlock
 from orbit_ckpt._src.storage.path import describe_directory, storage_errors
-from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import exchange as _rename_exchange
 from orbit_ckpt._src.text import visible
 
@@ -257,17 +257,6 @@ def looks_like_checkpoint(
     )
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is durable."""
-    if isinstance(path, StorePath):
-        path.write_bytes(data)
-        return
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def write_marker(directory: Path, final: Path) -> None:
     """Write the file that makes a complete directory a checkpoint or item at `final`."""
     write_file(directory / COMMIT_MARKER, os.fsencode(marker_text(directory, final)))
@@ -277,20 +266,6 @@ def marker_text(directory: Path, final: Path) -> str:
     """Return the content of a directory's commit marker; see `write_marker`."""
     note = f"\n{RECORDED_NOTE}" if (directory / MANIFEST).is_file() else ""
     return f"{COMMITTED}{final}{note}"
-
-
-def sync_directory(path: Path) -> None:
-    """Wait until a directory's entries are durable; in a store they are at once."""
-    if isinstance(path, StorePath):
-        return
-    system.sync_directory(path)
-
-
-def sync_files(root: Path) -> None:
-    """Wait until all files below a directory are durable."""
-    for directory, _, names in os.walk(root):
-        for name in names:
-            system.sync_file(os.path.join(directory, name))
 
 
 def _sync_tree(root: Path) -> None:
@@ -324,15 +299,6 @@ def _is_empty(path: Path) -> bool:
         return not any(path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def make_directories(path: Path) -> None:
-    """Make a directory and those above it, each durable before something is put into it."""
-    if isinstance(path, StorePath) or path.is_dir():
-        return
-    make_directories(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
 
 
 def remove_abandoned(root: Path, is_destination: Callable[[str], bool]) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from msgspec import Struct, structs
 
@@ -99,10 +100,13 @@ class BatchWriter:
         self.record: Manifest | None = None
         self._options = options
         self._writes: list[ArrayWrite] = []
+        self._is_ordered = False
 
     def add(self, write: ArrayWrite) -> None:
         """Add an array; nothing is written before `commit`."""
         self._writes.append(write)
+        if write.shards and write.shards[0].watch is not None:
+            self._is_ordered = True
 
     @property
     def arrays(self) -> list[tuple[str, ZarrArray]]:
@@ -110,18 +114,13 @@ class BatchWriter:
         return [(write.name, write.layout) for write in self._writes]
 
     async def snapshot(self) -> None:
-        """Copy all added data to memory that only this batch can change.
-
-        Deferred data is not copied.
-        """
-        writes = [w for w in self._writes if not any(map(_is_deferred, w.shards))]
-        others = [w for w in self._writes if any(map(_is_deferred, w.shards))]
+        """Copy all added data to memory that only this batch can change."""
+        writes = self._writes
         shards = [shard for write in writes for shard in write.shards]
         copies = iter(await copy_to_host_within(self._options.max_transfer_bytes, shards))
-        writes = [
+        self._writes = [
             structs.replace(write, shards=[next(copies) for _ in write.shards]) for write in writes
         ]
-        self._writes = writes + others
 
     async def commit(self) -> None:
         """Write everything and wait until it is durable.
@@ -131,6 +130,8 @@ class BatchWriter:
         """
         options, writes = self._options, self._writes
         self._writes = []
+        if self._is_ordered:
+            writes.sort(key=_priority)
         try:
             writer = (
                 DatabaseWriter(
@@ -162,10 +163,16 @@ class BatchWriter:
 async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
     """Copy parts of arrays to memory of the library's own.
 
+    Deferred data, and those that are read in place, are returned unchanged.
+
     Args:
         max_bytes: Maximum bytes being copied from devices at once, None for no limit.
         shards: The parts.
     """
+    if any(map(_stays, shards)):
+        moved = [shard for shard in shards if not _stays(shard)]
+        moved_copies = iter(await copy_to_host_within(max_bytes, moved))
+        return [shard if _stays(shard) else next(moved_copies) for shard in shards]
     limiter = ByteLimiter(max_bytes)
     total = sum(shard.nbytes for shard in shards)
     most = max(_TASK_BYTES, total // _THREADS)  # small data is not worth several threads
@@ -173,13 +180,32 @@ async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) ->
 
     async def copy(group: Sequence[Shard]) -> list[Shard]:
         if max_bytes is None:
-            return await asyncio.to_thread(copy_to_host, group)
+            return await asyncio.to_thread(_copy_watched, group)
         remote = sum(shard.nbytes for shard in group if not is_on_host(shard.data))
         async with limiter.reserve(remote):
-            return await asyncio.to_thread(copy_to_host, group)
+            return await asyncio.to_thread(_copy_watched, group)
 
     copies = await run_all(copy(group) for group, _ in groups)
     return [shard for group in copies for shard in group]
+
+
+def _copy_watched(shards: Sequence[Shard]) -> list[Shard]:
+    watched = [(shard.watch, shard) for shard in shards if shard.watch is not None]
+    for watch, _ in watched:
+        watch.begin_transfer()
+    copies = copy_to_host(shards)
+    for watch, shard in watched:
+        watch.transferred(shard.region.size)
+    return copies
+
+
+def _stays(shard: Shard) -> bool:
+    return shard.in_place or isinstance(shard.data, DeferredData)
+
+
+def _priority(write: ArrayWrite) -> int:
+    watch = write.shards[0].watch if write.shards else None
+    return 0 if watch is None else watch.priority
 
 
 def _nbytes_of(shard: Shard) -> int:
@@ -204,10 +230,6 @@ class _Part(Struct, frozen=True, gc=False):
     nbytes: int
     is_first: bool
     is_last: bool
-
-
-def _is_deferred(shard: Shard) -> bool:
-    return isinstance(shard.data, DeferredData)
 
 
 def _nbytes(write: ArrayWrite) -> int:
@@ -288,7 +310,9 @@ def _write_parts(
     for part, source in zip(parts, sources, strict=True):
         if stopped.is_set():
             return
-        write, layout = part.write, part.write.layout
+        write, layout, watch = part.write, part.write.layout, part.shard.watch
+        if watch is not None:
+            watch.begin_write()
         if part.is_first and write.document is not None:
             writer.put(join_key(write.name, layout.document_name), write.document)
         for index in chunk_indices(part.region, layout.chunk_shape):
@@ -301,6 +325,8 @@ def _write_parts(
             else:
                 nbytes = layout.chunk_nbytes
                 writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
+        if watch is not None:
+            watch.written(part.region.size)
 
 
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
@@ -313,12 +339,30 @@ def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
 def _source(part: _Part, max_bytes: int) -> Shard:
     """Return a part's data, with its transfer to the host begun unless it is too large."""
     shard = part.shard
+    if shard.in_place:
+        _check_exists(shard, part.write.path)
     if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
         (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)
         return Shard(part.region, data)
     if part.region != shard.region or part.nbytes > max_bytes:
         return shard
     return Shard(shard.region, begin_transfer(shard.data))
+
+
+def _check_exists(shard: Shard, path: KeyPath) -> None:
+    """Check that data that were not copied still exist.
+
+    Raises:
+        UnsupportedLeafError: The caller has deleted or donated them.
+    """
+    if isinstance(shard.data, jax.Array) and shard.data.is_deleted():
+        leaf = format_path(path)
+        raise UnsupportedLeafError(
+            f"{leaf}: the array was deleted or donated before it was written. Its priority is not "
+            "SYNCHRONOUS, so that it is not copied first: wait for the save, or raise its "
+            "priority.",
+            paths=[leaf],
+        )
 
 
 def _pieces(

@@ -244,13 +244,33 @@ def shared_context() -> ts.Context:
     return ts.Context()
 
 
-def handler_context() -> ts.Context:
-    """Return a context for the type handlers of one save or load that use TensorStore themselves.
+def get_ts_context(
+    *,
+    use_ocdbt: bool = True,
+    file_io_concurrency_limit: int | None = None,
+    data_copy_concurrency_limit: int | None = None,
+) -> ts.Context:
+    """Return a new context for code that opens arrays with TensorStore itself.
 
-    Handlers of Orbax need its cache of database nodes. It is a new one each time, so that no node
-    of an earlier checkpoint is taken for one that has since been damaged.
+    Each call returns a new one, so that no cached node of a database hides later damage. All
+    contexts from here share the contents of `memory://`.
+
+    Args:
+        use_ocdbt: Whether to add the cache of database nodes that Orbax's specs refer to.
+        file_io_concurrency_limit: Maximum concurrent operations on files.
+        data_copy_concurrency_limit: Maximum threads that compress and copy; None for TensorStore's
+            default.
+
+    Raises:
+        ValueError: A limit is not positive.
     """
-    return ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}}, shared_context())
+    files = 128 if file_io_concurrency_limit is None else file_io_concurrency_limit
+    spec: dict[str, Any] = {"file_io_concurrency": {"limit": files}}
+    if data_copy_concurrency_limit is not None:
+        spec["data_copy_concurrency"] = {"limit": data_copy_concurrency_limit}
+    if use_ocdbt:
+        spec["cache_pool#ocdbt"] = {"total_bytes_limit": 100_000_000}
+    return ts.Context(spec, shared_context())
 
 
 def _open(spec: dict[str, Any], where: str, context: ts.Context | None) -> ts.KvStore:

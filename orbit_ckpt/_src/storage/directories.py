@@ -16,8 +16,9 @@ from orbit_ckpt._src.errors import (
     StorageError,
     UnsafePathError,
 )
-from orbit_ckpt._src.storage.atomic import AtomicityMode, is_in_progress, write_file
+from orbit_ckpt._src.storage.atomic import AtomicityMode, is_in_progress
 from orbit_ckpt._src.storage.directory import Directory, Entry
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.fingerprint import Fingerprint
 from orbit_ckpt._src.storage.inner_path import check_name
 from orbit_ckpt._src.storage.layout import (

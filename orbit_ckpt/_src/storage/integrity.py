@@ -11,14 +11,14 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
 from msgspec import structs
 
-from orbit_ckpt._src.errors import CheckpointError, CorruptionError, UnsafePathError
-from orbit_ckpt._src.storage.atomic import sync_directory, write_file
+from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
+from orbit_ckpt._src.storage.durable import replace_file, write_file
 from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_from, fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles, inner_path, is_inner_name, read_inner
 from orbit_ckpt._src.storage.layout import (
@@ -103,63 +103,16 @@ def _record_others(directory: Path, earlier: Manifest, below: str) -> None:
     new = list(filter(is_inner_name, found))  # a store may have keys that are not valid paths
     records = map_paths(_measure, [directory / path for path in new], root=directory)
     files.update(zip(new, records, strict=True))
-    _replace(directory, structs.replace(earlier, files=files))
+    replace_manifest(directory, structs.replace(earlier, files=files))
 
 
-@contextlib.contextmanager
-def replacing_item(directory: Path) -> Generator[None]:
-    """Renew the enclosing checkpoint's record of an item that the block replaces.
-
-    An existing item of a step is recorded even if the step lacks a record of it, because the
-    process that replaced it last may have been killed.
-
-    Args:
-        directory: The item, or any other place, where this does nothing.
-    """
-    prefix = f"{directory.name}/"
-    try:
-        around = read_manifest(directory.parent)
-    except CheckpointError:
-        around = None  # a damaged manifest stays for `verify` to report
-    if around is None or not (
-        any(path.startswith(prefix) for path in around.files)
-        or (STEP_METADATA in around.files and directory.exists())
-    ):
-        yield
-        return
-    forget_files(directory.parent, prefix)  # no record is wrong, whenever this process dies
-    try:
-        yield
-    finally:
-        write_manifest(directory.parent, below=prefix)
-        sync_directory(directory.parent)
-
-
-def forget_files(directory: Path, prefix: str) -> None:
-    """Remove files that are about to be deleted on purpose from a manifest.
-
-    Args:
-        directory: The directory of the manifest; it may have none.
-        prefix: Prefix of the paths of the files.
-    """
-    manifest = read_manifest(directory)
-    if manifest is None or not any(path.startswith(prefix) for path in manifest.files):
-        return
-    kept = {path: r for path, r in manifest.files.items() if not path.startswith(prefix)}
-    _replace(directory, structs.replace(manifest, files=kept))
-    sync_directory(directory)  # before the files are deleted
-
-
-def _replace(directory: Path, manifest: Manifest) -> None:
+def replace_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of a directory atomically."""
     file = directory / MANIFEST
     if isinstance(directory, StorePath) or not file.exists():
         write_file(file, manifest.to_bytes())
         return
-    new = directory / _NEW_MANIFEST
-    new.unlink(missing_ok=True)
-    write_file(new, manifest.to_bytes())
-    new.replace(file)
+    replace_file(file, manifest.to_bytes(), directory / _NEW_MANIFEST)
 
 
 class CheckedDirectory:

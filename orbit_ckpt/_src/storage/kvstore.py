@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, cast
 
 import tensorstore as ts
@@ -13,7 +14,14 @@ from typing_extensions import override
 from orbit_ckpt._src.storage import ocdbt
 from orbit_ckpt._src.storage.inner_path import is_inner_name
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
-from orbit_ckpt._src.storage.layout import OCDBT_MANIFEST, ZARR2_DOCUMENT, Extent, Value, join_key
+from orbit_ckpt._src.storage.layout import (
+    OCDBT_MANIFEST,
+    ZARR2_DOCUMENT,
+    ZARR3_DOCUMENT,
+    Extent,
+    Value,
+    join_key,
+)
 from orbit_ckpt._src.storage.ocdbt import Json
 from orbit_ckpt._src.storage.store_path import StorePath
 
@@ -21,6 +29,19 @@ _CHUNK = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 open_array = cast(Callable[..., Awaitable[ts.TensorStore]], ts.open)
 """`tensorstore.open`."""
+
+
+def renamed_documents(keys: Iterable[str]) -> Mapping[str, str]:
+    """Return the metadata documents of zarr2 arrays that `metadata_key` names, by standard name.
+
+    That is the only key of an array that is not a chunk.
+    """
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        name, _, last = key.rpartition("/")
+        if name and last != ZARR3_DOCUMENT and not _CHUNK.fullmatch(last):
+            found.setdefault(join_key(name, ZARR2_DOCUMENT), []).append(key)
+    return {name: others[0] for name, others in found.items() if len(others) == 1}
 
 
 class ValueStore(Protocol):
@@ -76,13 +97,20 @@ class OcdbtStore(ValueStore):
         value = self._index.get(key)
         if value is None:
             nested = self._nested_store(key)
-            return nested[0].find(nested[1]) if nested else None
+            if nested is not None:
+                return nested[0].find(nested[1])
+            document = self._renamed.get(key)
+            return None if document is None else self.find(document)
         if isinstance(value, Extent):
             file = value.file
             name = self._names[file] if file in self._names else self._name_of(file)
             if name is not None:
                 self._directory.verify(name)
         return value
+
+    @functools.cached_property
+    def _renamed(self) -> Mapping[str, str]:
+        return renamed_documents(self._index)
 
     def _name_of(self, file: str) -> str | None:
         # only the manifest of a zarr2 checkpoint records data files
@@ -148,13 +176,10 @@ class FileStore(ValueStore):
         return Extent(f"{self._directory.path}/{key}", 0, length)
 
     def _renamed_document(self, key: str) -> str | None:
-        """Return an array's only file other than chunks, which Orbax's `metadata_key` names."""
         name, _, last = key.rpartition("/")
-        if last != ZARR2_DOCUMENT or not name or self._directory.manifest is not None:
+        if last != ZARR2_DOCUMENT or not name:
             return None
-        below = [k for k in self.keys_below(name) if k.rpartition("/")[0] == name]
-        others = [k for k in below if not _CHUNK.fullmatch(k.rpartition("/")[2])]
-        return others[0] if len(others) == 1 else None
+        return renamed_documents(self.keys_below(name)).get(key)
 
     @override
     def length(self, key: str) -> int | None:

@@ -90,12 +90,17 @@ def partial_of(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def process_directory(process: int, *, writer: str = "") -> str:
+def replica_database(process: int) -> str:
+    """Return the name of the directory with a process's database of replicated arrays."""
+    return f"ocdbt.process_replica_{process}"
+
+
+def process_directory(process: int | str, *, writer: str = "") -> str:
     """Return the name of the directory with the database of one process.
 
     Args:
-        process: Its index.
-        writer: Who writes there besides Orbax, whose names have nothing here.
+        process: Its index, or another id of letters and digits.
+        writer: Infix that marks databases of another writer; Orbax's have none.
     """
     return f"ocdbt.process_{writer}{process}"
 

@@ -22,13 +22,10 @@ from orbit_ckpt._src.storage.atomic import (
     AtomicDirectory,
     AtomicityMode,
     is_in_progress,
-    make_directories,
     remove_abandoned,
-    sync_directory,
-    sync_files,
-    write_file,
 )
 from orbit_ckpt._src.storage.directory import Directory, Entry
+from orbit_ckpt._src.storage.durable import make_directories, sync_directory, sync_files, write_file
 from orbit_ckpt._src.storage.fingerprint import Fingerprint, fingerprint_of
 from orbit_ckpt._src.storage.inner_path import InnerFiles, sizes_below
 from orbit_ckpt._src.storage.layout import (

@@ -17,8 +17,8 @@ import tensorstore as ts
 
 from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError, UnsafePathError
-from orbit_ckpt._src.storage.atomic import write_file
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.inner_path import InnerFiles, check_name, read_inner
 from orbit_ckpt._src.storage.integrity import read_manifest
 from orbit_ckpt._src.storage.layout import (

@@ -27,6 +27,11 @@ _SEARCHED = 2000
 """Maximum number of names compared with one that does not exist."""
 
 
+def is_gcs_path(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a URL of Google's store."""
+    return os.fsdecode(path).startswith("gs://")
+
+
 def resolve_path(path: str | bytes | os.PathLike[str]) -> Path:
     """Return an absolute local path, or a `StorePath` if it is the URL of an object store.
 

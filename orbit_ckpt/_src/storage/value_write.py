@@ -19,7 +19,7 @@ import numpy as np
 from crc32c import crc32c
 from typing_extensions import Buffer, override
 
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import OCDBT_DATA, OCDBT_MANIFEST, Extent, Value
 from orbit_ckpt._src.storage.manifest import (
     DatabaseRecord,

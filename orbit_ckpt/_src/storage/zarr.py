@@ -55,6 +55,7 @@ class ZarrArray(Struct, frozen=True):
             with zstd and followed by a checksum, so that it is read without TensorStore.
         separator: Separator of the indices in a zarr2 chunk key.
         is_sharded: Whether a chunk consists of smaller ones, not all of which need exist.
+        metadata_key: File name of the metadata document, None for the standard one of its format.
     """
 
     zarr_format: int
@@ -66,6 +67,7 @@ class ZarrArray(Struct, frozen=True):
     is_direct: bool
     separator: str = "."
     is_sharded: bool = False
+    metadata_key: str | None = None
 
     @property
     def driver(self) -> str:
@@ -75,7 +77,7 @@ class ZarrArray(Struct, frozen=True):
     @property
     def document_name(self) -> str:
         """File name of the metadata document."""
-        return document_name(self.zarr_format)
+        return self.metadata_key or document_name(self.zarr_format)
 
     @property
     def is_plain(self) -> bool:

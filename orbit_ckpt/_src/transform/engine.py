@@ -14,6 +14,7 @@ from orbit_ckpt._src.runtime.checks import check_flag_fields
 from orbit_ckpt._src.transform.nodes import ArrayInfo, FromTarget, Node, Read
 from orbit_ckpt._src.transform.patterns import (
     Pattern,
+    check_is_no_regex,
     compile_pattern,
     explain_unmatched,
     is_exact,
@@ -206,4 +207,7 @@ class Leaves:
 
 def _match(pattern: Pattern, names: Iterable[str]) -> list[Match]:
     compiled = compile_pattern(pattern)
-    return [(name, match) for name in names if (match := compiled.fullmatch(name))]
+    found = [(name, match) for name in names if (match := compiled.fullmatch(name))]
+    if not found:
+        check_is_no_regex(pattern)
+    return found

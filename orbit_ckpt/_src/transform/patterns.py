@@ -40,6 +40,11 @@ _WILDCARDS = {
     "*": "([^/]*)",
 }
 _WILDCARD = re.compile("|".join(map(re.escape, _WILDCARDS)))
+_REGEX_SIGN = re.compile(
+    r"""\\ | \(\? | \([^)]*[*+|][^)]*\) | \[[^]]*-[^]]*\] | \.\+ | (?:^|/)\.\* | ^\^ | \$$""",
+    re.VERBOSE,
+)
+"""Features of strings meant as regular expressions, which names rarely have."""
 
 
 def join_name(names: NamePath) -> str:
@@ -86,6 +91,24 @@ def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
     return _compile(pattern)
 
 
+def compile_regex(pattern: Pattern) -> re.Pattern[str]:
+    """Compile a regular expression.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is not valid.
+    """
+    if not isinstance(pattern, str):
+        return compile_pattern(pattern)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"{pattern!r} is not a valid regular expression: {error}. Correct it, or give patterns "
+            "of '*' and '**' to the functions that take those."
+        ) from error
+
+
 @functools.lru_cache(maxsize=1024)
 def _compile(pattern: str) -> re.Pattern[str]:
     parts: list[str] = []
@@ -97,6 +120,29 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile("".join([*parts, re.escape(pattern[end:])]), re.DOTALL)
 
 
+def check_is_no_regex(pattern: Pattern) -> None:
+    """Check that a pattern that matches nothing is not a regular expression in a string.
+
+    Raises:
+        TransformError: It looks like one.
+    """
+    advice = regex_advice(pattern)
+    if advice:
+        raise TransformError(f"{pattern_text(pattern)!r} matches no leaf.{advice}")
+
+
+def regex_advice(pattern: Pattern) -> str:
+    """Return the advice for a string that looks like a regular expression, else ""."""
+    if not isinstance(pattern, str) or _REGEX_SIGN.search(pattern) is None:
+        return ""
+    return (
+        f" It looks like a regular expression; in a string only '*' and '**' are special. Give "
+        f"re.compile({pattern!r}), which must match whole names; for an assignment map of T5X "
+        "orbit_ckpt.transform.from_t5x(assignment_map); for partition rules that are searched for, "
+        "as in eFormer, orbit_ckpt.transform.partition(mesh, rules, match='search')."
+    )
+
+
 def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
     """Return the names that a pattern matches.
 
@@ -104,13 +150,43 @@ def names_matching(pattern: Pattern, names: Iterable[str]) -> list[str]:
 
     Raises:
         TypeError: The pattern is neither a string nor a compiled expression.
+        TransformError: It matches nothing and looks like a regular expression in a string.
     """
     compiled = compile_pattern(pattern)
     known = list(names)
     found = [name for name in known if compiled.fullmatch(name)]
     if not found and isinstance(pattern, str) and is_exact(pattern) and "." in pattern:
         found = [name for name in known if name.replace("/", ".") == pattern]
+    if known and not found:
+        check_is_no_regex(pattern)
     return found
+
+
+def leaves_matching(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
+    """Return the leaves that at least one of several patterns matches.
+
+    Args:
+        what: The argument that has the patterns, for the error.
+        patterns: The patterns.
+        known: The leaves.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    matched: set[NamePath] = set()
+    by_name: dict[str, list[NamePath]] = {}
+    for names in known:
+        by_name.setdefault(join_name(names), []).append(names)
+    several = [patterns] if isinstance(patterns, str | re.Pattern) else patterns or ()
+    for pattern in several:
+        found = names_matching(pattern, by_name)
+        if not found:
+            raise TransformError(
+                f"{what}: {pattern!r} matches no leaf of {len(by_name)}. "
+                f"{explain_unmatched(pattern, list(by_name))}"
+            )
+        matched.update(names for name in found for names in by_name[name])
+    return matched
 
 
 def explain_unmatched(pattern: Pattern, names: Sequence[str]) -> str:
@@ -174,11 +250,13 @@ def check_template(template: str, pattern: Pattern, *, more: Sequence[str] = ())
     compiled = compile_pattern(pattern)
     for reference in _REFERENCE.finditer(template):
         number, name, _ = reference.groups()
+        number = number or (name if name.isdigit() else None)
         known = int(number) <= compiled.groups if number else name in (*compiled.groupindex, *more)
         if not known:
             raise ValueError(
                 f"{template!r} refers to {reference.group().rstrip('/')}, but "
                 f"{pattern_text(pattern)!r} has {compiled.groups} wildcards or groups."
+                f"{regex_advice(pattern)}"
             )
 
 
@@ -199,7 +277,9 @@ def _parse(template: str) -> list[tuple[str, int | str | None, str]]:
     end = 0
     for reference in _REFERENCE.finditer(template):
         number, name, slash = reference.groups()
-        parts.append((template[end : reference.start()], int(number) if number else name, slash))
+        group = number or name
+        group = int(group) if group.isdigit() else group
+        parts.append((template[end : reference.start()], group, slash))
         end = reference.end()
     return [*parts, (template[end:], None, "")]
 

@@ -17,8 +17,10 @@ from orbit_ckpt._src.transform.nodes import FromTarget, Node
 from orbit_ckpt._src.transform.patterns import (
     Pattern,
     as_pairs,
+    check_is_no_regex,
     check_template,
     compile_pattern,
+    compile_regex,
     expand,
     pattern_text,
 )
@@ -178,9 +180,36 @@ class AssignmentMap(Rule, frozen=True):
                 )
             made[name] = leaves.get(source)
             assigned.add(source)
+        for index in unused:
+            check_is_no_regex(self.pairs[index][0])
         if unused and self.require_all:
             patterns = [pattern_text(self.pairs[index][0]) for index in sorted(unused)]
             raise leaves.error(f"Unused patterns in `assignment_map`: {patterns}")
         for name in assigned:
             del leaves.nodes[name]
         leaves.nodes.update(made)
+
+
+def from_t5x(
+    assignment_map: Sequence[tuple[str, str | None]], *, require_all_rules_match: bool = True
+) -> AssignmentMap:
+    r"""Return the rule that T5X's `apply_assignment_map` applies.
+
+    Args:
+        assignment_map: As for T5X: regular expressions that match whole names of the target, each
+            with the name in the checkpoint, which may refer to groups as `\1`, or None to take the
+            leaf of the target or of `load(fallback=...)`.
+        require_all_rules_match: Whether it is an error if an expression matches nothing.
+
+    Raises:
+        ValueError: A regular expression or a name is not valid.
+        TypeError: It is not a map, or a pattern is not a string.
+
+    Example:
+        >>> from_t5x([(r"target/encoder/(.*)", r"target/decoder/\1"), (r"state/.*", None)]).rules[0]
+        (re.compile('target/encoder/(.*)'), 'target/decoder/\\1')
+    """
+    example = r"Give [(r'target/(.*)', r'target/old/\1')], for example."
+    pairs = as_pairs("assignment_map", assignment_map, example)
+    rules = [(compile_regex(pattern), template) for pattern, template in pairs]
+    return AssignmentMap(rules, require_all_rules_match)

@@ -70,7 +70,7 @@ def flatten(tree: object) -> FlatTree:
         values, treedef = jax.tree_util.tree_flatten(tree, ends_here)
         paths = _paths_in(treedef)
         if paths is None:
-            paths = _Paths([path for path, _ in _flatten(tree, ends_here)[0]])
+            paths = _Paths([path for path, _ in flatten_with_paths(tree, ends_here)[0]])
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The tree cannot be flattened: {error}. JAX sorts the keys of every dict; give keys "
@@ -95,6 +95,11 @@ def is_leaf_node(node: object) -> bool:
     return getattr(type(node), _LEAF_MARK, False) is True
 
 
+def is_jax_leaf(node: object) -> bool:
+    """Return whether JAX takes a value for a leaf, which None and empty containers are not."""
+    return _registry.flatten_one_level(node) is None
+
+
 def ends_here(node: object) -> bool:
     """Return whether a node counts as a leaf, although JAX would flatten it."""
     return is_empty_node(node) or is_leaf_node(node)
@@ -102,12 +107,16 @@ def ends_here(node: object) -> bool:
 
 def is_leaf(node: object) -> bool:
     """Return whether a value is a leaf, empty containers and None included."""
-    return ends_here(node) or _registry.flatten_one_level(node) is None
+    return ends_here(node) or is_jax_leaf(node)
 
 
 def children_of(node: object) -> list[tuple[object, object]]:
-    """Return the children of a container with their keys, None and empty containers included."""
-    return [(path[0], child) for path, child in _flatten(node, lambda x: x is not node)[0]]
+    """Return the children of a node with their keys, None and empty containers included.
+
+    A leaf has none.
+    """
+    pairs = flatten_with_paths(node, lambda x: x is not node)[0]
+    return [(path[0], child) for path, child in pairs if path]
 
 
 class _Paths:
@@ -136,15 +145,16 @@ def _paths_in(treedef: jax.tree_util.PyTreeDef) -> _Paths | None:
 def _known_paths(treedef: jax.tree_util.PyTreeDef, text: str) -> _Paths:
     del text  # part of the key only
     tree = jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-    pairs, again = _flatten(tree, lambda _: False)
+    pairs, again = flatten_with_paths(tree, lambda _: False)
     if again != treedef:
         raise ValueError("the structure changes when it is rebuilt")
     return _Paths([path for path, _ in pairs])
 
 
-def _flatten(
-    tree: object, is_leaf: Callable[[object], bool]
+def flatten_with_paths(
+    tree: object, is_leaf: Callable[[object], bool] | None = None
 ) -> tuple[list[tuple[KeyPath, object]], jax.tree_util.PyTreeDef]:
+    """Return the leaves of a tree with their paths, and its structure, as JAX sees them."""
     return jax.tree_util.tree_flatten_with_path(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - JAX's keys have no types
         tree, is_leaf=is_leaf
     )

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import cast
 
 import jax
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from msgspec import structs
 from typing_extensions import override
 
@@ -16,17 +16,23 @@ from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, shards_of
+from orbit_ckpt._src.arrays.watch import SerializationStatusCallback
 from orbit_ckpt._src.errors import UnsupportedLeafError
-from orbit_ckpt._src.metadata.schema import JAX_ARRAY, ArrayRecord
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
+from orbit_ckpt._src.metadata.schema import JAX_ARRAY
 from orbit_ckpt._src.metadata.values import ArrayMetadata
-from orbit_ckpt._src.runtime.checks import check_int
+from orbit_ckpt._src.runtime.checks import as_flag, check_int, check_methods
 from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.runtime.process import this_process
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.text import shorten_list
+from orbit_ckpt._src.storage.layout import replica_database
+from orbit_ckpt._src.text import shorten_list, warn_set
 from orbit_ckpt._src.type_handlers.array_io import (
+    USUAL,
     add_array,
     default_save_args,
+    placement,
+    schedule_of,
     warn_of_metadata_key,
     whole_reads,
 )
@@ -52,40 +58,82 @@ from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_k
 
 _MAX_DIMENSIONS = 64
 
+_PRIMARY_HOST = "give it to MultiprocessingOptions of the checkpointer or manager"
+_REPLICA_ID = "processes that hold the same part of an array divide it or take turns"
+_STORE = "arrays are recorded where a restore needs it, in the same form"
+_DISPATCHER = "every process writes what its own devices hold"
+
 
 class ArrayHandler(
     TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage, LazyReader
 ):
     """Handles `jax.Array`."""
 
-    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
+    # for subclasses that do not call `__init__`
+    status_callback: SerializationStatusCallback | None = None
+    _storage = USUAL
+    _writes_shardings = True
+    _has_replica_folder = False
 
     lazy_type: type = jax.Array
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - Orbax's signature
         self,
-        *,
+        metadata_key: str | None = None,
+        primary_host: int | None = 0,
+        replica_id: int | None = 0,
         use_replica_parallel: bool | None = None,
         min_slice_bytes_for_replica_parallel: int | None = None,
         max_replicas_for_replica_parallel: int | None = None,
-        metadata_key: str | None = None,
+        enable_write_sharding_file: bool = True,
+        array_metadata_store: object = None,
+        enable_replica_parallel_separate_folder: bool = False,
+        dispatcher: object = None,
+        callback: SerializationStatusCallback | None = None,
     ) -> None:
         """Make a handler.
 
         Args:
+            metadata_key: Name of the metadata documents of zarr2 arrays; None for the standard one.
+                Documents of any name are read without it.
+            primary_host: Ignored, like three others, which warn if set.
+            replica_id: Ignored: processes that hold the same part of an array take turns.
             use_replica_parallel: Whether processes that hold the same part of an array each write a
                 piece of it, else they take turns with whole parts. None enables it except on GPUs.
             min_slice_bytes_for_replica_parallel: Minimum bytes of such a piece; None for 4096, with
                 at most 256 pieces per array.
             max_replicas_for_replica_parallel: Maximum number of processes that write pieces of the
                 same part, None for no limit.
-            metadata_key: Not needed: metadata documents of another name are found. A save uses the
-                standard name, with a warning.
+            enable_write_sharding_file: Whether to record the shardings of arrays.
+            array_metadata_store: Ignored.
+            enable_replica_parallel_separate_folder: Whether arrays that are replicated go into
+                databases of their own, apart from arrays that are divided among devices.
+            dispatcher: Ignored.
+            callback: Receives reports of transfers and writes, and decides which arrays are copied
+                first.
 
         Raises:
             ValueError: A number is out of range.
         """
-        self._metadata_key = metadata_key
+        self._storage = placement(metadata_key, None)
+        self._writes_shardings = as_flag("enable_write_sharding_file", enable_write_sharding_file)
+        self._has_replica_folder = as_flag(
+            "enable_replica_parallel_separate_folder", enable_replica_parallel_separate_folder
+        )
+        methods = ["key_priority", "on_transfer_end", "on_write_end"]
+        check_methods(
+            "callback", callback, methods, "Give an object of a SerializationStatusCallback."
+        )
+        self.status_callback = callback
+        warn_set(
+            type(self).__qualname__,
+            {
+                "primary_host": (primary_host, 0, _PRIMARY_HOST),
+                "replica_id": (replica_id, 0, _REPLICA_ID),
+                "array_metadata_store": (array_metadata_store, None, _STORE),
+                "dispatcher": (dispatcher, None, _DISPATCHER),
+            },
+        )
         check_int(
             "min_slice_bytes_for_replica_parallel",
             min_slice_bytes_for_replica_parallel,
@@ -103,6 +151,15 @@ class ArrayHandler(
             min_slice_bytes_for_replica_parallel,
             max_replicas_for_replica_parallel,
         )
+
+    def has_dispatcher(self) -> bool:
+        """Return False: built-in handlers send no work to other hosts."""
+        return False
+
+    @property
+    def has_own_databases(self) -> bool:
+        """Whether some arrays go into another database than that of the process."""
+        return self._has_replica_folder
 
     @override
     def typestr(self) -> str:
@@ -147,17 +204,20 @@ class ArrayHandler(
             UnsupportedLeafError: There are other processes, and they do not have these arrays.
         """
         check_converted(self, values, infos)
-        warn_of_metadata_key(self._metadata_key)
-        rotation = _rotation()
-        taken = [
-            value if isinstance(value, ArraySnapshot) else self._snapshot(_array(value), rotation)
-            for value in values
-        ]
+        warn_of_metadata_key(self._storage, infos)
+        rotation, schedule = _rotation(), schedule_of(self, infos)
+        taken: list[ArraySnapshot] = []
+        for value, info in zip(values, infos, strict=True):
+            if not isinstance(value, ArraySnapshot):
+                value = self._snapshot(_array(value), rotation)  # noqa: PLW2901 - what is saved of it
+                if schedule is not None:
+                    schedule.apply(value, info.location)
+            taken.append(value)
         _check_global(taken, infos)
         described: dict[object, ShardingMetadata | None] = {None: None}
         for array, info, arg in zip(taken, infos, default_save_args(infos, args), strict=True):
             self._add(array, info, arg)
-            sharding = array.sharding
+            sharding = array.sharding if self._writes_shardings else None
             if sharding is not None and sharding not in described:
                 described[sharding] = describe_sharding(sharding)
             recorded = described[sharding]
@@ -182,10 +242,13 @@ class ArrayHandler(
         info.write_shape = array.write_shape
         if info.write_shape is None:
             info.write_shape = shards[0].region.shape if shards else array.shape
+        storage = self._storage
+        if self._has_replica_folder and _is_replicated(array.sharding):
+            storage = structs.replace(storage, database=replica_database(batch.process.index))
         layout = add_array(
-            array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape
+            array.shape, array.dtype, shards, info, arg, write_shape=info.write_shape, at=storage
         )
-        if impl is not None or not batch.process.is_alone:
+        if impl is not None or batch.has_all_records:
             # for other arrays of one process it repeats what is recorded elsewhere
             record = ArrayRecord(info.name, info.write_shape, layout.chunk_shape, impl)
             if not batch.process.is_alone:
@@ -243,6 +306,18 @@ class ArrayHandler(
 
 def _array(value: object) -> jax.Array:
     return cast(jax.Array, value)  # by the registration, or an object of the same interface
+
+
+def _is_replicated(sharding: object) -> bool:
+    """Return whether several devices hold the same part of an array."""
+    if isinstance(sharding, SingleDeviceSharding):
+        return True
+    if not isinstance(sharding, Sharding):
+        return False
+    if isinstance(sharding, NamedSharding):
+        spec: Sequence[object] = tuple(sharding.spec)
+        return len(spec) < len(sharding.mesh.axis_names) or None in spec or not spec
+    return sharding.is_fully_replicated
 
 
 def _rotation() -> WriterRotation | None:

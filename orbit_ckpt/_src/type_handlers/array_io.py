@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.dtypes import (
     DType,
@@ -22,9 +21,12 @@ from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape, effective_c
 from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import LeafDetail
+from orbit_ckpt._src.runtime.checks import check_type
 from orbit_ckpt._src.storage.batch_write import ArrayWrite
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.storage.layout import is_process_directory, process_directory
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
+from orbit_ckpt._src.text import warn_caller
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 from orbit_ckpt._src.type_handlers.base import (
     ParamInfo,
@@ -35,11 +37,74 @@ from orbit_ckpt._src.type_handlers.base import (
     save_batch_of,
 )
 from orbit_ckpt._src.type_handlers.described import layouts_of
+from orbit_ckpt._src.type_handlers.transfers import TransferSchedule
 
 T = TypeVar("T")
 
 
-def add_array(
+class ArrayPlacement(Struct, frozen=True, gc=False):
+    """Where a handler stores its arrays; by default in the usual place.
+
+    Attributes:
+        metadata_key: Name of metadata documents of zarr2; None for the standard one.
+        database: Directory of the database; None for that of the process.
+    """
+
+    metadata_key: str | None = None
+    database: str | None = None
+
+
+USUAL = ArrayPlacement()
+"""The usual place."""
+
+
+def placement(metadata_key: str | None, ocdbt_process_id: str | None) -> ArrayPlacement:
+    """Return where a handler's arrays are stored.
+
+    Raises:
+        TypeError: An argument is not a str.
+        ValueError: The key could name a chunk, or the id has other characters than letters and
+            digits.
+    """
+    name = "Give the name of a file."
+    check_type("metadata_key", metadata_key, str, "a str", name)
+    if metadata_key is not None and (not metadata_key.strip("0123456789.") or "/" in metadata_key):
+        raise ValueError(
+            f"metadata_key={metadata_key!r} could be the name of a chunk or of a directory. {name}"
+        )
+    check_type("ocdbt_process_id", ocdbt_process_id, str, "a str", "Give letters and digits.")
+    database = None if ocdbt_process_id is None else process_directory(ocdbt_process_id)
+    if database is not None and not is_process_directory(database):
+        raise ValueError(
+            f"ocdbt_process_id={ocdbt_process_id!r} must consist of letters and digits, which name "
+            "the directory of a database. Give 'host', for example."
+        )
+    is_usual = metadata_key is None and database is None
+    return USUAL if is_usual else ArrayPlacement(metadata_key, database)
+
+
+def warn_of_metadata_key(at: ArrayPlacement, infos: Sequence[ParamInfo]) -> None:
+    """Warn that a save does not use the name of metadata documents that a handler has."""
+    if at.metadata_key is not None and infos and infos[0].use_zarr3:
+        why = "documents of zarr3 have one name; save with use_zarr3=False"
+        warn_caller(f"metadata_key={at.metadata_key!r} does nothing here: {why}.")
+
+
+def schedule_of(handler: object, infos: Sequence[ParamInfo]) -> TransferSchedule | None:
+    """Return the transfers of arrays that are saved without a snapshot of the whole tree.
+
+    Args:
+        handler: Their type handler.
+        infos: Their leaves, of one save.
+    """
+    if not infos:
+        return None
+    limiter = infos[0].device_host_byte_limiter
+    is_limited = save_batch_of(infos[0]).copy and getattr(limiter, "max_bytes", None) is not None
+    return TransferSchedule.of(handler, infos[0].is_prioritized_key_fn, is_limited=is_limited)
+
+
+def add_array(  # noqa: PLR0913 - all of one array
     shape: Shape,
     dtype: DType,
     shards: Sequence[Shard],
@@ -48,6 +113,7 @@ def add_array(
     *,
     leaf_type: str | None = None,
     write_shape: Shape | None = None,
+    at: ArrayPlacement = USUAL,
 ) -> ZarrArray:
     """Add one array to the batch of its save; return its layout.
 
@@ -59,21 +125,27 @@ def add_array(
         arg: Options of the leaf.
         leaf_type: See `LeafDetail.type`.
         write_shape: Shape of the parts that all processes write; None for that of `shards`.
+        at: Where to store it.
     """
     batch = save_batch_of(info)
     if write_shape is None:
         write_shape = shards[0].region.shape if shards else shape
     # many leaves are alike; options by identity, because they may not be hashable
     key = (shape, dtype, write_shape, id(arg), leaf_type, info.use_zarr3, info.use_compression)
+    if at is not USUAL:
+        key = (*key, at)
     plan = batch.plans.get(key)
     if not isinstance(plan, _ArrayPlan):
-        plan = batch.plans[key] = _plan_array(shape, dtype, write_shape, info, arg, leaf_type)
+        plan = plan_array(shape, dtype, write_shape, info, arg, leaf_type)
+        if at.metadata_key is not None and not info.use_zarr3:
+            named = structs.replace(plan.layout, metadata_key=at.metadata_key)
+            plan = structs.replace(plan, layout=named)
+        batch.plans[key] = plan
     if plan.detail is not None:
         batch.details[info.name] = plan.detail
     document = plan.document if batch.process.is_primary else None
-    batch.writer.add(
-        ArrayWrite(info.name, plan.layout, document, shards, plan.native, info.location)
-    )
+    writer = batch.writer if at.database is None else batch.writer_in(at.database)
+    writer.add(ArrayWrite(info.name, plan.layout, document, shards, plan.native, info.location))
     return plan.layout
 
 
@@ -95,7 +167,7 @@ class _ArrayPlan(Struct, frozen=True, gc=False):
     arg: SaveArgs
 
 
-def _plan_array(
+def plan_array(
     shape: Shape,
     dtype: DType,
     write_shape: Shape,
@@ -103,6 +175,20 @@ def _plan_array(
     arg: SaveArgs,
     leaf_type: str | None,
 ) -> _ArrayPlan:
+    """Choose how to store an array.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        write_shape: Shape of the part that one device writes.
+        info: Its name, and options of the save.
+        arg: The options of the array.
+        leaf_type: Type of the leaf to record, None for that of an array.
+
+    Raises:
+        TypeError: The dtype cannot be stored.
+        ValueError: The options do not fit the array.
+    """
     logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
     stored = stored_dtype(logical)
     max_bytes = effective_chunk_bytes(
@@ -194,17 +280,6 @@ def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:
             f"{format_path(path)}: {error}; restore it as a wider dtype.",
             paths=[format_path(path)],
         ) from error
-
-
-def warn_of_metadata_key(metadata_key: str | None) -> None:
-    """Warn that a handler writes metadata documents under their standard name."""
-    if metadata_key is not None:
-        warnings.warn(
-            f"metadata_key={metadata_key!r} is not used for a save: metadata documents get their "
-            "standard name. Leave it out; documents of another name are read without it.",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def default_save_args(

@@ -296,7 +296,8 @@ def wanted_shape(info: ParamInfo, arg: ArrayRestoreArgs, layout: ZarrArray) -> S
         raise TreeMismatchError(
             f"{info.label}: Requested shape: {shape} is not compatible with the stored shape: "
             f"{layout.shape}. Truncating/padding is disabled by setting of `strict=True`; pass "
-            "ArrayRestoreArgs(strict=False) to allow it.",
+            "ArrayRestoreArgs(strict=False) to allow it (v1: set "
+            "array.loading.enable_padding_and_truncation of the Context).",
             paths=[info.label],
         )
     return shape

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import tensorstore as ts
 from msgspec import Struct, field
@@ -22,13 +22,17 @@ from orbit_ckpt._src.arrays.dtypes import DType, check_dtype, parse_dtype, store
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
-from orbit_ckpt._src.metadata.schema import ArrayRecord, LeafDetail
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
+from orbit_ckpt._src.metadata.files import read_strings
+from orbit_ckpt._src.metadata.schema import LeafDetail
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.runtime.checks import check_axes, check_int
 from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_read import BatchReader
+from orbit_ckpt._src.storage.integrity import open_checked
+from orbit_ckpt._src.storage.layout import STRINGS
 from orbit_ckpt._src.storage.value_write import DEFAULT_DATA_FILE_BYTES
 from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path, jax_path
@@ -90,20 +94,31 @@ class SaveBatch(Struct):
         copy: Whether the caller may change its leaves before that.
         process: The process that saves; others save other parts of the same arrays.
         arrays: Records of JAX arrays, of those that hold typed PRNG keys.
+        has_all_records: Whether `arrays` has a record of every JAX array.
         shardings: Their shardings by storage name.
         details: Leaf details that Orbax's documents lose, by storage name.
-        strings: String leaves by storage name.
+        strings: String leaves by storage name, by the name of their file.
         plans: Cache of handlers, to plan equal leaves once.
+        place: Returns the writer of a database, see `writer_in`.
     """
 
     writer: BatchWriter
     copy: bool = False
     process: Process = Process()
     arrays: list[ArrayRecord] = field(default_factory=list[ArrayRecord])
+    has_all_records: bool = False
     shardings: dict[str, ShardingMetadata] = field(default_factory=dict[str, ShardingMetadata])
     details: dict[str, LeafDetail] = field(default_factory=dict[str, LeafDetail])
-    strings: dict[str, str] = field(default_factory=dict[str, str])
+    strings: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     plans: dict[object, object] = field(default_factory=dict[object, object])
+    place: Callable[[str], BatchWriter] | None = None
+
+    def writer_in(self, database: str | None) -> BatchWriter:
+        """Return the writer of a database, given the name of its directory.
+
+        None stands for the database of the process, which arrays without a database use too.
+        """
+        return self.writer if database is None or self.place is None else self.place(database)
 
 
 class LoadBatch(Struct, frozen=True, dict=True):
@@ -124,6 +139,18 @@ class LoadBatch(Struct, frozen=True, dict=True):
     details: Mapping[str, LeafDetail]
     strings: Mapping[str, object]
     given_resolver: ShardingResolver | None = None
+
+    @functools.cached_property
+    def _other_strings(self) -> dict[str, Mapping[str, object]]:
+        return {}
+
+    def strings_in(self, directory: Path, file: str) -> Mapping[str, object]:
+        """Return the contents of a strings file of the tree's directory."""
+        if file == STRINGS:
+            return self.strings
+        if file not in self._other_strings:
+            self._other_strings[file] = read_strings(open_checked(directory), file)
+        return self._other_strings[file]
 
     @functools.cached_property
     def resolver(self) -> ShardingResolver:
@@ -156,10 +183,14 @@ class ParamInfo:
         enable_pinned_host_transfer: Whether to copy through pinned memory.
         raise_array_data_missing_error: Whether a missing chunk is an error.
         write_shape: Shape of the part that one device writes.
-        is_prioritized_key_fn: None; handlers written for Orbax read it.
+        is_prioritized_key_fn: Returns the `TransferPriority` of a leaf, None for all synchronous.
+        ext_metadata: A JSON object about the leaf: `serialize` sets it, and a restore gets it back.
+            Orbax stores it in the same place.
         save_batch: Shared state of a save.
         load_batch: Shared state of a restore.
     """
+
+    ext_metadata: Mapping[str, object] | None = None  # here, because few leaves have one
 
     def __init__(  # noqa: PLR0913 - Orbax's constructor
         self,
@@ -180,7 +211,8 @@ class ParamInfo:
         enable_pinned_host_transfer: bool = False,
         raise_array_data_missing_error: bool = True,
         write_shape: Shape | None = None,
-        is_prioritized_key_fn: object = None,
+        is_prioritized_key_fn: Callable[[Any], object] | None = None,
+        ext_metadata: Mapping[str, object] | None = None,
         save_batch: SaveBatch | None = None,
         load_batch: LoadBatch | None = None,
     ) -> None:
@@ -201,6 +233,8 @@ class ParamInfo:
         self.raise_array_data_missing_error = raise_array_data_missing_error
         self.write_shape = write_shape
         self.is_prioritized_key_fn = is_prioritized_key_fn
+        if ext_metadata is not None:
+            self.ext_metadata = ext_metadata
         self.save_batch = save_batch
         self.load_batch = load_batch
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import structs
 from typing_extensions import override
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, why_not_storable
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, shards_of
 from orbit_ckpt._src.metadata.schema import BYTES, NUMPY_ARRAY, NUMPY_BYTES
 from orbit_ckpt._src.metadata.values import ArrayMetadata
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_io import (
+    USUAL,
     add_array,
     cast_host,
     default_save_args,
+    placement,
     read_each,
     warn_of_metadata_key,
     whole_reads,
@@ -47,11 +51,35 @@ class NumpyHandler(
 ):
     """Handles `np.ndarray` and `bytes`."""
 
-    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
+    _storage = USUAL  # for subclasses that do not call `__init__`
+    _copies = True
 
-    def __init__(self, *, metadata_key: str | None = None) -> None:
-        """Make a handler; for the argument see `ArrayHandler`."""
-        self._metadata_key = metadata_key
+    def __init__(
+        self,
+        metadata_key: str | None = None,
+        ocdbt_process_id: str | None = None,
+        deepcopy_host_arrays: bool = True,
+    ) -> None:
+        """Make a handler.
+
+        Args:
+            metadata_key: See `ArrayHandler`.
+            ocdbt_process_id: Letters and digits that name the database of the arrays,
+                `ocdbt.process_<id>`, instead of the process's database.
+            deepcopy_host_arrays: Whether a background save copies arrays before it returns. If not,
+                it needs less memory, and saves what they hold when they are written: do not change
+                them before it ends.
+
+        Raises:
+            ValueError: `ocdbt_process_id` has other characters.
+        """
+        self._storage = placement(metadata_key, ocdbt_process_id)
+        self._copies = as_flag("deepcopy_host_arrays", deepcopy_host_arrays)
+
+    @property
+    def has_own_databases(self) -> bool:
+        """Whether some arrays go into another database than that of the process."""
+        return self._storage.database is not None
 
     lazy_type: type = np.ndarray
 
@@ -74,7 +102,7 @@ class NumpyHandler(
 
     @override
     def snapshot(self, values: Sequence[object]) -> Sequence[object]:
-        return [value if isinstance(value, bytes) else _snapshot(value) for value in values]
+        return [value if isinstance(value, bytes) else self._snapshot(value) for value in values]
 
     @override
     async def serialize(
@@ -83,7 +111,7 @@ class NumpyHandler(
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        warn_of_metadata_key(self._metadata_key)
+        warn_of_metadata_key(self._storage, infos)
         if leaves_to_primary(infos):
             return []
         check_converted(self, values, infos)
@@ -92,10 +120,17 @@ class NumpyHandler(
                 kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
                 array, leaf_type, arg = _snapshot(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
             else:
-                array = value if isinstance(value, ArraySnapshot) else _snapshot(value)
+                array = value if isinstance(value, ArraySnapshot) else self._snapshot(value)
                 leaf_type = None
-            add_array(array.shape, array.dtype, array.shards, info, arg, leaf_type=leaf_type)
+            shape, dtype, shards = array.shape, array.dtype, array.shards
+            add_array(shape, dtype, shards, info, arg, leaf_type=leaf_type, at=self._storage)
         return []
+
+    def _snapshot(self, value: object) -> ArraySnapshot:
+        taken = _snapshot(value)
+        if not self._copies:
+            taken.shards[:] = [structs.replace(shard, in_place=True) for shard in taken.shards]
+        return taken
 
     @override
     async def deserialize(

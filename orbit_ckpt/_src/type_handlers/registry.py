@@ -76,6 +76,12 @@ class TypeHandlerRegistry:
                 "typestr, or pass override=True."
             )
 
+    def copied(self) -> TypeHandlerRegistry:
+        """Return a registry with the same registrations."""
+        copied = TypeHandlerRegistry()
+        copied._explicit = self._explicit.copy()
+        return copied
+
     @contextlib.contextmanager
     def scope(self) -> Generator[None]:
         """Undo at the end of a `with` block what is registered within it."""

@@ -15,9 +15,11 @@ from orbit_ckpt._src.metadata.values import ScalarMetadata
 from orbit_ckpt._src.runtime.futures import Future
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.type_handlers.array_io import (
+    USUAL,
     add_array,
     cast_host,
     default_save_args,
+    placement,
     read_each,
     warn_of_metadata_key,
     whole_reads,
@@ -46,11 +48,18 @@ PYTHON_SCALARS = (int, float, complex)
 class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage):
     """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
 
-    _metadata_key: str | None = None  # for subclasses that do not call `__init__`
+    _storage = USUAL  # for subclasses that do not call `__init__`
 
-    def __init__(self, *, metadata_key: str | None = None) -> None:
-        """Make a handler; for the argument see `ArrayHandler`."""
-        self._metadata_key = metadata_key
+    def __init__(
+        self, metadata_key: str | None = None, ocdbt_process_id: str | None = None
+    ) -> None:
+        """Make a handler; for the arguments see `NumpyHandler`."""
+        self._storage = placement(metadata_key, ocdbt_process_id)
+
+    @property
+    def has_own_databases(self) -> bool:
+        """Whether some arrays go into another database than that of the process."""
+        return self._storage.database is not None
 
     @override
     def typestr(self) -> str:
@@ -78,14 +87,15 @@ class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, Arr
         infos: Sequence[ParamInfo],
         args: Sequence[SaveArgs] | None = None,
     ) -> Sequence[Future]:
-        warn_of_metadata_key(self._metadata_key)
+        warn_of_metadata_key(self._storage, infos)
         if leaves_to_primary(infos):
             return []
         check_converted(self, values, infos)
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
             host = np.asarray(value)
             leaf_type = NUMPY if isinstance(value, np.generic) else None
-            add_array((), host.dtype, shards_of(host), info, arg, leaf_type=leaf_type)
+            shards, at = shards_of(host), self._storage
+            add_array((), host.dtype, shards, info, arg, leaf_type=leaf_type, at=at)
         return []
 
     @override

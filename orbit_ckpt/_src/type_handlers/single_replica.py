@@ -85,10 +85,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
         primary_replica_id: int | None = 0,
         broadcast_memory_limit_bytes: int | None = None,
         broadcast_memory_scaling_factor: float | None = 0.75,
-        *,
-        use_replica_parallel: bool | None = None,
-        min_slice_bytes_for_replica_parallel: int | None = None,
-        max_replicas_for_replica_parallel: int | None = None,
+        **options: Any,
     ) -> None:
         """Make a handler.
 
@@ -98,18 +95,12 @@ class SingleReplicaArrayHandler(ArrayHandler):
             broadcast_memory_limit_bytes: Maximum bytes in transfer to one device; a larger array is
                 sent alone. None for a share of the device's memory.
             broadcast_memory_scaling_factor: That share, of the estimated free memory.
-            use_replica_parallel: See `ArrayHandler`.
-            min_slice_bytes_for_replica_parallel: See `ArrayHandler`.
-            max_replicas_for_replica_parallel: See `ArrayHandler`.
+            **options: Further arguments are those of `ArrayHandler`.
 
         Raises:
             ValueError: A number is out of range.
         """
-        super().__init__(
-            use_replica_parallel=use_replica_parallel,
-            min_slice_bytes_for_replica_parallel=min_slice_bytes_for_replica_parallel,
-            max_replicas_for_replica_parallel=max_replicas_for_replica_parallel,
-        )
+        super().__init__(**options)
         for name, number, least in (
             ("replica_axis_index", replica_axis_index, 0),
             ("primary_replica_id", primary_replica_id, 0),

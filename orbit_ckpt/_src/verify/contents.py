@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -92,17 +92,19 @@ async def verify_tree(
     findings.leaves += len(records)
     arrays: list[LeafRecord] = []
     others: list[LeafRecord] = []
-    is_array, is_text = lru_cache(_is_array_storage), lru_cache(_is_text_storage)
+    texts: list[tuple[TextStorage, LeafRecord]] = []
+    is_array, as_text = lru_cache(_is_array_storage), lru_cache(_as_text_storage)
     for record in records:
         if record.name in inline:
             continue
         handler = _handler_of(stored, record)
         if is_array(handler):
             arrays.append(record)
-        elif is_text(handler):
-            _check_string(record, batch.strings, checked, findings)
+        elif (text := as_text(handler)) is not None:
+            texts.append((text, record))
         else:
             others.append(record)
+    _check_strings(stored, texts, checked, findings)
     if others:
         arrays += _undeclared_arrays(others, arrays, batch, checked, findings)
     reads = await check_arrays(directory, batch.reader, arrays, findings, _knows(checked))
@@ -186,8 +188,8 @@ def _is_array_storage(handler: TypeHandler | None) -> bool:
     return capability(handler, ArrayStorage) is not None
 
 
-def _is_text_storage(handler: TypeHandler | None) -> bool:
-    return capability(handler, TextStorage) is not None
+def _as_text_storage(handler: TypeHandler | None) -> TextStorage | None:
+    return capability(handler, TextStorage)
 
 
 def _handler_of(stored: StoredLeaves, record: LeafRecord) -> TypeHandler | None:
@@ -197,16 +199,22 @@ def _handler_of(stored: StoredLeaves, record: LeafRecord) -> TypeHandler | None:
         return None
 
 
-def _check_string(
-    record: LeafRecord,
-    strings: Mapping[str, object],
+def _check_strings(
+    stored: StoredLeaves,
+    texts: Sequence[tuple[TextStorage, LeafRecord]],
     checked: CheckedDirectory,
     findings: Findings,
 ) -> None:
-    file = str(checked.path / STRINGS)
-    if find_string(strings, record.name) is None and not findings.is_known(file):
-        leaf = format_path(record.path)
-        findings.add("the string is missing", file, leaf)
+    infos = stored.infos([record for _, record in texts])
+    for (handler, record), info in zip(texts, infos, strict=True):
+        file = str(checked.path / getattr(handler, "filename", STRINGS))
+        if findings.is_known(file):
+            continue
+        try:
+            if handler.stored_text(info) is None:
+                findings.add("the string is missing", file, format_path(record.path))
+        except CheckpointError as error:
+            findings.record(error)
 
 
 async def check_arrays(

@@ -212,7 +212,7 @@ def _open_parts(directory: CheckedDirectory, document: TreeDocument) -> TreePart
     )
     return TreeParts(
         open_store(directory, use_ocdbt=document.use_ocdbt),
-        files.read_arrays(directory, keys_only=has_shapes),
+        files.read_arrays(directory, extra_only=has_shapes),
         files.read_shardings(directory),
         files.read_strings(directory),
     )

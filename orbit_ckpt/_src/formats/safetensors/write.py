@@ -26,7 +26,7 @@ from orbit_ckpt._src.formats.writing import (
     new_directory,
     new_file,
 )
-from orbit_ckpt._src.storage.atomic import write_file
+from orbit_ckpt._src.storage.durable import write_file
 
 _ALIGNMENT = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name not in PACKED_BITS}

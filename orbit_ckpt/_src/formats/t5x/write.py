@@ -30,8 +30,9 @@ from orbit_ckpt._src.formats.writing import (
     unsupported_leaves,
 )
 from orbit_ckpt._src.runtime.loop import Workers
-from orbit_ckpt._src.storage.atomic import sync_directory, write_file
+from orbit_ckpt._src.storage.durable import sync_directory, write_file
 from orbit_ckpt._src.storage.layout import AGGREGATE, PINNED, ZARR2_DOCUMENT
+from orbit_ckpt._src.transform.patterns import leaves_matching
 from orbit_ckpt._src.tree.flatten import children_of, flatten, is_empty_node, is_leaf
 from orbit_ckpt._src.tree.keypath import NamePath, format_path, key_name
 
@@ -79,8 +80,8 @@ def write(request: WriteRequest) -> None:
 
     Lists, tuples and namedtuples become dicts, as in Flax. Arrays become gzip-compressed zarr
     arrays, as T5X writes partitioned ones. The msgpack file holds scalars, arrays without
-    dimensions or elements, and arrays of uint16, which T5X refuses elsewhere. It is written last;
-    then the directory appears.
+    dimensions or elements, those that `inline` matches, and arrays of uint16, which T5X refuses
+    elsewhere. It is written last; then the directory appears.
 
     Raises:
         UnsupportedLeafError: The format cannot hold some leaves; nothing was written.
@@ -128,6 +129,7 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
     plans: dict[tuple[str, ...], _Plan] = {}
     refused: dict[NamePath, str] = {}
     inline = 0
+    named = leaves_matching("inline", request.inline, flat.names)
     if len(set(flat.names)) < len(flat.names):
         same = [format_path(n) for i, n in enumerate(flat.names) if n in flat.names[:i]]
         raise NameCollisionError(f"Several leaves would be called {', '.join(same)}.", paths=same)
@@ -136,13 +138,13 @@ def _plans(request: WriteRequest) -> dict[tuple[str, ...], _Plan]:
         array = array_stream(value)
         if not is_writable(value) or (array and logical_name(array.dtype) is not None):
             refused[names] = kind_of(value)
-        elif array is not None and not _is_inline(array):
+        elif array is not None and names not in named and not _is_inline(array):
             chunks = choose_chunks(array.shape, array.dtype.itemsize)
             plans[names] = _Plan(name, array, chunks)
         elif array is not None:
             inline += array.nbytes
             if inline > request.max_bytes // 4:
-                refused[names] = "too large for the msgpack file"
+                refused[names] = "too large for the msgpack file, which takes max_bytes / 4"
     if refused:
         raise unsupported_leaves("Checkpoints of T5X", refused)
     return plans

@@ -19,6 +19,7 @@ from orbit_ckpt._src.arrays.dtypes import (
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, Metadata, StringMetadata
+from orbit_ckpt._src.pytree.restore.hints import MismatchHints
 from orbit_ckpt._src.pytree.restore.target import ArrayLike, Casting, RestoreOptions, is_abstract
 from orbit_ckpt._src.pytree.restore.transformed import TransformedTree
 from orbit_ckpt._src.runtime.checks import show
@@ -78,6 +79,8 @@ def align(
     if not any(others) and wanted.keys() == transformed.records.keys():
         return Alignment(wanted, {}, {}, {})
     difference = _difference(transformed, target, wanted, has_empty)
+    if options.allow_empty:
+        difference = structs.replace(difference, changed={})
     sources: dict[NamePath, _Source | None] = {
         names: _source_of_missing(wanted[names], names, spare, options)
         for names in difference.missing
@@ -124,7 +127,8 @@ def _difference(
     )
     skipped = {names for names, value in wanted.items() if value is PLACEHOLDER}
     changed = {
-        names: "the target has a leaf, an empty container or None is stored"
+        names: "the target has a leaf, an empty container or None is stored; allow_empty=True of "
+        "PyTreeRestore or StandardRestore returns that"
         for names in wanted
         if names in full and names in has_empty and names not in skipped
     }
@@ -152,6 +156,8 @@ def _source_of_missing(
     """Return the origin of a leaf that the checkpoint lacks, None if it must not be missing."""
     if names in spare:
         return "fallback", spare[names]
+    if options.missing == "as_given":
+        return "target", leaf
     if options.missing in ("target", "keep") and not is_abstract(leaf):
         return "target", leaf
     return ("skip", PLACEHOLDER) if options.missing == "skip" else None
@@ -166,28 +172,19 @@ def _source_of_kept(
     return ("fallback", spare[names]) if names in spare else None
 
 
-def mismatch(difference: TreeDifference) -> TreeMismatchError:
+def mismatch(difference: TreeDifference, advice: MismatchHints) -> TreeMismatchError:
     """Return the error that lists how a target differs from a checkpoint."""
     hints = ["Change the target"]
     if () in difference.missing:
         hints.append("it is a single leaf, give a tree with the checkpoint's leaves")
     elif difference.missing:
-        hints.append(
-            "for leaves that the checkpoint lacks give `fallback=` a tree that has them, or a "
-            "target with values and `missing='target'`"
-        )
+        hints.append(advice.missing)
     if difference.unexpected:
-        hints.append(
-            "to leave out leaves of the checkpoint pass `partial_restore=True` "
-            "(`unexpected='ignore'` to `load`) or use PLACEHOLDER leaves"
-        )
+        hints.append(advice.unexpected)
     if any("shape " in text for text in difference.changed.values()):
-        hints.append(
-            "to pad or cut arrays pass `strict=False`; a rule such as `transform.Transpose` or "
-            "`transform.Map` changes shapes"
-        )
+        hints.append(advice.shapes)
     if any("dtype " in text for text in difference.changed.values()):
-        hints.append("to cast to another kind of number pass `cast='unsafe'`")
+        hints.append(advice.dtypes)
     if not difference.missing and not difference.unexpected:
         return TreeMismatchError(
             "The target's shapes or dtypes do not match the checkpoint's:\n"
@@ -250,7 +247,7 @@ def check_leaves(
     if changed or alignment.difference is not None:
         names_differ = alignment.difference or TreeDifference([], [], {})
         changed = {**names_differ.changed, **changed}
-        raise mismatch(structs.replace(names_differ, changed=changed))
+        raise mismatch(structs.replace(names_differ, changed=changed), options.hints)
 
 
 def describe_change(

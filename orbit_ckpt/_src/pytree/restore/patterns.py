@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -20,6 +20,7 @@ from orbit_ckpt._src.transform.nodes import sources_of
 from orbit_ckpt._src.transform.patterns import (
     Pattern,
     PatternMap,
+    compile_pattern,
     explain_unmatched,
     join_name,
     names_matching,
@@ -74,7 +75,7 @@ def casts_of(
 def _casts_of(
     casts: PatternMap[object], dtypes: Mapping[NamePath, object]
 ) -> dict[NamePath, object]:
-    matched, unused = _match(casts, dtypes)
+    matched, unused = match_patterns(casts, dtypes)
     unused = [pattern for pattern in unused if pattern != "**"]
     if unused:
         raise TransformError(
@@ -197,18 +198,43 @@ def shardings_of(
         if alignment.origins[names] == "fallback"
         and (isinstance(value, jax.Array) or isinstance(args.get(names), ArrayRestoreArgs))
     }
-    found, _ = _match(shardings, arrays)
+    found, _ = match_patterns(shardings, arrays)
     known = (*transformed.names, *alignment.filled)
     missing = [join_name(names) for names in known if names in arrays and names not in found]
     if missing:
         raise TransformError(
             f"sharding: no pattern matches {len(missing)} JAX arrays: "
-            f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all.'
+            f'{", ".join(missing[:_SHOWN])}. Add one that does; "**" matches all. Rules that are '
+            "searched for, as in eFormer, need partition(mesh, rules, match='search')."
         )
     return found
 
 
-def _match(
+def left_to_last(
+    rules: PatternMap[jax.sharding.Sharding], arrays: Collection[NamePath]
+) -> Collection[NamePath]:
+    """Return the arrays that match only a final rule, for all names, that replicates.
+
+    Args:
+        rules: Shardings by patterns. A single rule is deliberate and returns no arrays.
+        arrays: The arrays with shardings.
+    """
+    others = list(rules.items())
+    last, sharding = others.pop() if others else ("", None)
+    is_for_all = compile_pattern(last).fullmatch(_NO_NAME) is not None
+    if not others or not is_for_all or sharding is None:
+        return ()
+    if not sharding.is_fully_replicated or len(sharding.device_set) == 1:
+        return ()
+    matched, _ = match_patterns(dict(others), arrays)
+    return [names for names in arrays if names not in matched]
+
+
+_NO_NAME = "\0/\0"
+"""A name of no leaf, which only patterns for all names match."""
+
+
+def match_patterns(
     rules: PatternMap[T], known: Iterable[NamePath]
 ) -> tuple[dict[NamePath, T], list[Pattern]]:
     """Return the value of each leaf's first matching pattern, and patterns without a match."""

@@ -31,8 +31,9 @@ from orbit_ckpt._src.metadata.values import (
     StringMetadata,
     TreeMetadata,
 )
+from orbit_ckpt._src.pytree.restore.hints import MismatchHints
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction, TransformedTree
-from orbit_ckpt._src.runtime.checks import as_flag, check_callable
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.transform.engine import Rule
 from orbit_ckpt._src.transform.legacy import LegacyRules
@@ -54,8 +55,9 @@ from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray
 
 Casting = Literal["exact", "same_kind", "unsafe"]
 """The allowed casts: none; within a kind of number or to a more general one; all."""
-Missing = Literal["error", "target", "keep", "skip"]
-"""`keep` is `target` with a log entry, and ignores arguments for leaves that do not exist."""
+Missing = Literal["error", "target", "keep", "as_given", "skip"]
+"""`keep` is `target` with a log entry, and ignores arguments for leaves that do not exist.
+`as_given` is `keep` also for leaves that only describe a value."""
 Unexpected = Literal["error", "ignore"]
 
 
@@ -75,6 +77,8 @@ class RestoreOptions(Struct, frozen=True):
             else only its structure counts.
         missing: How to fill leaves of the target that the checkpoint lacks.
         unexpected: How to treat leaves of the checkpoint that the target lacks.
+        allow_empty: Whether leaves of the target may be empty containers or None in the checkpoint,
+            which are then returned.
         fallback: Tree with leaves for those that the checkpoint lacks.
         cast_policy: Which casts to the dtypes of such a target are allowed.
         cast_rules: Dtypes by patterns; leaves of another kind of number are not cast.
@@ -88,6 +92,7 @@ class RestoreOptions(Struct, frozen=True):
         skip: Patterns of leaves to leave out.
         lazy: Whether array leaves stay in storage, as `LazyArray`.
         reader: The format to read as, None to detect it.
+        hints: What the error about another tree advises.
     """
 
     target: object = None
@@ -95,6 +100,7 @@ class RestoreOptions(Struct, frozen=True):
     match_leaf_types: bool = False
     missing: Missing = "error"
     unexpected: Unexpected = "error"
+    allow_empty: bool = False
     fallback: object = None
     cast_policy: Casting = "same_kind"
     cast_rules: PatternMap[object] = field(default_factory=dict[Pattern, object])
@@ -107,6 +113,7 @@ class RestoreOptions(Struct, frozen=True):
     skip: Patterns = None
     lazy: bool = False
     reader: Format | None = None
+    hints: MismatchHints = MismatchHints()
 
     @property
     def is_plain(self) -> bool:
@@ -155,7 +162,7 @@ def construct_restore_args(
         ValueError: `sharding_tree` does not have the target's structure.
     """
     unused = {"support_layout": (support_layout, False, "arrays have the default layout")}
-    warn_set("construct_restore_args", unused, stacklevel=2)
+    warn_set("construct_restore_args", unused)
     if isinstance(target, TreeMetadata):
         target = target.tree
     flat = flatten(target)
@@ -220,35 +227,11 @@ def restore_args_of(
     return RestoreArgs(restore_type=_host_type(leaf), dtype=_host_dtype(leaf))
 
 
-def to_shape_dtype_struct(
-    leaf: object, dtype: DType | None = None, scalar_dtype: Callable[[Any], object] | None = None
-) -> object:
-    """Return a leaf's shape, dtype and sharding for use in a target; others stay unchanged.
-
-    Args:
-        leaf: An array, `jax.ShapeDtypeStruct`, or leaf metadata of a checkpoint.
-        dtype: Another dtype than the leaf's.
-        scalar_dtype: Converts Python and numpy scalars.
-    """
-    advice = "Give a function of a Python or numpy scalar."
-    check_callable("scalar_dtype", scalar_dtype, advice)
-    if isinstance(leaf, int | float | np.number):
-        scalar = cast(object, leaf)
-        return scalar if scalar_dtype is None else scalar_dtype(scalar)
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        return leaf
-    array = cast(ArrayLike, leaf)
-    sharding = _inner_sharding(getattr(leaf, "sharding", None))
-    if isinstance(sharding, ShardingMetadata):
-        sharding = sharding.to_jax_sharding()
-    return jax.ShapeDtypeStruct(array.shape, dtype or array.dtype, sharding=sharding)
-
-
 def _as_saved(leaf: Metadata, sharding: object) -> RestoreArgs:
     """Return arguments that restore a leaf as it was saved, JAX arrays on a given sharding."""
     if not isinstance(leaf, ArrayMetadata) or not _is_of_jax(leaf):
         return RestoreArgs()
-    return ArrayRestoreArgs(sharding=_inner_sharding(sharding or leaf.sharding))
+    return ArrayRestoreArgs(sharding=inner_sharding(sharding or leaf.sharding))
 
 
 def _metadata_args(
@@ -296,19 +279,20 @@ def _array_args(
 ) -> ArrayRestoreArgs:
     array = cast(ArrayLike, leaf)
     if is_prng_dtype(array.dtype):
-        return ArrayRestoreArgs(sharding=_inner_sharding(sharding))
+        return ArrayRestoreArgs(sharding=inner_sharding(sharding))
     # without a sharding it need not be JAX's: `jax.eval_shape` accepts numpy arrays
     is_abstract = sharding is None and strict
     return ArrayRestoreArgs(
         restore_type=None if is_abstract else jax.Array,
         dtype=array.dtype,
-        sharding=_inner_sharding(sharding),
+        sharding=inner_sharding(sharding),
         global_shape=tuple(array.shape) if set_global_shape else None,
         strict=strict,
     )
 
 
-def _inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
+def inner_sharding(sharding: object) -> jax.sharding.Sharding | ShardingMetadata | None:
+    """Return the sharding of a leaf, which its memory layout may wrap."""
     if sharding is None or isinstance(
         sharding, NamedShardingMetadata | SingleDeviceShardingMetadata
     ):
@@ -343,7 +327,7 @@ def requested_args(
     known = {*transformed.names, *(target.names if target is not None else ())}
     added = _args_of(flat.names, flat.values, strict=options.strict)
     unknown = next((names for names in added if names not in known), None)
-    if options.missing == "keep":
+    if options.missing in ("keep", "as_given"):
         return args | {names: arg for names, arg in added.items() if names in known}
     if unknown is not None:
         near = nearest_names(format_path(unknown), [format_path(p) for p in known])

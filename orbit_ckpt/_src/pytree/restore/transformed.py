@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -27,9 +26,8 @@ from orbit_ckpt._src.transform.nodes import (
 )
 from orbit_ckpt._src.transform.patterns import (
     Patterns,
-    explain_unmatched,
     join_name,
-    names_matching,
+    leaves_matching,
     split_name,
 )
 from orbit_ckpt._src.transform.rules import Node
@@ -133,9 +131,9 @@ def select(
         TransformError: A pattern matches nothing, or no leaf is left.
     """
     known = dict.fromkeys([*transformed.names, *(target.names if target is not None else ())])
-    chosen = set(known) if only is None else _matched("only", only, known)
+    chosen = set(known) if only is None else leaves_matching("only", only, known)
     if skip is not None:
-        chosen -= _matched("skip", skip, known)
+        chosen -= leaves_matching("skip", skip, known)
     selected = structs.replace(
         transformed,
         records={names: record for names, record in transformed.records.items() if names in chosen},
@@ -149,23 +147,6 @@ def select(
             f"{_some(known)}. Change the patterns."
         )
     return selected
-
-
-def _matched(what: str, patterns: Patterns, known: Iterable[NamePath]) -> set[NamePath]:
-    matched: set[NamePath] = set()
-    by_name: dict[str, list[NamePath]] = {}
-    for names in known:
-        by_name.setdefault(join_name(names), []).append(names)
-    several = [patterns] if isinstance(patterns, str | re.Pattern) else patterns or ()
-    for pattern in several:
-        found = names_matching(pattern, by_name)
-        if not found:
-            raise TransformError(
-                f"{what}: {pattern!r} matches no leaf of {len(by_name)}. "
-                f"{explain_unmatched(pattern, list(by_name))}"
-            )
-        matched.update(names for name in found for names in by_name[name])
-    return matched
 
 
 def _some(known: Iterable[NamePath]) -> str:

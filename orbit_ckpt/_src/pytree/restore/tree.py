@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -33,7 +33,13 @@ from orbit_ckpt._src.pytree.restore.leaves import (
     lazy_leaves,
     read_leaves,
 )
-from orbit_ckpt._src.pytree.restore.patterns import adjust, casts_of, same_kind, shardings_of
+from orbit_ckpt._src.pytree.restore.patterns import (
+    adjust,
+    casts_of,
+    left_to_last,
+    same_kind,
+    shardings_of,
+)
 from orbit_ckpt._src.pytree.restore.target import Args, RestoreOptions, requested_args
 from orbit_ckpt._src.pytree.restore.transformed import (
     LegacyFunction,
@@ -57,6 +63,8 @@ _logger = logging.getLogger(__name__)
 
 _SHOWN = 4
 _LOGGED = 20
+_LARGE_BYTES = 1 << 20
+"""Smallest size of an array to log if no rule shards it."""
 
 
 class ResolvedRestore(Struct, frozen=True):
@@ -70,6 +78,7 @@ class ResolvedRestore(Struct, frozen=True):
         alignment: The origin of each leaf of the result.
         args: Restore arguments of the leaves that have any.
         casts: Leaves that patterns cast.
+        unsharded: Arrays that the last rule for shardings replicates, since no other matches.
     """
 
     options: RestoreOptions
@@ -79,6 +88,7 @@ class ResolvedRestore(Struct, frozen=True):
     alignment: Alignment
     args: Args
     casts: Mapping[NamePath, object] = {}
+    unsharded: Collection[NamePath] = ()
 
     @property
     def records(self) -> list[LeafRecord]:
@@ -113,10 +123,12 @@ async def resolve_restore(
     if options.only is not None or options.skip is not None:
         transformed = select(transformed, target, options.only, options.skip)
     alignment = align(transformed, target, options)
-    if options.missing == "keep":
+    if options.missing in ("keep", "as_given"):
         _log_kept(source, alignment)
     if alignment.difference is not None and not options.match_leaf_types:
-        raise mismatch(alignment.difference)  # else reported with differing shapes, dtypes
+        raise mismatch(
+            alignment.difference, options.hints
+        )  # else reported with differing shapes, dtypes
     args = requested_args(options, target, transformed)
     resolved = ResolvedRestore(options, stored, transformed, target, alignment, args)
     if target is None and not options.is_whole:  # fails now, if at all
@@ -159,7 +171,9 @@ async def _with_patterns(resolved: ResolvedRestore) -> ResolvedRestore:
         )
     if not casts and not shardings:
         return resolved
-    return structs.replace(resolved, args=adjust(resolved.args, casts, shardings), casts=casts)
+    unsharded = left_to_last(options.sharding_rules or {}, shardings)
+    args = adjust(resolved.args, casts, shardings)
+    return structs.replace(resolved, args=args, casts=casts, unsharded=unsharded)
 
 
 async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object:
@@ -179,6 +193,7 @@ async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object
     others = [record for record in records if record.names not in lazy] if lazy else records
     values = await read_leaves(resolved.stored, others, resolved.args)
     values.update(lazy)
+    _log_unsharded(resolved, values)
     target, options = resolved.target, resolved.options
     if target is not None and not options.match_leaf_types and options.legacy is None:
         _log_other_shapes(target, values)
@@ -199,11 +214,26 @@ async def restore_tree(resolved: ResolvedRestore, *, rich_types: bool) -> object
     )
 
 
+def _log_unsharded(resolved: ResolvedRestore, values: Mapping[NamePath, object]) -> None:
+    """Log large arrays that every device holds whole because no rule shards them."""
+    sizes = {names: getattr(values.get(names), "nbytes", 0) for names in resolved.unsharded}
+    large = sorted(join_name(names) for names, n in sizes.items() if n >= _LARGE_BYTES)
+    if large:
+        _logger.warning(
+            "%s: %d arrays of 1 MiB or more match only the last rule of sharding=, which gives "
+            "every device a whole copy: %s. Add rules for them; '**/kernel/**' also matches what "
+            "optimizers keep below a parameter, such as kernel/m.",
+            resolved.stored.source.path,
+            len(large),
+            shorten_list(large, _LOGGED),
+        )
+
+
 def _log_other_shapes(target: FlatTree, values: Mapping[NamePath, object]) -> None:
     """Log arrays whose shape differs from a target that counts for its structure only."""
     others: list[str] = []
     for names, leaf in zip(target.names, target.values, strict=True):
-        wanted: object = getattr(leaf, "shape", None)
+        wanted: object = None if isinstance(leaf, type) else getattr(leaf, "shape", None)
         restored: object = getattr(values.get(names), "shape", wanted)
         if wanted and wanted != restored:
             others.append(f"{join_name(names)}: {wanted}, restored {restored}")
@@ -308,7 +338,7 @@ def _check_computed(
         policy = options.cast_policy
         change = describe_change(wanted, made, strict=options.strict, cast_policy=policy)
         if change:
-            raise mismatch(TreeDifference([], [], {names: change}))
+            raise mismatch(TreeDifference([], [], {names: change}), options.hints)
 
 
 def _records(source: StoredTree, target: FlatTree | None) -> dict[NamePath, LeafRecord]:

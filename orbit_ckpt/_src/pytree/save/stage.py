@@ -1,38 +1,30 @@
-"""Run the save of one tree in two phases, and check that all processes saved the same arrays."""
+"""Run the save of one tree in two phases."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby, islice
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
-from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.metadata import files
-from orbit_ckpt._src.metadata.files import arrays_file
+from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.outline import encode_rich_types
-from orbit_ckpt._src.metadata.schema import (
-    ArrayRecord,
-    LeafRecord,
-    TreeDetails,
-    TreeDocument,
-    decode_arrays,
-    encode_value,
-)
+from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
 from orbit_ckpt._src.metadata.user_json import copy_json
+from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
-from orbit_ckpt._src.runtime.commit import Commit
+from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import Future, begin
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
-from orbit_ckpt._src.runtime.loop import Workers, run_all
+from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions, copy_to_host_within
-from orbit_ckpt._src.storage.buckets import handler_context
+from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
@@ -44,102 +36,35 @@ from orbit_ckpt._src.storage.ocdbt import (
 )
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.storage.zarr import ZarrArray
-from orbit_ckpt._src.text import shorten_lines
 from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import (
     SnapshotHandler,
     capability,
     derives_from_orbax,
 )
-
-_LISTED = 10
-_THREADS = max(2, min(16, os.cpu_count() or 2))
-_AT_ONCE = 64
-"""Documents held in memory; each has a line for every array."""
+from orbit_ckpt._src.type_handlers.transfers import PriorityFunction, TransferSchedule
 
 
-def check_agreement(directory: Path, count: int) -> None:
-    """Compare the array records of all processes.
+class RecordsValidator(Protocol):
+    """Checks the records of arrays of all processes, as Orbax's `Validator` does."""
 
-    Args:
-        directory: The directory of their documents.
-        count: Number of processes.
+    def validate_all_array_metadatas(self, array_metadatas: dict[int, list[ArrayRecord]]) -> None:
+        """Raise an error if the records, by process, do not fit together."""
+        ...
 
-    Raises:
-        StorageError: Shape, dtype, division into pieces or chunks of an array differ between
-            processes, or only some have it.
-        FormatError: A document is not understood.
+
+class StagingOptions(Struct, frozen=True):
+    """How the leaves of a tree are copied, and what checks their records.
+
+    Attributes:
+        key_priority: Returns the `TransferPriority` of a leaf, None for all synchronous.
+        pinned_host: Passed to third-party type handlers: whether to copy through pinned memory.
+        validator: Called with the records of all processes before the checkpoint is complete.
     """
-    first = _read(directory, 0)
-    others: dict[bytes, list[int]] = {first: [0]}  # nearly always the bytes are identical
-    for process, data in _read_documents(directory, count):
-        others.setdefault(data, []).append(process)
-    if len(others) == 1:
-        return
-    records = {
-        processes[0]: _decode(data, directory, processes[0]) for data, processes in others.items()
-    }
-    groups = {processes[0]: processes for processes in others.values()}
-    problems = list(_differences(records, groups))
-    if not problems:
-        return
-    raise StorageError(
-        f"{directory}: the processes do not save the same tree, or not in the same shardings:\n"
-        + "\n".join(shorten_lines(problems, _LISTED))
-        + "\nGive all of them the same arrays."
-    )
 
-
-def _read_documents(directory: Path, count: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the documents of all processes but the first."""
-    processes = iter(range(1, count))
-    with Workers(_THREADS, "orbit_ckpt-read") as pool:
-        while some := list(islice(processes, _AT_ONCE)):
-            yield from zip(some, pool.map(partial(_read, directory), some), strict=True)
-
-
-def _read(directory: Path, process: int) -> bytes:
-    try:
-        return (directory / arrays_file(process)).read_bytes()
-    except FileNotFoundError:
-        return b""  # it has no arrays
-
-
-def _decode(data: bytes, directory: Path, process: int) -> dict[str, ArrayRecord]:
-    where = str(directory / arrays_file(process))
-    return {record.name: record for record in decode_arrays(data, where)} if data else {}
-
-
-def _differences(
-    records: Mapping[int, Mapping[str, ArrayRecord]], groups: Mapping[int, Sequence[int]]
-) -> Iterator[str]:
-    """Yield a line for every array that differs between processes."""
-    for name in sorted({name for found in records.values() for name in found}):
-        said: dict[str, list[int]] = {}
-        for process, found in records.items():
-            said.setdefault(_describe(found.get(name)), []).extend(groups[process])
-        if len(said) > 1:
-            texts = [f"{_list(sorted(processes))} {text}" for text, processes in said.items()]
-            yield f"  {name}: {'; '.join(texts)}"
-
-
-def _describe(record: ArrayRecord | None) -> str:
-    if record is None:
-        return "without it"
-    keys = f", keys of {record.random_key_impl}" if record.random_key_impl else ""
-    return (
-        f"with {record.dtype}{list(record.shape or ())} in pieces of {list(record.write_shape)} "
-        f"and chunks of {list(record.chunk_shape)}{keys}"
-    )
-
-
-def _list(processes: Sequence[int]) -> str:
-    """Format numbers as text, `process 3`, `processes 0, 2-5`."""
-    runs: list[str] = []
-    for _, pairs in groupby(enumerate(processes), lambda pair: pair[1] - pair[0]):
-        run = [process for _, process in pairs]
-        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return f"{'process' if len(processes) == 1 else 'processes'} {', '.join(runs)}"
+    key_priority: PriorityFunction | None = None
+    pinned_host: bool = False
+    validator: RecordsValidator | None = None
 
 
 class TreeSaveOptions(Struct, frozen=True):
@@ -157,6 +82,8 @@ class TreeSaveOptions(Struct, frozen=True):
             the primary one merges them.
         has_other_writers: Whether some type handlers write databases themselves, as Orbax's do.
             These are merged too.
+        has_own_databases: Whether some type handlers have databases besides those of processes.
+        staging: How leaves are copied, and what checks their records.
     """
 
     use_ocdbt: bool = True
@@ -168,11 +95,14 @@ class TreeSaveOptions(Struct, frozen=True):
     custom_metadata: object = None
     process: Process = Process()
     has_other_writers: bool = False
+    has_own_databases: bool = False
+    staging: StagingOptions = StagingOptions()
 
     @property
     def has_parts(self) -> bool:
-        """Whether every process writes a database of its own."""
-        return self.use_ocdbt and (self.has_other_writers or not self.process.is_alone)
+        """Whether databases are written in parts, which are merged."""
+        has_more = self.has_other_writers or self.has_own_databases
+        return self.use_ocdbt and (has_more or not self.process.is_alone)
 
     @property
     def parts(self) -> list[str]:
@@ -193,8 +123,12 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
-    if any(derives_from_orbax(handler) for handler, _ in plan.groups()):
-        options = structs.replace(options, has_other_writers=True)
+    handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
+    options = structs.replace(
+        options,
+        has_other_writers=any(map(derives_from_orbax, handlers)),
+        has_own_databases=any(getattr(handler, "has_own_databases", False) for handler in handlers),
+    )
     if options.custom_metadata is not None:
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     save = _TreeSave(directory, options, copy=copy)
@@ -202,19 +136,17 @@ async def stage_tree(
     if snapshot is None:
         await save.serialize(plan)
     if snapshot is None and copy:
-        await save.writer.snapshot()
+        await save.snapshot()
 
     async def write() -> None:
         if snapshot is not None:
             await save.serialize(snapshot)
         await save.write()
 
-    handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
-
     def finalize() -> None:
         _finalize(handlers, directory, save.join())
 
-    return Commit(write, finalize, save.writer.progress.now)
+    return Commit(write, finalize, save.progress)
 
 
 async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan | None:
@@ -236,9 +168,13 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
     arrays: list[ArraySnapshot] = []
     for handler, (_, positions) in zip(handlers, groups, strict=True):
         snapshots = handler.snapshot([values[position] for position in positions])
+        is_limited = options.max_transfer_bytes is not None
+        schedule = TransferSchedule.of(handler, options.staging.key_priority, is_limited=is_limited)
         for position, value in zip(positions, snapshots, strict=True):
             values[position] = value
             if isinstance(value, ArraySnapshot):
+                if schedule is not None and value.sharding is not None:
+                    schedule.apply(value, plan.flat.paths[position])
                 arrays.append(value)
                 if value.sharding is None and not options.process.is_primary:
                     value.shards.clear()  # also keeps none of the caller's data alive
@@ -253,12 +189,36 @@ class _TreeSave:
     """The save of one tree."""
 
     def __init__(self, directory: Path, options: TreeSaveOptions, *, copy: bool) -> None:
-        self._database = directory
-        if options.has_parts:
-            self._database = directory / options.parts[options.process.index]
-        self.writer = BatchWriter(
+        self._main = options.parts[options.process.index] if options.has_parts else ""
+        self._writers: dict[str, BatchWriter] = {}
+        self._directory = directory
+        self._options = options
+        place = self._place if options.has_own_databases and options.has_parts else None
+        self._batch = SaveBatch(
+            self._place(self._main),
+            copy,
+            options.process,
+            has_all_records=not options.process.is_alone or options.staging.validator is not None,
+            place=place,
+        )
+        self._arrays: list[tuple[str, ZarrArray]] = []
+        self._futures: list[Future] = []
+        self._documents: tuple[TreeDocument, TreeDetails] | None = None
+
+    def _place(self, part: str) -> BatchWriter:
+        """Return the writer of a database, given its directory.
+
+        Raises:
+            ValueError: It is the database of another process.
+        """
+        if part in self._writers:
+            return self._writers[part]
+        options = self._options
+        if part != self._main and part in options.parts:
+            raise ValueError(f"{part} is the database of another process. Give another id.")
+        writer = self._writers[part] = BatchWriter(
             WriteOptions(
-                self._database,
+                self._directory / part if part else self._directory,
                 use_ocdbt=options.use_ocdbt,
                 data_file_bytes=options.data_file_bytes,
                 max_bytes=options.max_bytes,
@@ -267,12 +227,16 @@ class _TreeSave:
                 chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
             )
         )
-        self._directory = directory
-        self._options = options
-        self._batch = SaveBatch(self.writer, copy, options.process)
-        self._arrays: list[tuple[str, ZarrArray]] = []
-        self._futures: list[Future] = []
-        self._documents: tuple[TreeDocument, TreeDetails] | None = None
+        return writer
+
+    def progress(self) -> Progress:
+        """Progress of the writing."""
+        return sum((writer.progress.now() for writer in self._writers.values()), Progress())
+
+    async def snapshot(self) -> None:
+        """Copy all data that handlers have added."""
+        for writer in self._writers.values():
+            await writer.snapshot()
 
     async def serialize(self, plan: SavePlan) -> None:
         """Pass all leaves to their handlers."""
@@ -287,17 +251,42 @@ class _TreeSave:
             self._futures += begin(futures)
 
         await run_all(serialize(handler, leaves) for handler, leaves in plan.batches())
+        self._record_extra(infos)
         self._documents = _documents(plan, infos, self._batch, self._options)
+
+    def _record_extra(self, infos: Mapping[str, ParamInfo]) -> None:
+        """Add the JSON that handlers have set to the records of arrays."""
+        extra = {
+            name: _copied(info.ext_metadata, f"{info.label}: ext_metadata")
+            for name, info in infos.items()
+            if info.ext_metadata
+        }
+        if not extra:
+            return
+        arrays = self._batch.arrays
+        arrays[:] = [
+            structs.replace(record, extra=extra.pop(record.name, None)) for record in arrays
+        ]
+        if self._options.process.is_primary:  # it alone writes the leaves that all processes have
+            for name, value in extra.items():
+                shape = infos[name].write_shape or ()
+                arrays.append(structs.replace(ArrayRecord(name, shape, shape), extra=value))
 
     async def write(self) -> None:
         """Write the data collected by handlers, and the documents about it."""
+        writers = self._writers
         if not self._options.process.is_alone:
-            self._arrays = self.writer.arrays
+            self._arrays = [array for writer in writers.values() for array in writer.arrays]
         if self._options.has_parts:
-            await asyncio.to_thread(self._database.mkdir)
-        await run_all([self.writer.commit(), asyncio.to_thread(_wait, self._futures)])
-        if self._options.has_parts and self.writer.record is not None:
-            await asyncio.to_thread(write_part_record, self._database, self.writer.record)
+            for part in writers:
+                await asyncio.to_thread((self._directory / part).mkdir)
+        commits = [writer.commit() for writer in writers.values()]
+        await run_all([*commits, asyncio.to_thread(_wait, self._futures)])
+        if self._options.has_parts:
+            for part, writer in writers.items():
+                if writer.record is not None:
+                    where = self._directory / part
+                    await asyncio.to_thread(write_part_record, where, writer.record)
         await asyncio.to_thread(self._write_documents)
 
     def join(self) -> Manifest | None:
@@ -312,13 +301,17 @@ class _TreeSave:
         process = self._options.process
         if not process.is_alone:
             check_agreement(self._directory, process.count)
+        validator = self._options.staging.validator
+        if validator is not None and (records := read_records(self._directory, process.count)):
+            validator.validate_all_array_metadatas(records)
         if self._options.has_parts:
             parts = self._options.parts
-            others = databases_below(self._directory) if self._options.has_other_writers else []
+            has_others = self._options.has_other_writers or self._options.has_own_databases
+            others = databases_below(self._directory) if has_others else []
             parts += [part for part in others if part not in parts]
             return merge_databases(self._directory, parts, self._arrays)
         if process.is_alone:
-            return self.writer.record
+            return self._writers[self._main].record
         check_files(self._directory, self._arrays)
         return None
 
@@ -328,7 +321,8 @@ class _TreeSave:
         files.write_arrays(self._directory, process.index, self._batch.arrays, shardings)
         if not process.is_primary:
             return
-        files.write_strings(self._directory, self._batch.strings)
+        for name, strings in self._batch.strings.items():
+            files.write_strings(self._directory, strings, name)
         if self._documents is not None:
             files.write_tree(self._directory, *self._documents)
 
@@ -345,7 +339,7 @@ def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | 
 def _make_infos(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
 ) -> dict[str, ParamInfo]:
-    context = handler_context()
+    context = get_ts_context()
     parent, limiter = as_epath(directory), ByteLimiter(options.max_bytes)
     transfer_limiter = ByteLimiter(options.max_transfer_bytes)
     return {
@@ -362,6 +356,8 @@ def _make_infos(
             use_zarr3=options.use_zarr3,
             ocdbt_target_data_file_size=options.data_file_bytes,
             value_typestr=leaf.typestr,
+            enable_pinned_host_transfer=options.staging.pinned_host,
+            is_prioritized_key_fn=options.staging.key_priority,
             save_batch=batch,
         )
         for leaf in plan.leaves
@@ -400,11 +396,11 @@ def _wait(futures: Sequence[Future]) -> None:
         future.result()
 
 
-def _copied(custom_metadata: object) -> object:
+def _copied(value: object, name: str = "custom_metadata") -> object:
     try:
-        return copy_json(custom_metadata)
+        return copy_json(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"custom_metadata must be a JSON value: {error}. Use dicts with keys of str, lists, "
+            f"{name} must be a JSON value: {error}. Use dicts with keys of str, lists, "
             "strings, numbers, booleans and None."
         ) from error

@@ -13,13 +13,14 @@ import jax
 
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import CheckpointNotFoundError, FormatError, ProcessCountError
+from orbit_ckpt.handlers import CheckpointHandler
 from orbit_ckpt_dataloader.loader import DataIterator, Resplit, Resplittable
 
 _VERSION = 1
 _FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 
 
-class DataHandler:
+class DataHandler(CheckpointHandler):
     """Saves the state of a data iterator on every process.
 
     Args:

@@ -1,0 +1,3 @@
+"""Nothing: snapshots on Pathways are not supported."""
+
+__all__: list[str] = []
