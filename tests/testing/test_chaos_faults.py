@@ -146,6 +146,23 @@ def test_a_script_that_does_not_end_is_killed(light: Chaos, tmp_path: Path) -> N
         light.run(script, directory=tmp_path, timeout_s=0.1)
 
 
+def test_a_process_id_that_is_given_again_is_another_run(light: Chaos, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(0.2)\nprint('done')")
+    first = light.start(script, directory=tmp_path)
+    first.wait().check()
+    for _attempt in range(20):  # another process may take the id first
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(first.pid - 1))
+        except OSError as error:
+            pytest.skip(f"the system does not let process ids be chosen: {error}")
+        second = light.start(script, directory=tmp_path)
+        assert second.wait().check().stdout == "done\n"
+        if second.pid == first.pid:
+            return
+    pytest.skip("other processes took the id in every attempt")
+
+
 def test_a_script_sees_what_it_would_see_without_chaos(either: Chaos, tmp_path: Path) -> None:
     script = """
 import os, sys, __main__

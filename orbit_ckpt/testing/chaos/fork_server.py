@@ -86,22 +86,23 @@ class _ForkServer:
             cast(IO[bytes], pipe) for pipe in (process.stdin, process.stdout)
         )
         self._lock = threading.Lock()
-        self._began: list[int] = []
+        self._began: list[tuple[int, int]] = []
         self._statuses: dict[int, int] = {}
+        """The exit status of each run, by its number."""
 
     def start(self, request: Mapping[str, object]) -> ForkedProcess:
         with self._lock:
             self._requests.write(json.dumps(request).encode() + b"\n")
             while not self._began:
                 self._read(None)
-            return ForkedProcess(self, self._began.pop())
+            return ForkedProcess(self, *self._began.pop())
 
-    def status_of(self, pid: int, timeout_s: float | None) -> int | None:
-        """Return the exit status of a child, None if it still runs after some time."""
+    def status_of(self, run: int, timeout_s: float | None) -> int | None:
+        """Return the exit status of a run, None if it still goes on after some time."""
         with self._lock:
-            while pid not in self._statuses and self._read(timeout_s):
+            while run not in self._statuses and self._read(timeout_s):
                 pass
-            return self._statuses.get(pid)
+            return self._statuses.get(run)
 
     def close(self) -> None:
         self._process.kill()
@@ -122,7 +123,7 @@ class _ForkServer:
             )
         reply: dict[str, int] = json.loads(line)
         if "began" in reply:
-            self._began.append(reply["began"])
+            self._began.append((reply["began"], reply["pid"]))
         else:
             self._statuses[reply["ended"]] = reply["status"]
         return True
@@ -131,15 +132,16 @@ class _ForkServer:
 class ForkedProcess:
     """A child of a fork server, like `subprocess.Popen`."""
 
-    def __init__(self, server: _ForkServer, pid: int) -> None:
+    def __init__(self, server: _ForkServer, run: int, pid: int) -> None:
         self.pid = pid
         self._server = server
+        self._run = run
         self._status: int | None = None
 
     def poll(self) -> int | None:
         """Return its exit status, None while it runs."""
         if self._status is None:
-            self._status = self._server.status_of(self.pid, 0)
+            self._status = self._server.status_of(self._run, 0)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -149,7 +151,7 @@ class ForkedProcess:
             subprocess.TimeoutExpired: It has not ended in time.
         """
         if self._status is None:
-            self._status = self._server.status_of(self.pid, timeout)
+            self._status = self._server.status_of(self._run, timeout)
         if self._status is None:
             raise subprocess.TimeoutExpired("script", timeout or 0)
         return self._status

@@ -31,7 +31,9 @@ class _Server:
         signal.set_wakeup_fd(write_end)
         signal.signal(signal.SIGCHLD, _ignore)
         self._rest = b""
-        self._children: set[int] = set()
+        self._children: dict[int, int] = {}
+        """The number of the run that each child serves: the system gives process ids again."""
+        self._runs = 0
 
     def serve(self) -> dict[str, Any] | None:
         """Serve until the input ends; in a forked child, return its request."""
@@ -51,15 +53,16 @@ class _Server:
                     if child == 0:
                         self._leave()
                         return request
-                    self._children.add(child)
-                    self._reply({"began": child})
+                    self._runs += 1
+                    self._children[child] = self._runs
+                    self._reply({"began": self._runs, "pid": child})
 
     def _reap(self) -> None:
         for child in list(self._children):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                self._children.remove(child)
-                self._reply({"ended": child, "status": os.waitstatus_to_exitcode(status)})
+                run = self._children.pop(child)
+                self._reply({"ended": run, "status": os.waitstatus_to_exitcode(status)})
 
     def _reply(self, reply: dict[str, int]) -> None:
         os.write(self._replies, json.dumps(reply).encode() + b"\n")
