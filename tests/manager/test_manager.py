@@ -152,6 +152,20 @@ def test_other_managers_list_a_step_only_when_it_is_durable(
     assert manager.latest_step() == 5
 
 
+@pytest.mark.parametrize("call", ["metadata", "metrics", "delete"])
+def test_what_needs_a_durable_step_waits_for_it(run: Any, slow: threading.Event, call: str) -> None:
+    manager = run()
+    manager.save(5, tree(5), metrics={"loss": 1.0})
+    later = threading.Timer(0.1, slow.set)
+    later.start()
+    found = getattr(manager, call)(5)
+    later.join()
+    if call == "delete":
+        assert manager.all_steps() == []
+    else:
+        assert (found if call == "metrics" else found.metrics) == {"loss": 1.0}
+
+
 def test_a_subclass_finds_the_steps_where_that_of_orbax_has_them(tmp_path: Path) -> None:
     class Manager(ocp.CheckpointManager):  # as Kauldron's
         def all_steps(self, read: bool = False) -> list[int]:  # noqa: ARG002 - as in the base

@@ -237,6 +237,8 @@ def test_asking_for_steps_on_one_process_waits_for_nobody(run: Run) -> None:
     assert run.managers[2].all_steps() == [1]
     assert run.managers[0].metadata(1).item_metadata is not None
     assert same(run.save(2), True)
+    for manager in run.managers:  # the others have not heard of the end of this save
+        assert manager.metadata(2).item_metadata is not None
     run.finish()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
@@ -284,3 +288,40 @@ def test_secondary_typestrs_find_a_renamed_handler(tmp_path: Path) -> None:
     )
     with context:
         assert ours.load_checkpointables(tmp_path / "c")["p"].x == 2
+
+
+@pytest.mark.parametrize("library", ["ours", "orbax"])
+def test_random_keys_of_the_v0_api_come_back_as_keys(tmp_path: Path, library: str) -> None:
+    v0: Any = orbit_ckpt if library == "ours" else orbax.checkpoint
+    key, state = jax.random.key(3), np.random.get_state()
+    items = {"key": v0.args.JaxRandomKeySave(key), "numpy": v0.args.NumpyRandomKeySave(state)}
+    with v0.Checkpointer(v0.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "c", args=v0.args.Composite(**items))
+    found = ours.load_checkpointables(tmp_path / "c")
+    assert found["key"].dtype == key.dtype
+    assert jax.random.key_data(found["key"]).tolist() == jax.random.key_data(key).tolist()
+    np.random.set_state(found["numpy"])
+    assert ours.load_checkpointables(tmp_path / "c", {"key": None})["key"] == key
+    assert ours.checkpointables_metadata(tmp_path / "c").metadata == {"key": None, "numpy": None}
+
+
+def test_items_of_handlers_written_for_the_v0_api_are_loaded_and_checked(tmp_path: Path) -> None:
+    class WordsHandler(orbit_ckpt.CheckpointHandler):
+        def save(self, directory: Path, args: Any) -> None:
+            (directory / "words").write_text(args.item)
+
+        def restore(self, directory: Path, _args: Any = None) -> str:
+            return (directory / "words").read_text()
+
+    @orbit_ckpt.args.register_with_handler(WordsHandler, for_save=True, for_restore=True)
+    @dataclasses.dataclass
+    class WordsArgs(orbit_ckpt.args.CheckpointArgs):
+        item: str | None = None
+
+    orbit_ckpt.Checkpointer(orbit_ckpt.CompositeCheckpointHandler()).save(
+        tmp_path / "c", args=orbit_ckpt.args.Composite(words=WordsArgs("to be"))
+    )
+    assert ours.load_checkpointables(tmp_path / "c") == {"words": "to be"}
+    (tmp_path / "c" / "words" / "words").write_text("to bet")
+    with pytest.raises(CorruptionError, match="words"):
+        ours.load_checkpointables(tmp_path / "c")

@@ -75,13 +75,13 @@ class RunChanges(RunQueries):
         self._set_pinned(step, f"unpin({step})", pinned=False)
 
     def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
-        """Change a step on the primary process.
+        """Change a step on the primary process once it is durable.
 
         Raises:
             StepNotFoundError: The step does not exist.
         """
         self._coordinator.check_open(call)
-        self._store.view.path(step)
+        self._store.durable_path(step)
 
         def act() -> IndexUpdate:
             change(step)

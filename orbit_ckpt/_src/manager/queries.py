@@ -60,8 +60,8 @@ class RunQueries:
         return self._store.view.best(self._options.best_fn, self._options.best_mode)
 
     def metrics(self, step: int) -> Mapping[str, object] | None:
-        """Return the metrics saved with a step, None if it has none."""
-        return read_metrics(self._store.view.path(as_step(step)))
+        """Return the metrics saved with a step, None if it has none; wait if it is being saved."""
+        return read_metrics(self._store.durable_path(as_step(step)))
 
     def item_metadata(self, step: int) -> Any:  # of the item, whatever it is, or a composite
         """Return metadata of a step's item or items, without reading arrays."""
@@ -70,12 +70,14 @@ class RunQueries:
     def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
         """Return `StepMetadata` of a step, or `RootMetadata` of the run; log unreadable metrics.
 
+        A step that is being saved is waited for.
+
         Raises:
             StepNotFoundError: The step does not exist.
         """
         if step is None:
             return read_root_metadata(self._directory, self._metadata)
-        path = self._store.view.path(as_step(step))
+        path = self._store.durable_path(as_step(step))
         found = self._items.metadata(self._checkpointer, path)
         return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
 

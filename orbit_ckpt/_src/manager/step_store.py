@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -18,6 +19,7 @@ from orbit_ckpt._src.manager.index import StepIndex
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
 from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.shared_index import IndexUpdate, SharedIndex
+from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.metadata.codec import decode_json
 from orbit_ckpt._src.metadata.user_json import encode_user_json
 from orbit_ckpt._src.metadata.values import RootMetadata
@@ -156,6 +158,11 @@ class DeferredErrors:
             error.add_note(str(other))
 
 
+class _BegunStep(NamedTuple):
+    info: StepInfo
+    handle: SaveHandle
+
+
 class StepStore:
     """The steps of a run, the rules that keep them, and the deletion of the others.
 
@@ -201,7 +208,7 @@ class StepStore:
             now=options.now,
             in_background=options.enable_background_delete,
         )
-        self._begun: dict[int, SaveHandle] = {}
+        self._begun: dict[int, _BegunStep] = {}
         reset_in_child(self)
 
     def after_fork_in_child(self) -> None:
@@ -269,13 +276,49 @@ class StepStore:
 
         With several processes, it stays listed until all of them know that its save has ended.
         """
-        self._begun[step] = handle
+        self._begun[step] = _BegunStep(StepInfo(step, self._options.now()), handle)
 
-    def steps(self) -> list[int]:
+    def infos(self) -> list[StepInfo]:
         """Return the durable steps and the one being saved, ascending."""
         is_alone = self._coordinator.is_alone
-        begun = [step for step, handle in self._begun.items() if not (is_alone and handle.done())]
-        return sorted({*begun, *self.view.steps()})
+        begun = [one for one in self._begun.values() if not (is_alone and one.handle.done())]
+        # read after the saves in progress, which end by adding their step
+        listed = {info.step: info for info in self.view.infos()}
+        found = {one.info.step: one.info for one in begun} | listed
+        return [found[step] for step in sorted(found)]
+
+    def steps(self) -> list[int]:
+        """Return the numbers of `infos`."""
+        return [info.step for info in self.infos()]
+
+    def path(self, step: int) -> Path:
+        """Return the directory of a step, which need not be durable yet.
+
+        Raises:
+            StepNotFoundError: The step does not exist.
+        """
+        begun = self._begun.get(step)
+        return self.view.path(step) if begun is None else begun.handle.path
+
+    def durable_path(self, step: int) -> Path:
+        """Wait for a step if it is being saved, and return its directory.
+
+        Raises:
+            StepNotFoundError: The step does not exist, or its save has failed.
+        """
+        begun = self._begun.get(step)
+        has_failed = begun is not None and begun.handle.exception() is not None
+        return self.view.path(step) if has_failed else self.path(step)
+
+    def await_step(self, step: int | None) -> None:
+        """Wait until a step is durable or its save has failed, without raising that error.
+
+        Args:
+            step: Its number; None for every step that is being saved.
+        """
+        for number, begun in list(self._begun.items()):
+            if step in (None, number):
+                begun.handle.exception()
 
     def commit(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         """List a durable step, then delete the steps that it makes superfluous."""

@@ -35,6 +35,7 @@ from orbit_ckpt._src.v1.layout import (
 from orbit_ckpt._src.v1.options import CheckpointLayout
 from orbit_ckpt._src.v1.registration import NoEntryError
 from orbit_ckpt._src.v1.response import BackgroundResponse
+from orbit_ckpt._src.v1.stored_items import StoredItemHandler
 from orbit_ckpt._src.v1.types import AsyncResponse, Handler, PathLike
 
 T = TypeVar("T")
@@ -208,9 +209,13 @@ def _read(checkpoint: Checkpoint, name: str | None, abstract: object, context: C
             f"{checkpoint.typestr_of(name)}, for which no handler is registered here. Register it: "
             "handlers.register_handler(...)."
         )
+    checks_itself = isinstance(handler, EngineHandler) and not isinstance(
+        handler, StoredItemHandler
+    )
+    if not checks_itself:
+        open_checked(checkpoint.path).verify_below(f"{name}/" if name else "")
     if isinstance(handler, EngineHandler):
         return handler.read(place, abstract)
-    open_checked(checkpoint.path).verify_below(f"{name}/" if name else "")
     directory = context.file.path_class(place)
 
     async def load_it() -> object:

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.runtime.checks import show
+from orbit_ckpt._src.v1.stored_items import stored_item_handler
 from orbit_ckpt._src.v1.types import (
     Handler,
     HandlerEntry,
@@ -258,7 +259,7 @@ def handler_for_load(
 
     It is the first that fits of: the one registered for the name, the one that wrote it, and the
     last one registered for all names; for a stateful object the one that wrote it comes first.
-    Without any it is that of the state.
+    Without any it is that of the v0 API that wrote it, else that of the state.
 
     Args:
         registry: The handlers.
@@ -280,6 +281,8 @@ def handler_for_load(
     fitting = None
     if abstract is not None:
         fitting = _last_that(registry, lambda h: bool(h.is_abstract_handleable(abstract)))
+    if fitting is None and own is None:
+        own = stored_item_handler(typestr)
     if fitting is None and own is None and registry.has(STATE):
         if typestr is not None:
             _logger.warning("%s: no handler is known for %r; loading it as a tree", name, typestr)

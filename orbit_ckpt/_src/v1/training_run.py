@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,26 +61,15 @@ class Run(CheckpointManager):
 
     def infos(self) -> list[StepInfo]:
         """Return the steps, ascending, with the one that is being saved."""
-        infos, pending = self._store.view.infos(), self.pending
-        if pending is None or pending.step is None:
-            return infos
-        has_failed = pending.done() and pending.exception() is not None
-        if not has_failed and all(info.step != pending.step for info in infos):
-            insort(infos, StepInfo(pending.step, self._options.now()), key=lambda info: info.step)
-        return infos
+        return self._store.infos()
 
     def path_of(self, step: int) -> Path:
         """Return the directory of a step."""
-        pending = self.pending
-        if pending is not None and pending.step == step:
-            return pending.path
-        return self._store.view.path(step)
+        return self._store.path(step)
 
     def await_step(self, step: int | None) -> None:
         """Wait for a step that is being saved; None waits for any."""
-        pending = self.pending
-        if pending is not None and step in (None, pending.step):
-            pending.exception()
+        self._store.await_step(step)
 
     @property
     def pending(self) -> SaveHandle | None:
