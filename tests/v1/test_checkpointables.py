@@ -325,3 +325,40 @@ def test_items_of_handlers_written_for_the_v0_api_are_loaded_and_checked(tmp_pat
     (tmp_path / "c" / "words" / "words").write_text("to bet")
     with pytest.raises(CorruptionError, match="words"):
         ours.load_checkpointables(tmp_path / "c")
+
+
+def test_a_handler_that_does_not_find_its_files_is_named_as_the_wrong_one(tmp_path: Path) -> None:
+    ours.save_checkpointables(tmp_path / "c", {"notes": {"a": jnp.arange(2)}})
+    registry = ours.handlers.local_registry()
+    registry.add(ours.handlers.JsonHandler, checkpointable_name="notes")
+    context = ours.Context()
+    context.checkpointables.registry = registry
+    with context, pytest.raises(KeyError, match="notes: its handler does not find"):
+        ours.load_checkpointables(tmp_path / "c")
+
+
+@BOTH_WAYS
+def test_a_checkpoint_whose_own_metadata_is_missing_is_refused(
+    tmp_path: Path, writer: str, reader: str
+) -> None:
+    LIBRARIES[writer].save_checkpointables(tmp_path / "c", {"state": {"a": jnp.arange(2)}})
+    for file in ("_CHECKPOINT_METADATA", "orbit_manifest.json", "commit_success.txt"):
+        (tmp_path / "c" / file).unlink(missing_ok=True)
+    for call in ("load", "load_checkpointables", "metadata", "checkpointables_metadata"):
+        with pytest.raises(ValueError, match="c"):  # InvalidLayoutError
+            getattr(LIBRARIES[reader], call)(tmp_path / "c")
+
+
+@BOTH_WAYS
+def test_what_no_handler_describes_has_no_abstract_form(
+    tmp_path: Path, writer: str, reader: str
+) -> None:
+    v0: Any = {"ours": orbit_ckpt, "orbax": orbax.checkpoint}[writer]
+    items = {"state": v0.args.PyTreeSave({"a": 1}), "notes": v0.args.JsonSave({"b": 2})}
+    with v0.Checkpointer(v0.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "c", args=v0.args.Composite(**items))
+    for file in ("_CHECKPOINT_METADATA", "orbit_manifest.json", "commit_success.txt"):
+        (tmp_path / "c" / file).unlink(missing_ok=True)  # what older releases did not write
+    found = LIBRARIES[reader].checkpointables_metadata(tmp_path / "c").metadata
+    assert sorted(found) == ["notes", "state"]
+    assert found["notes"] is None

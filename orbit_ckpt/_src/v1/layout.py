@@ -189,13 +189,28 @@ def open_checkpoint(path: PathLike, context: Context) -> Checkpoint:
             return Checkpoint(place, is_foreign=True)
         directory_of(place).check_complete(needs_marker=context.session().atomicity.needs_marker)
         is_v1 = (place / INDICATOR).is_file()
-        if not is_v1:
+        if is_v1:
+            _check_v1(place)
+        else:
             _check_v0(place, located.kind)
         return Checkpoint(
             place,
             read_step(open_checked(place)),
             is_v1,
             deleting=pending_deletion(place),
+        )
+
+
+def _check_v1(path: Path) -> None:
+    """Check that a checkpoint of the v1 API says which handlers wrote it.
+
+    Raises:
+        InvalidLayoutError: It does not.
+    """
+    if not (path / STEP_METADATA).is_file():
+        raise InvalidLayoutError(
+            f"{path}: the file {STEP_METADATA} is missing, which says what the checkpointables "
+            "are. Was the checkpoint copied completely? orbit_ckpt.load reads a tree without it."
         )
 
 

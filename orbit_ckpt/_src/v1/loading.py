@@ -13,7 +13,11 @@ from typing_extensions import deprecated
 
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.checkpointer.wrong_arguments import suggest_target
-from orbit_ckpt._src.errors import ItemNotFoundError, TreeMismatchError
+from orbit_ckpt._src.errors import (
+    CheckpointNotFoundError,
+    ItemNotFoundError,
+    TreeMismatchError,
+)
 from orbit_ckpt._src.formats.safetensors.read import FORMAT as SAFETENSORS
 from orbit_ckpt._src.guards import is_dict
 from orbit_ckpt._src.runtime.checks import show
@@ -33,7 +37,7 @@ from orbit_ckpt._src.v1.layout import (
     without_deleted,
 )
 from orbit_ckpt._src.v1.options import CheckpointLayout
-from orbit_ckpt._src.v1.registration import NoEntryError
+from orbit_ckpt._src.v1.registration import NoEntryError, WrongHandlerError
 from orbit_ckpt._src.v1.response import BackgroundResponse
 from orbit_ckpt._src.v1.stored_items import StoredItemHandler
 from orbit_ckpt._src.v1.types import AsyncResponse, Handler, PathLike
@@ -192,6 +196,10 @@ def _noted(checkpoint: Checkpoint, name: str, abstract: object, context: Context
         return _read(checkpoint, name, abstract, context)
     except TreeMismatchError as error:
         raise CheckpointableMismatchError(f"{name}: {error}", paths=error.paths) from None
+    except CheckpointNotFoundError as error:
+        raise WrongHandlerError(
+            f"{name}: its handler does not find what it loads: {error}"
+        ) from None
     except Exception as error:  # raised again
         error.add_note(f"in checkpointable {name!r}")
         raise
@@ -231,7 +239,8 @@ def _describe(checkpoint: Checkpoint, name: str | None, context: Context) -> Any
     handler = _handler(checkpoint, name, None, context)
     place = checkpoint.place_of(name)
     if isinstance(handler, PyTreeHandler):
-        return handler.describe(place)
+        is_tree = name is None or checkpoint.holds_tree(name)
+        return handler.describe(place) if is_tree else None
     directory: Path = context.file.path_class(place)
     try:
         return run_sync(handler.metadata(directory))

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
-from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.errors import CheckpointError, CheckpointNotFoundError
 from orbit_ckpt._src.runtime.checks import show
 from orbit_ckpt._src.v1.stored_items import stored_item_handler
 from orbit_ckpt._src.v1.types import (
@@ -31,6 +31,10 @@ class AlreadyExistsError(CheckpointError, ValueError):
 
 class NoEntryError(CheckpointError, KeyError):
     """No registered handler fits."""
+
+
+class WrongHandlerError(NoEntryError, CheckpointNotFoundError):
+    """The handler of a checkpointable does not find what it loads."""
 
 
 class CheckpointableHandlerRegistry(Protocol):

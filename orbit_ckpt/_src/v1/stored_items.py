@@ -8,7 +8,11 @@ from typing import Any, final
 from typing_extensions import override
 
 from orbit_ckpt._src.items.base import CheckpointHandler
+from orbit_ckpt._src.items.json import JsonHandler
+from orbit_ckpt._src.items.proto import ProtoHandler
+from orbit_ckpt._src.items.pytree import PyTreeHandler
 from orbit_ckpt._src.items.registry import find_handler_class
+from orbit_ckpt._src.items.standard import StandardHandler
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.v1.engine_handler import EngineHandler
 
@@ -20,14 +24,19 @@ def stored_item_handler(typestr: str | None) -> StoredItemHandler | None:
         typestr: The recorded name of that handler, if any.
 
     Returns:
-        None if no handler of that name is known, or it cannot be made without arguments.
+        None if no handler of that name is known, it cannot be made without arguments, or it wrote
+        what handlers of the v1 API load: trees, JSON and protocol buffers.
     """
     if typestr is None:
         return None
     try:
-        return StoredItemHandler(find_handler_class(typestr)())
+        handler = find_handler_class(typestr)()
     except (TypeError, ValueError):
         return None
+    return None if isinstance(handler, _OF_BOTH) else StoredItemHandler(handler)
+
+
+_OF_BOTH = (PyTreeHandler, StandardHandler, JsonHandler, ProtoHandler)
 
 
 @final
