@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,41 @@ def test_mismatch_names_the_checkpointable_and_is_a_key_error(tmp_path: Path) ->
             steps(library, tmp_path / name)
     with pytest.raises(TreeMismatchError, match=r"^params: User-provided(.|\n)*partial_load"):
         steps(ours, tmp_path / "again")
+
+
+@pytest.mark.parametrize("library", ["ours", "orbax"])
+def test_policies_follow_the_time_that_a_test_of_a_trainer_sets(
+    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = LIBRARIES[library].training
+    policy = training.preservation_policies.EveryNSeconds(40)
+    with training.Checkpointer(tmp_path / "run", preservation_policy=policy) as run:
+        for step in range(5):
+
+            class Clock(dt.datetime):
+                seconds = 20 * step
+
+                @classmethod
+                def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:
+                    return dt.datetime.fromtimestamp(cls.seconds, tz=tz)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(dt, "datetime", Clock)
+                run.save(step, {"a": jnp.arange(2)})
+        found = [(one.step, one.time.timestamp()) for one in run.checkpoints]
+    assert found == [(0, 0.0), (2, 40.0), (4, 80.0)]
+
+
+@pytest.mark.parametrize("library", ["ours", "orbax"])
+def test_a_policy_of_a_user_knows_how_the_processes_save_together(
+    tmp_path: Path, library: str
+) -> None:
+    training = LIBRARIES[library].training
+
+    class OnPrimary(training.save_decision_policies.SaveDecisionPolicy):
+        def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+            assert context.multiprocessing_options.primary_host == 0
+            return not previous_steps or step.time < previous_steps[-1].time
+
+    with training.Checkpointer(tmp_path / "run", save_decision_policy=OnPrimary()) as run:
+        assert [run.save(step, {"a": jnp.arange(2)}) for step in range(3)] == [True, False, False]

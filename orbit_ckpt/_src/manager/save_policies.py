@@ -29,8 +29,7 @@ class DecisionContext(Struct, frozen=True, kw_only=True):
     Attributes:
         is_saving_in_progress: Whether a background save is in progress.
         reached_preemption: Whether this job is about to be stopped.
-        multiprocessing_options: None unless the caller of a policy sets it; no policy here reads
-            it.
+        multiprocessing_options: How the processes of the run save together, for policies of users.
         started: When the run started: the manager was made, or called for step 0. None if unknown.
         blocked: How long the last save blocked its caller, None if there was none.
     """

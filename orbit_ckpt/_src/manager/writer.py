@@ -204,6 +204,7 @@ class StepWriter:
             reached_preemption=is_preempted,
             started=self._started,
             blocked=self.blocked,
+            multiprocessing_options=self._session.multiprocessing,
         )
         return decide(self._policy, StepInfo(step, now), infos, context=context)
 

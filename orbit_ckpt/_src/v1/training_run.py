@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,4 +133,10 @@ def run_options(
         atomicity_options=session.atomicity,
         prevent_write_metrics=True,  # they are a checkpointable
         keep_latest=False,
+        clock=_now,
     )
+
+
+def _now() -> dt.datetime:
+    """Return the time; the class is looked up here because tests of trainers replace it."""
+    return dt.datetime.now(tz=dt.UTC)
