@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import benchmarks
-from benchmarks.contenders import BUILT_IN, OPERATIONS, missing_package
+from benchmarks.contenders import BUILT_IN, missing_package
 from benchmarks.machine import describe_machine
+from benchmarks.operations import OPERATIONS
 from benchmarks.report import failures, heading, table, verdicts
 from benchmarks.results import Results
-from benchmarks.storage import label_storages, usual_storages
-from benchmarks.trees import TREES, USUAL
+from benchmarks.storage import find_storages, label_storages
+from benchmarks.suites import SUITES
+from benchmarks.trees import TREES
 from benchmarks.turns import Plan, run
+from benchmarks.workers import Workers, start_workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,52 +48,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> Results:
-    """Run and report tree by tree, so that an interrupted run keeps its results."""
-    missing = {name: package for name in options.contenders if (package := missing_package(name))}
-    plan = Plan(
-        trees=options.trees or (list(TREES) if options.small else USUAL),
-        contenders=[name for name in options.contenders if name not in missing],
-        operations=[name for name in OPERATIONS if name in {"save", *options.operations}],
-        storages=label_storages(options.storage) if options.storage else usual_storages(),
-        rounds=options.rounds,
-        small=options.small,
-        compression={"on": True, "off": False}.get(options.compression),
-        memory_limit_gb=options.memory_limit_gb,
-        seed=options.seed,
-        timeout_s=options.timeout,
-    )
+    """Run and report suite by suite, so that an interrupted run keeps its results."""
+    suites = [SUITES[name] for name in options.suites]
+    wanted = dict.fromkeys(options.contenders or [c for s in suites for c in s.contenders])
+    missing = {name: package for name in wanted if (package := missing_package(name))}
+    plans = [_plan(name, options, missing) for name in options.suites]
     results = Results(
         machine=describe_machine(),
         options={
-            "rounds": plan.rounds,
-            "small": plan.small,
-            "compression": options.compression,
-            "memory_limit_gb": plan.memory_limit_gb,
-            "seed": plan.seed,
+            "small": options.small,
+            "seed": options.seed,
+            "order_seed": options.order_seed,
+            "load": f"{os.getloadavg()[0]:.1f}",
         },
         left_out={name: f"{package} is not installed" for name, package in missing.items()},
     )
     print(heading(results), end="\n\n", flush=True)
-    for group in run(plan, lambda line: print(line, file=sys.stderr, flush=True)):
-        results.groups.append(group)
-        print(verdicts(group) if plan.small else table(group), flush=True)
-        if options.json:
-            results.write(options.json)
+    with _shared_workers(plans) as workers:
+        for plan in plans:
+            for group in run(plan, _report_progress, workers):
+                results.groups.append(group)
+                print(verdicts(group) if plan.small else table(group), flush=True)
+                if options.json:
+                    results.write(options.json)
     return results
+
+
+def _shared_workers(plans: Sequence[Plan]) -> AbstractContextManager[Workers | None]:
+    """Return workers for all small plans: without timing, extra devices do no harm."""
+    if not plans[0].small:
+        return nullcontext()
+    devices = max(TREES[tree].devices for plan in plans for tree in plan.trees)
+    return start_workers(devices, plans[0].timeout_s)
+
+
+def _report_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _plan(name: str, options: argparse.Namespace, missing: Container[str]) -> Plan:
+    """Return a suite with the options that replace its own, without missing contenders."""
+    suite = SUITES[name]
+    contenders = options.contenders or suite.contenders
+    compression = {"on": True, "off": False, "tree": None}
+    own_limit = options.memory_limit_gb is None
+    return Plan(
+        suite=name,
+        trees=options.trees or suite.trees,
+        contenders=[name for name in contenders if name not in missing],
+        operations=[
+            name
+            for name in OPERATIONS
+            if name in ("save", *(options.operations or suite.operations))
+        ],
+        storages=(
+            label_storages(options.storage) if options.storage else find_storages(suite.storages)
+        ),
+        rounds=options.rounds or suite.rounds,
+        small=options.small,
+        compression=compression.get(options.compression, suite.compression),
+        memory_limit_gb=suite.memory_limit_gb if own_limit else options.memory_limit_gb,
+        too_slow=frozenset() if options.trees else suite.too_slow,
+        seed=options.seed,
+        order_seed=options.order_seed,
+        timeout_s=options.timeout,
+    )
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=benchmarks.__doc__,
+        epilog="suites:\n" + "\n".join(f"  {name:11} {s.about}" for name, s in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: usual)")
     add("--trees", nargs="+", choices=TREES, metavar="TREE", help=", ".join(TREES))
     add(
         "--contenders",
         nargs="+",
-        default=list(BUILT_IN),
         metavar="NAME",
         help=f"{', '.join(BUILT_IN)}, or MODULE:CLASS",
     )
@@ -95,23 +135,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--operations",
         nargs="+",
         choices=OPERATIONS,
-        default=list(OPERATIONS),
         metavar="OPERATION",
         help=f"{', '.join(OPERATIONS)}; save always runs",
     )
-    add("--rounds", type=int, default=5, help="rounds to count (default: %(default)s)")
+    add("--rounds", type=int, help="rounds to count (default: 2 to 7, by suite)")
     add(
         "--storage",
         nargs="+",
         type=Path,
         metavar="DIRECTORY",
-        help="where to save (default: one directory in memory and one on a disk)",
+        help="where to save (default: a directory in memory, on a disk, or both, by suite)",
     )
     add(
         "--compression",
         choices=["on", "off", "tree"],
-        default="tree",
-        help="for all contenders that can compress; by default, the tree's own setting",
+        help="for all contenders that can compress; `tree`: each tree's own (default: by suite)",
     )
     add(
         "--memory-limit-gb",
@@ -121,6 +159,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--small", action="store_true", help="one round with tiny trees, to compare values only")
     add("--seed", type=int, default=0, help="seed of the random data (default: %(default)s)")
+    add("--order-seed", type=int, help="seed of the random order (default: another one each time)")
     add(
         "--timeout",
         type=float,
@@ -131,15 +170,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="PATH", help="file for all figures")
     add("--plot", type=Path, metavar="PATH", help="draw the cost per leaf of the small-* trees")
     add("--replay", type=Path, metavar="JSON", help="report a past run instead of running")
-    options = parser.parse_args(arguments)
-    for name in options.contenders:
+    return _check(parser, parser.parse_args(arguments))
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
+    """Refuse what makes no sense, and fill in defaults that depend on other options."""
+    for name in options.contenders or ():
         if name not in BUILT_IN and ":" not in name:
             parser.error(f"unknown contender {name!r}; choose from {', '.join(BUILT_IN)}")
-    trees = options.trees or USUAL
+    for name in options.suites:
+        if name not in SUITES:
+            parser.error(f"unknown suite {name!r}; choose from {', '.join(SUITES)}")
+    options.suites = options.suites or ["usual"]
+    if options.small and options.suites == ["usual"] and not options.trees:
+        options.trees = list(TREES)
+    trees = options.trees or [tree for name in options.suites for tree in SUITES[name].trees]
     if options.plot and not options.replay and not any(name.startswith("small-") for name in trees):
         parser.error("--plot requires a tree small-*")
-    if options.rounds < 1:
+    if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.order_seed is None:
+        options.order_seed = secrets.randbelow(10**6)
     return options
 
 

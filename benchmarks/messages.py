@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.clock import Cost
 from benchmarks.contenders import Settings
 
 
@@ -18,6 +20,7 @@ class Prepare:
         small: Whether to scale the tree down.
         seed: Seed of the random numbers.
         settings: Settings of the contender.
+        keep: Whether to keep the trees that were made before.
     """
 
     contender: str
@@ -25,6 +28,7 @@ class Prepare:
     small: bool
     seed: int
     settings: Settings
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,14 @@ class Measure:
     """Do an operation.
 
     Attributes:
+        tree: Name of a tree that was made.
         operation: Name of the operation.
         path: Path of the checkpoint.
-        verify: Whether to compare the loaded tree.
-        settle: Whether to rehearse the operation and collect garbage; only needed for timing.
+        verify: Whether to compare the result of a load.
+        settle: Whether to collect garbage and touch memory first; only needed for timing.
     """
 
+    tree: str
     operation: str
     path: Path
     verify: bool
@@ -52,11 +58,13 @@ class Prepared:
         operations: The operations it supports.
         leaves: Number of leaves.
         nbytes: Size of their data.
+        asked: Bytes of arrays that each operation asks for.
     """
 
     operations: frozenset[str]
     leaves: int
     nbytes: int
+    asked: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +72,11 @@ class Measured:
     """The operation was done.
 
     Attributes:
-        seconds: Duration.
+        cost: Times, and bytes read.
         peak_bytes: Peak of resident memory minus the resident memory before, where available.
     """
 
-    seconds: float
+    cost: Cost
     peak_bytes: int | None
 
 

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.contenders import OPERATIONS
+from benchmarks.operations import OPERATIONS
 from benchmarks.results import Group, Results
 
 Point = tuple[float, float]
@@ -85,7 +85,7 @@ def _draw(axes: Axes, groups: list[Group], operation: str) -> dict[str, Point]:
             width = 2.6 if contender == "orbit_ckpt" else 1.6
             colour = _COLOURS.get(contender, _INK)
             axes.plot(*zip(*points, strict=True), "o-", color=colour, lw=width, ms=4.5)
-    axes.set(xscale="log", yscale="log", xlabel="leaves", title=OPERATIONS[operation])
+    axes.set(xscale="log", yscale="log", xlabel="leaves", title=OPERATIONS[operation].label)
     axes.set_xticks([group.leaves for group in groups])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))

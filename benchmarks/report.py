@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from benchmarks.contenders import OPERATIONS
+from benchmarks.operations import OPERATIONS, PARTIAL, RESHARD
 from benchmarks.results import Group, Results, Row
 
 _BASELINES = ("orbit_ckpt", "orbax")
 _RATIOS = [f"/ {name}" for name in _BASELINES]
-_HEADER = ("operation", "contender", "median", "range", *_RATIOS, "peak memory", "/ tree")
+_HEADER = (
+    *("operation", "contender", "median", "range", *_RATIOS),
+    *("processor", *_RATIOS, "peak memory", "/ tree", "read", "/ asked"),
+)
 
 
 def heading(results: Results) -> str:
     """Return the machine of a run, and the contenders that could not take part."""
     lines = [", ".join(f"{name} {value}" for name, value in results.machine.items())]
+    if "order_seed" in results.options:
+        lines.append(f"Random order of seed {results.options['order_seed']}")
     lines += [f"Left out: {name} ({reason})" for name, reason in results.left_out.items()]
     return "\n".join(lines)
 
@@ -23,15 +28,17 @@ def heading(results: Results) -> str:
 def table(group: Group) -> str:
     """Return the figures of one tree.
 
-    Columns after the median are the fastest and slowest round, the time as a multiple of each
-    baseline's, the additional memory, and the same as a multiple of the tree.
+    Columns after the median are the fastest and slowest round, the median as a multiple of each
+    baseline's, the least processor time of a round and the same multiples of it, the additional
+    memory, also as a multiple of the tree, and the bytes read, also as a multiple of those that
+    were asked for.
     """
     compression = "compressed" if group.compression else "not compressed"
     title = f"{group.tree} on {group.storage}: {group.leaves:,} leaves, {_size(group.nbytes)}"
     lines: list[Sequence[str]] = [_HEADER]
-    for operation, label in OPERATIONS.items():
+    for operation, kind in OPERATIONS.items():
         rows = [row for row in group.rows if row.operation == operation]
-        labels = [label] + [""] * len(rows)
+        labels = [kind.label] + [""] * len(rows)
         lines += [(labels[i], *_cells(group, row)) for i, row in enumerate(rows)]
     notes = [*_disk_notes(group), *_refusals(group)]
     return "\n".join([f"{title}, {compression}", *_align(lines), *notes, ""])
@@ -54,8 +61,8 @@ def verdicts(group: Group) -> str:
 def failures(results: Results) -> str:
     """Return every error with its traceback."""
     return "\n\n".join(
-        f"FAILED: {row.contender}, {OPERATIONS[row.operation]}, {group.tree} on {group.storage}\n"
-        f"{row.error}"
+        f"FAILED: {row.contender}, {OPERATIONS[row.operation].label}, "
+        f"{group.tree} on {group.storage}\n{row.error}"
         for group, row in results.errors
     )
 
@@ -67,14 +74,27 @@ def _cells(group: Group, row: Row) -> Iterator[str]:
         return
     yield _time(row.median_s)
     yield f"{_time(min(row.seconds))} - {_time(max(row.seconds))}"
+    yield from _ratios(group, row, lambda row: row.median_s)
+    yield _time(row.best_processor_s) if row.best_processor_s is not None else ""
+    yield from _ratios(group, row, lambda row: row.best_processor_s)
+    peak = median(row.peak_bytes) if row.peak_bytes else None
+    yield from ("", "") if peak is None else (_size(peak), f"{peak / group.nbytes:.2f}")
+    if row.operation in {*RESHARD, *PARTIAL} and row.read_bytes:
+        yield _size(min(row.read_bytes))
+        yield f"{min(row.read_bytes) / _asked(group, row):,.2f}"
+
+
+def _ratios(group: Group, row: Row, figure: Callable[[Row], float | None]) -> Iterator[str]:
+    own = figure(row)
     for name in _BASELINES:
         baseline = group.row(row.operation, name)
-        base_s = baseline.median_s if baseline else None
-        yield f"{row.median_s / base_s:.2f}" if base_s else "-"
-    if row.peak_bytes:
-        peak = median(row.peak_bytes)
-        yield _size(peak)
-        yield f"{peak / group.nbytes:.2f}"
+        base = figure(baseline) if baseline else None
+        yield f"{own / base:.2f}" if own is not None and base else "-"
+
+
+def _asked(group: Group, row: Row) -> int:
+    """Return the bytes asked for, in which replicas count once."""
+    return min(row.asked_bytes, group.nbytes)
 
 
 def _disk_notes(group: Group) -> Iterator[str]:

@@ -36,8 +36,11 @@ class Row:
     Attributes:
         operation: Its name in `OPERATIONS`.
         contender: Name of the contender.
-        seconds: Duration of each counted round.
+        seconds: Wall time of each counted round.
+        processor_s: Processor time of each counted round.
+        read_bytes: Bytes read from files in each counted round, where available.
         peak_bytes: Additional memory of each counted round, where available.
+        asked_bytes: Bytes of arrays that the operation asks for.
         disk: Disk usage of the checkpoint, for the operation `save`.
         unsupported: Why the contender does not support it.
         error: Why it failed.
@@ -46,15 +49,33 @@ class Row:
     operation: str
     contender: str
     seconds: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
+    read_bytes: list[int] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
+    asked_bytes: int = 0
     disk: Disk | None = None
     unsupported: str | None = None
     error: str | None = None
 
     @property
+    def is_done(self) -> bool:
+        """Whether there are figures."""
+        return bool(self.seconds) and not self.error
+
+    @property
     def median_s(self) -> float | None:
         """The median time, if the operation was done."""
-        return median(self.seconds) if self.seconds and not self.error else None
+        return median(self.seconds) if self.is_done else None
+
+    @property
+    def best_s(self) -> float | None:
+        """The time of the fastest round, if the operation was done."""
+        return min(self.seconds) if self.is_done else None
+
+    @property
+    def best_processor_s(self) -> float | None:
+        """The least processor time of a round, if the operation was done."""
+        return min(self.processor_s) if self.is_done and self.processor_s else None
 
     @property
     def is_closed(self) -> bool:
@@ -70,6 +91,8 @@ class Group:
         tree: Name of the tree.
         storage: Label of the storage.
         compression: Whether contenders compressed.
+        suite: Name of the suite.
+        memory_limit_gb: Limit for the contenders that have one.
         leaves: Number of leaves.
         nbytes: Size of their data.
         rows: One per operation and contender.
@@ -78,6 +101,8 @@ class Group:
     tree: str
     storage: str
     compression: bool
+    suite: str = ""
+    memory_limit_gb: float | None = None
     leaves: int = 0
     nbytes: int = 0
     rows: list[Row] = field(default_factory=list)

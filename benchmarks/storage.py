@@ -35,13 +35,14 @@ class Storage:
             yield Path(scratch).resolve()
 
 
-def usual_storages() -> list[Storage]:
-    """Return one place in memory and one on a disk, as far as they exist."""
+def find_storages(kinds: Sequence[str]) -> list[Storage]:
+    """Return one place of each kind, "memory" or "disk", as far as they exist."""
     candidates = [
         path for path in map(Path, _CANDIDATES) if path.is_dir() and os.access(path, os.W_OK)
     ]
     first = {_is_in_memory(path): path for path in reversed(candidates)}
-    return label_storages([first[kind] for kind in (True, False) if kind in first])
+    wanted = [kind == "memory" for kind in kinds]
+    return label_storages([first[kind] for kind in wanted if kind in first])
 
 
 def label_storages(directories: Sequence[Path]) -> list[Storage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.random import Generator
+
+from benchmarks.layouts import DEVICES, layout
+from benchmarks.operations import RESHARD, STANDARD
 
 MB = 2**20
 
@@ -28,6 +32,7 @@ class Tree:
         gigabytes: Its size, if it is large.
         devices: Number of CPU devices that it is sharded over.
         compression: Whether to compress it by default.
+        operations: Names of the operations that make sense for it.
     """
 
     make: Callable[[Generator], Branch]
@@ -35,6 +40,12 @@ class Tree:
     gigabytes: int = 0
     devices: int = 1
     compression: bool = True
+    operations: tuple[str, ...] = tuple(STANDARD)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether several of them may not fit into memory."""
+        return self.gigabytes > 1
 
 
 def make_tree(name: str, *, seed: int, small: bool) -> Branch:
@@ -138,8 +149,21 @@ def _sharded(rng: Generator, *, layers: int, width: int) -> Branch:
     }
 
 
+def _laid_out(rng: Generator, *, place: str, count: int, nbytes: int) -> Branch:
+    """Return equal square matrices in a layout over eight devices."""
+    width = math.isqrt(nbytes // 4)
+    return {
+        f"matrix_{i}": jax.device_put(_normal(rng, width, width), layout(place))
+        for i in range(count)
+    }
+
+
 def _many(count: int) -> Tree:
-    return Tree(partial(_small_leaves, count=count), partial(_small_leaves, count=count // 250))
+    return Tree(
+        partial(_small_leaves, count=count),
+        partial(_small_leaves, count=count // 250),
+        operations=(*STANDARD, "load_leaf"),
+    )
 
 
 def _large(count: int, nbytes: int) -> Tree:
@@ -148,6 +172,16 @@ def _large(count: int, nbytes: int) -> Tree:
         partial(_blocks, count=min(count, 4), nbytes=nbytes // 2**12),
         gigabytes=count * nbytes // 2**30,
         compression=False,
+    )
+
+
+def _on_eight(place: str, *operations: str) -> Tree:
+    return Tree(
+        partial(_laid_out, place=place, count=4, nbytes=64 * MB),
+        partial(_laid_out, place=place, count=2, nbytes=2**12),
+        devices=DEVICES,
+        compression=False,
+        operations=("save", *operations),
     )
 
 
@@ -160,10 +194,19 @@ TREES = {
     "16x64MB": _large(16, 64 * MB),
     "1x2GB": _large(1, 2048 * MB),
     "4GB": _large(64, 64 * MB),
+    "1x256MB": Tree(
+        partial(_blocks, count=1, nbytes=256 * MB),
+        partial(_blocks, count=1, nbytes=2**16),
+        compression=False,
+        operations=(*STANDARD, "load_first_rows", "load_rows"),
+    ),
     "scalars": Tree(partial(_scalars, count=3000), partial(_scalars, count=9)),
     "sharded-8": Tree(
         partial(_sharded, layers=16, width=1024), partial(_sharded, layers=1, width=16), devices=8
     ),
+    "mesh-2x4": _on_eight("2x4", *RESHARD),
+    "replicated-8": _on_eight("replicated", "onto_rows"),
+    "rows-8": _on_eight("rows", "onto_columns"),
 }
 """All trees by their names on the command line."""
 

@@ -1,23 +1,27 @@
-"""Run contenders alternately."""
+"""Run contenders alternately, in random order."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 from benchmarks import memory
 from benchmarks.contenders import Settings, UnsupportedTree
-from benchmarks.messages import Measure, Measured, Prepare, Prepared
-from benchmarks.process import ContenderError, WorkerDiedError, WorkerProcess, start_worker
+from benchmarks.messages import Measure, Prepare
+from benchmarks.operations import OPERATIONS
+from benchmarks.process import ContenderError, WorkerDiedError
 from benchmarks.results import Disk, Group, Row
 from benchmarks.storage import Storage
 from benchmarks.trees import TREES
+from benchmarks.workers import Workers, start_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,22 @@ class Plan:
     """A benchmark run.
 
     Attributes:
+        suite: Its name in the results.
         trees: Names of trees.
         contenders: Names of contenders.
-        operations: Names of operations, `save` first.
+        operations: Names of operations; a tree leaves out those that make no sense for it.
         storages: Places to save to.
         rounds: Number of counted rounds.
         small: Whether to do a single round with scaled-down trees, only to compare values.
         compression: Whether to compress; None to leave it to each tree.
         memory_limit_gb: Limit for the contenders that have one.
-        seed: Seed of the random numbers.
+        too_slow: Contenders, and trees that would take them minutes.
+        seed: Seed of the random data.
+        order_seed: Seed of the random order.
         timeout_s: Limit for one operation.
     """
 
+    suite: str
     trees: Sequence[str]
     contenders: Sequence[str]
     operations: Sequence[str]
@@ -45,75 +53,112 @@ class Plan:
     small: bool = False
     compression: bool | None = None
     memory_limit_gb: float | None = None
+    too_slow: frozenset[tuple[str, str]] = frozenset()
     seed: int = 0
+    order_seed: int = 0
     timeout_s: float = 600
 
 
-def run(plan: Plan, report: Callable[[str], None]) -> Iterator[Group]:
-    """Run a plan, one tree and storage at a time.
+def run(
+    plan: Plan, report: Callable[[str], None], shared: Workers | None = None
+) -> Iterator[Group]:
+    """Run a plan.
+
+    Every round goes through the trees, and through the contenders of each, in random order.
 
     Args:
         plan: The plan.
         report: Called with a line of progress.
+        shared: Workers to use; None starts new ones for trees that take turns.
     """
-    # Without timing, extra devices do no harm and save restarting workers.
-    most = max(TREES[tree].devices for tree in plan.trees) if plan.small else 0
-    for devices, trees in groupby(plan.trees, lambda tree: most or TREES[tree].devices):
-        with ExitStack() as stack:
-            workers = _Workers(stack, devices=devices, timeout_s=plan.timeout_s)
-            for tree, storage in product(trees, plan.storages):
-                scratch = stack.enter_context(storage.scratch())
-                team = _Team(plan, tree, storage, workers)
-                team.run(scratch, report)
-                yield team.group
+    order = Random(plan.order_seed)  # noqa: S311 - not for secrets
+    for trees in _batches(plan):
+        devices = max(TREES[tree].devices for tree in trees)
+        with nullcontext(shared) if shared else start_workers(devices, plan.timeout_s) as workers:
+            teams = [
+                _Team(plan, tree, storage, workers, order)
+                for tree, storage in product(trees, plan.storages)
+            ]
+            able = [team for team in teams if team.prepare()]
+            # The first round warms up, and counts only if it is the only one.
+            for number in range(1 if plan.small else plan.rounds + 1):
+                for team in order.sample(able, len(able)):
+                    report(f"{team.group.tree} on {team.group.storage}, round {number}")
+                    team.round(number)
+            yield from (team.group for team in teams)
 
 
-class _Workers:
-    """The workers by contender, started on demand and restarted if they die."""
+def turns_of(rows: Sequence[Row], order: Random) -> list[Row]:
+    """Return operations in random order, but saves first, because the others need a checkpoint."""
+    shuffled = order.sample(rows, len(rows))
+    return sorted(shuffled, key=lambda row: row.operation != "save")
 
-    def __init__(self, stack: ExitStack, *, devices: int, timeout_s: float) -> None:
-        self._start = partial(start_worker, devices=devices, timeout_s=timeout_s)
-        self._stack = stack
-        self._running: dict[str, WorkerProcess] = {}
 
-    def start(self, contenders: Iterable[str]) -> None:
-        """Start all missing workers."""
-        for contender in contenders:
-            if contender not in self._running or not self._running[contender].is_alive:
-                self._running[contender] = self._stack.enter_context(self._start())
-
-    def __getitem__(self, contender: str) -> WorkerProcess:
-        return self._running[contender]
+def _batches(plan: Plan) -> Iterator[Sequence[str]]:
+    """Yield trees that take turns: those of equal numbers of devices, and each large one alone."""
+    if plan.small:
+        yield plan.trees
+        return
+    batches: dict[object, list[str]] = {}
+    for name in plan.trees:
+        tree = TREES[name]
+        batches.setdefault(name if tree.is_large else tree.devices, []).append(name)
+    yield from batches.values()
 
 
 class _Team:
-    """The contenders of one tree, and their results so far."""
+    """The contenders of one tree on one storage, and their results so far."""
 
-    def __init__(self, plan: Plan, tree: str, storage: Storage, workers: _Workers) -> None:
+    def __init__(
+        self, plan: Plan, tree: str, storage: Storage, workers: Workers, order: Random
+    ) -> None:
         self._plan = plan
         self._tree = TREES[tree]
-        self._is_large = self._tree.gigabytes > 1 and not plan.small
+        self._is_large = self._tree.is_large and not plan.small
         self._storage = storage
         self._workers = workers
-        self._rows = {(o, c): Row(o, c) for o, c in product(plan.operations, plan.contenders)}
-        compression = self._tree.compression if plan.compression is None else plan.compression
-        self.group = Group(tree, storage.label, compression, rows=list(self._rows.values()))
+        self._order = order
+        operations = [name for name in plan.operations if name in self._tree.operations]
+        self._rows = {(o, c): Row(o, c) for o, c in product(operations, plan.contenders)}
+        self.group = Group(
+            tree,
+            storage.label,
+            self._tree.compression if plan.compression is None else plan.compression,
+            suite=plan.suite,
+            memory_limit_gb=plan.memory_limit_gb,
+            rows=list(self._rows.values()),
+        )
 
-    def run(self, scratch: Path, report: Callable[[str], None]) -> None:
-        """Run all rounds."""
-        contenders = self._plan.contenders
-        shortage = self._shortage()
-        if shortage:
+    def prepare(self) -> bool:
+        """Let all workers make the tree; return whether any round makes sense."""
+        if shortage := self._shortage():
             self._close(self.group.rows, unsupported=shortage)
-            return
-        self._workers.start(contenders)  # all at once, so that they import in parallel
-        for contender in contenders:
-            self._prepare(contender)
-        # The first round warms up, and counts only if it is the only one.
-        for number in range(1 if self._plan.small else self._plan.rounds + 1):
-            report(f"{self.group.tree} on {self.group.storage}, round {number}")
-            first = number % len(contenders)
-            self._round(number, [*contenders[first:], *contenders[:first]], scratch)
+            return False
+        for contender, tree in self._plan.too_slow:
+            if tree == self.group.tree and not self._plan.small:
+                self._close(self._rows_of(contender), unsupported="would take minutes")
+        able = [c for c in self._plan.contenders if not all(r.is_closed for r in self._rows_of(c))]
+        self._workers.start(able)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(self._prepare, able))
+        return True
+
+    def round(self, number: int) -> None:
+        """Do every operation of every contender once, in random order but saves first."""
+        contenders = self._plan.contenders
+        parts = [[c] for c in contenders] if self._is_large else [contenders]
+        with self._storage.scratch() as scratch:
+            # One checkpoint at a time where all of them may not fit.
+            for together in self._order.sample(parts, len(parts)):
+                # A failed save may still be writing while its directory is removed.
+                with TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory:
+                    rows = [row for row in self.group.rows if row.contender in together]
+                    for row in turns_of(rows, self._order):
+                        if not row.is_closed:
+                            self._measure(row, number, Path(directory))
+
+    def _rows_of(self, contender: str) -> list[Row]:
+        return [row for row in self.group.rows if row.contender == contender]
 
     def _shortage(self) -> str | None:
         """Return why the tree is too large for this machine, or None."""
@@ -125,43 +170,47 @@ class _Team:
             return f"{needed / 1e9:.0f} GB of memory needed, {free / 1e9:.0f} GB available"
         return None
 
-    def _prepare(self, contender: str) -> None:
+    def _command(self, contender: str) -> Prepare:
         settings = Settings(self.group.compression, self._plan.memory_limit_gb)
-        command = Prepare(contender, self.group.tree, self._plan.small, self._plan.seed, settings)
-        rows = [row for row in self.group.rows if row.contender == contender]
+        plan, tree = self._plan, self.group.tree
+        return Prepare(contender, tree, plan.small, plan.seed, settings, keep=not self._is_large)
+
+    def _prepare(self, contender: str) -> None:
+        rows = self._rows_of(contender)
         try:
-            prepared = self._workers[contender].ask(command, Prepared)
+            prepared = self._workers.prepare(self._command(contender))
         except UnsupportedTree as reason:
             self._close(rows, unsupported=str(reason))
         except ContenderError as error:
             self._close(rows, error=str(error))
         else:
             self.group.leaves, self.group.nbytes = prepared.leaves, prepared.nbytes
+            for row in rows:
+                row.asked_bytes = prepared.asked.get(row.operation, 0)
             absent = [row for row in rows if row.operation not in prepared.operations]
             self._close(absent, unsupported="no such operation")
 
-    def _round(self, number: int, contenders: Sequence[str], scratch: Path) -> None:
-        # One checkpoint at a time where all of them may not fit.
-        for together in [[c] for c in contenders] if self._is_large else [contenders]:
-            # A failed save may still be writing while its directory is removed.
-            with TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as directory:
-                for turn in product(self._plan.operations, together):
-                    if not self._rows[turn].is_closed:
-                        self._measure(self._rows[turn], number, Path(directory))
-
     def _measure(self, row: Row, number: int, directory: Path) -> None:
+        plan, operation = self._plan, OPERATIONS[row.operation]
         path = directory / f"{row.contender}{'.async' if row.operation == 'save_async' else ''}"
-        command = Measure(row.operation, path, verify=number == 0, settle=not self._plan.small)
+        command = Measure(
+            self.group.tree, row.operation, path, verify=number == 0, settle=not plan.small
+        )
+        if operation.is_save and not self._storage.in_memory:
+            os.sync()  # otherwise a save waits for what others wrote
         try:
-            measured = self._workers[row.contender].ask(command, Measured)
+            measured = self._workers.measure(self._command(row.contender), command)
         except ContenderError as error:
             row.error = str(error)
             if isinstance(error, WorkerDiedError) or row.operation == "save":
-                others = [other for other in self.group.rows if other.contender == row.contender]
-                self._close(others, error=f"Not finished, because {row.operation} failed.")
+                failed = f"Not finished, because {row.operation} failed."
+                self._close(self._rows_of(row.contender), error=failed)
             return
-        if number > 0 or self._plan.small:
-            row.seconds.append(measured.seconds)
+        if number > 0 or plan.small:
+            row.seconds.append(measured.cost.seconds)
+            row.processor_s.append(measured.cost.processor_s)
+            if measured.cost.read_bytes is not None:
+                row.read_bytes.append(measured.cost.read_bytes)
             if measured.peak_bytes is not None:
                 row.peak_bytes.append(measured.peak_bytes)
         if row.operation == "save":

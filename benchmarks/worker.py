@@ -8,21 +8,18 @@ from __future__ import annotations
 import faulthandler
 import logging
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import assert_never
 
 import jax
-import numpy as np
 
 from benchmarks import memory
-from benchmarks.contenders import OPERATIONS, Contender, UnsupportedTree, find_contender
+from benchmarks.clock import Meter
+from benchmarks.contenders import Contender, UnsupportedTree, find_contender
 from benchmarks.messages import (
     Answer,
     Command,
@@ -33,25 +30,31 @@ from benchmarks.messages import (
     Prepared,
     Unsupported,
 )
-from benchmarks.trees import make_tree, tree_nbytes
+from benchmarks.operations import OPERATIONS, Request
+from benchmarks.trees import TREES, make_tree, tree_nbytes
 from benchmarks.verify import verify
 
-_ARRAY_TYPES = {"load_jax": jax.Array, "load_renamed": jax.Array, "load_numpy": np.ndarray}
+_TOUCHED_PER_BYTE = 2.5
+_TOUCHED_AT_LEAST = 2**28
+"""Memory to touch before an operation: a multiple of the tree or of what is asked for, whichever is
+larger. An operation may fill a file in memory, a copy and a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A tree and the contender that stores it."""
+    """A tree, the contender that stores it, and what is asked of it by operation."""
 
     tree: object
+    nbytes: int
     contender: Contender
+    requests: dict[str, Request]
 
 
 class Worker:
     """Answers commands, and turns failures of the contender into answers."""
 
     def __init__(self) -> None:
-        self._task: _Task | None = None
+        self._tasks: dict[str, _Task] = {}
 
     def answer(self, command: Command) -> Answer:
         """Execute a command and return the answer."""
@@ -69,51 +72,47 @@ class Worker:
             return Failed(traceback.format_exc())
 
     def _prepare(self, command: Prepare) -> Prepared:
-        self._task = None  # two trees may not fit into memory
-        memory.settle()
+        if not command.keep:
+            self._tasks.clear()  # two trees may not fit into memory
+            memory.settle()
         tree = make_tree(command.tree, seed=command.seed, small=command.small)
         contender = find_contender(command.contender)(tree, command.settings)
-        self._task = _Task(tree, contender)
+        requests = {
+            name: OPERATIONS[name].request(tree)
+            for name in TREES[command.tree].operations
+            if hasattr(contender, OPERATIONS[name].method)
+        }
+        task = _Task(tree, tree_nbytes(tree), contender, requests)
+        self._tasks[command.tree] = task
         return Prepared(
-            operations=frozenset(name for name in OPERATIONS if hasattr(contender, name)),
+            operations=frozenset(requests),
             leaves=len(jax.tree.leaves(tree)),
-            nbytes=tree_nbytes(tree),
+            nbytes=task.nbytes,
+            asked={name: request.nbytes for name, request in requests.items()},
         )
 
     def _measure(self, command: Measure) -> Measured:
-        if self._task is None:
-            raise RuntimeError("The command to measure came before the command to prepare a tree.")
-        operation: Callable[..., object] = getattr(self._task.contender, command.operation)
+        task = self._tasks[command.tree]
+        kind, request = OPERATIONS[command.operation], task.requests[command.operation]
+        operation: Callable[..., object] = getattr(task.contender, kind.method)
         if command.settle:
-            _rehearse(operation, command)
             memory.settle()
+            used = max(task.nbytes, request.nbytes)
+            memory.touch(max(_TOUCHED_AT_LEAST, int(_TOUCHED_PER_BYTE * used)))
         before = memory.reset_peak()
-        start = time.perf_counter()
-        result = operation(command.path)
-        if _ARRAY_TYPES.get(command.operation) is jax.Array:
+        meter = Meter()
+        result = operation(command.path, *request.arguments)
+        if request.expected is not None and kind.array_type is jax.Array:
             jax.block_until_ready(result)
-        seconds = time.perf_counter() - start
-        if command.operation == "save_async" and callable(result):
+        cost = meter.cost()
+        if kind.method == "save_async" and callable(result):
             result()
         after = memory.peak()
-        if command.verify and command.operation in _ARRAY_TYPES:
-            verify(result, self._task.tree, array_type=_ARRAY_TYPES[command.operation])
+        if command.verify and request.expected is not None:
+            verify(result, request.expected(), array_type=kind.array_type)
         if before is None or after is None:
-            return Measured(seconds, peak_bytes=None)
-        return Measured(seconds, peak_bytes=max(after - before, 0))
-
-
-def _rehearse(operation: Callable[..., object], command: Measure) -> None:
-    """Run the operation once before it is timed, so that its memory is available."""
-    if _ARRAY_TYPES.get(command.operation) is jax.Array:
-        jax.block_until_ready(operation(command.path))
-    elif not command.operation.startswith("save"):
-        operation(command.path)
-    else:
-        with TemporaryDirectory(dir=command.path.parent) as directory:
-            result = operation(Path(directory) / "rehearsal")
-            if callable(result):
-                result()
+            return Measured(cost, peak_bytes=None)
+        return Measured(cost, peak_bytes=max(after - before, 0))
 
 
 def main() -> None:

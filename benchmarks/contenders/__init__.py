@@ -1,8 +1,8 @@
 """Contenders: one class per way to store a tree.
 
 A contender is constructed with the tree and the `Settings`, and has a method for every supported
-operation, named as in `OPERATIONS`; the others are skipped. All methods take the path of the
-checkpoint. The constructor raises `UnsupportedTree` if it cannot represent the tree.
+operation, see `benchmarks.operations`; the others are skipped. All methods take the path of the
+checkpoint first. The constructor raises `UnsupportedTree` if it cannot represent the tree.
 """
 
 from __future__ import annotations
@@ -13,23 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-OPERATIONS = {
-    "save": "save",
-    "load_jax": "load to jax",
-    "load_renamed": "load to jax, renamed",
-    "load_numpy": "load to numpy",
-    "metadata": "metadata",
-    "save_async": "blocked by async save",
-}
-"""Operations, and their names in reports.
-
-`save` writes to a path that does not exist, and returns when the checkpoint is durable. `load_jax`
-and `load_numpy` return a tree like the saved one, with JAX arrays on the same shardings or NumPy
-arrays, and all other leaves unchanged; `load_renamed` is `load_jax` with a new name for every leaf.
-`metadata` reads no arrays. `save_async` returns a function that waits for the save; only the call
-of `save_async` itself is timed.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +33,7 @@ class UnsupportedTree(Exception):  # noqa: N818 - an answer, not a mistake
 
 
 class Contender(Protocol):
-    """Stores one tree; the other operations of `OPERATIONS` are optional."""
+    """Stores one tree; the methods of other operations are optional."""
 
     def save(self, path: Path) -> None:
         """Save the tree."""

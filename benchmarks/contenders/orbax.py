@@ -11,12 +11,14 @@ import numpy as np
 import orbax.checkpoint as orbax
 
 from benchmarks.contenders import Settings
+from benchmarks.keys import Keys, leaf_at, nest
 
 
 class Orbax:
     """Saves and restores with Orbax's pytree checkpointers.
 
-    It skips `load_renamed`, because Orbax's transforms take minutes for 5,000 leaves.
+    It skips `load_renamed`, because Orbax's transforms take minutes for 5,000 leaves, and
+    `load_rows`, because it reads no part of an array but the beginning.
     """
 
     def __init__(self, tree: object, settings: Settings) -> None:
@@ -31,6 +33,7 @@ class Orbax:
             )
 
         self._tree = tree
+        self._device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         self._checkpointer = orbax.Checkpointer(handler())
         self._async_checkpointer = orbax.AsyncCheckpointer(handler())
         self._to_jax = orbax.checkpoint_utils.construct_restore_args(tree)
@@ -47,6 +50,23 @@ class Orbax:
         """Load the tree onto its shardings."""
         return self._restore(path, self._to_jax)
 
+    def load_onto(self, path: Path, target: Any) -> object:
+        """Load the tree onto the shardings of a target."""
+        restore_args = orbax.checkpoint_utils.construct_restore_args(target)
+        return self._restore(path, restore_args, target)
+
+    def load_leaf(self, path: Path, keys: Keys) -> np.ndarray:
+        """Load one leaf."""
+        return self._restore_one(path, keys, orbax.ArrayRestoreArgs(sharding=self._device))
+
+    def load_first_rows(self, path: Path, keys: Keys, count: int) -> np.ndarray:
+        """Load the first rows of a matrix: an array of another shape, which truncates."""
+        shape = (count, *leaf_at(self._tree, keys).shape[1:])
+        restore_args = orbax.ArrayRestoreArgs(
+            sharding=self._device, global_shape=shape, strict=False
+        )
+        return self._restore_one(path, keys, restore_args)
+
     def load_numpy(self, path: Path) -> object:
         """Load the tree into host memory."""
         return self._restore(path, self._to_numpy)
@@ -60,6 +80,14 @@ class Orbax:
         self._async_checkpointer.save(path, args=orbax.args.PyTreeSave(self._tree))
         return self._async_checkpointer.wait_until_finished
 
-    def _restore(self, path: Path, restore_args: object) -> object:
-        args = orbax.args.PyTreeRestore(item=self._tree, restore_args=restore_args)
+    def _restore(self, path: Path, restore_args: object, item: object = None) -> Any:
+        args = orbax.args.PyTreeRestore(item=item or self._tree, restore_args=restore_args)
         return self._checkpointer.restore(path, args=args)
+
+    def _restore_one(self, path: Path, keys: Keys, restore_args: object) -> np.ndarray:
+        args = orbax.args.PyTreeRestore(
+            item=nest(keys, leaf_at(self._tree, keys)),
+            restore_args=nest(keys, restore_args),
+            partial_restore=True,
+        )
+        return np.asarray(leaf_at(self._checkpointer.restore(path, args=args), keys))

@@ -11,6 +11,7 @@ import numpy as np
 
 import orbit_ckpt as ocp
 from benchmarks.contenders import Settings
+from benchmarks.keys import Keys, leaf_at
 from orbit_ckpt.transform import Rename
 
 
@@ -52,6 +53,23 @@ class OrbitCkpt:
         """Load the tree onto its shardings, renaming every leaf with a rule."""
         rules = [Rename("**", r"renamed/\1")]
         return ocp.load(path, like={"renamed": self._tree}, transforms=rules)["renamed"]
+
+    def load_onto(self, path: Path, target: object) -> object:
+        """Load the tree onto the shardings of a target."""
+        return ocp.load(path, like=target)
+
+    def load_leaf(self, path: Path, keys: Keys) -> np.ndarray:
+        """Load one leaf."""
+        return np.asarray(leaf_at(ocp.load(path, only="/".join(keys)), keys))
+
+    def load_first_rows(self, path: Path, keys: Keys, count: int) -> np.ndarray:
+        """Load the first rows of a matrix."""
+        return leaf_at(ocp.load(path, lazy=True), keys)[:count]
+
+    def load_rows(self, path: Path, keys: Keys, rows: range) -> np.ndarray:
+        """Load rows of a matrix, one by one."""
+        matrix = leaf_at(ocp.load(path, lazy=True), keys)
+        return np.stack([matrix[row] for row in rows])
 
     def load_numpy(self, path: Path) -> object:
         """Load the tree into host memory."""

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from random import Random
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import memory
 from benchmarks.__main__ import main
-from benchmarks.contenders import BUILT_IN, OPERATIONS, Settings, missing_package
+from benchmarks.clock import Meter
+from benchmarks.contenders import BUILT_IN, Settings, missing_package
 from benchmarks.messages import Prepare, Prepared
+from benchmarks.operations import PARTIAL, RESHARD, STANDARD
 from benchmarks.process import WorkerDiedError, start_worker
 from benchmarks.report import failures, table
 from benchmarks.results import Disk, Group, Results, Row
 from benchmarks.storage import label_storages
 from benchmarks.trees import TREES, make_tree
+from benchmarks.turns import turns_of
 from benchmarks.verify import WrongValueError, verify
 from tests.soak import SOAK
 
@@ -25,6 +35,13 @@ FAULTY = [f"tests.benchmarks.faulty:{name}" for name in ("Liar", "Dying", "Raisi
 
 KINDS = TREES if SOAK else ("small-1000", "transformer", "1x2GB", "scalars", "sharded-8")
 """The trees to try; those that `--small` makes alike only under `nox -s soak`."""
+
+
+def spin() -> None:
+    """Use 50 ms of processor time."""
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
 
 
 def results_of(*rows: Row) -> Results:
@@ -43,13 +60,71 @@ def test_small_run_fills_every_row_and_finds_no_fault(tmp_path: Path) -> None:
 
     contenders = [name for name in BUILT_IN if missing_package(name) is None]
     rows = {(g.tree, r.contender, r.operation): r for g in results.groups for r in g.rows}
-    assert set(rows) == set(product(KINDS, contenders, OPERATIONS))
+    assert set(rows) == set(product(KINDS, contenders, STANDARD))
     assert set(results.left_out) == set(BUILT_IN) - set(contenders)
     assert all(row.unsupported or len(row.seconds) == 1 for row in rows.values())
     assert all(row.disk for row in rows.values() if row.operation == "save" and row.seconds)
     assert all(row.seconds for row in rows.values() if row.contender == "orbit_ckpt")
     orbax = [row for row in rows.values() if row.contender == "orbax"]
     assert all(row.seconds for row in orbax if row.operation != "load_renamed")
+
+
+@pytest.mark.slow
+def test_small_run_of_loads_of_parts_and_onto_other_layouts_finds_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    arguments = ["--small", "--storage", str(tmp_path / "storage"), "--json", str(path)]
+    assert main(["reshard", "partial", *arguments]) == 0
+    groups = Results.read(path).groups
+    assert {group.suite: 0 for group in groups} == {"reshard": 0, "partial": 0}
+    loads = [r for group in groups for r in group.rows if r.operation in {*RESHARD, *PARTIAL}]
+    done = {(row.operation, row.contender) for row in loads if row.seconds}
+    assert done >= {(name, "orbit_ckpt") for name in (*RESHARD, *PARTIAL)}
+    assert done >= {(name, "orbax") for name in (*RESHARD, *PARTIAL) if name != "load_rows"}
+    read = [row for row in loads if row.contender == "orbit_ckpt"]
+    assert all(row.read_bytes[0] >= row.asked_bytes // 8 for row in read)  # up to eight replicas
+
+
+def test_order_is_random_but_saves_come_first_and_a_seed_repeats_it() -> None:
+    rows = [Row(o, c) for o, c in product(STANDARD, ("orbit_ckpt", "orbax", "bare"))]
+    order, again = Random(1), Random(1)  # noqa: S311 - not for secrets
+    first, second = turns_of(rows, order), turns_of(rows, order)
+    assert {row.operation for row in first[:3]} == {"save"}
+    assert first != second
+    assert all(row in second for row in first)
+    assert turns_of(rows, again) == first
+
+
+def test_touched_memory_does_not_count_as_peak_memory() -> None:
+    memory.settle()
+    before = memory.reset_peak()
+    if before is None:
+        pytest.skip("the system does not report peak memory")
+    memory.touch(2**26)
+    during = memory.peak()
+    assert during is not None
+    assert during > before + 2**25
+    after = memory.reset_peak()
+    assert after is not None
+    assert after < before + 2**24
+    peak = memory.peak()
+    assert peak is not None
+    assert peak < before + 2**24
+
+
+def test_meter_counts_threads_and_children_and_bytes_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(2**20))
+    meter = Meter()
+    with ThreadPoolExecutor() as threads:
+        threads.submit(spin).result()
+    alone = meter.cost()
+    subprocess.run(
+        [sys.executable, "-c", f"import time\n{inspect.getsource(spin)}\nspin()"], check=True
+    )
+    (tmp_path / "file").read_bytes()
+    both = meter.cost()
+    assert alone.processor_s >= 0.05
+    assert both.processor_s >= alone.processor_s + 0.05
+    assert both.read_bytes is None or both.read_bytes >= 2**20
 
 
 @pytest.mark.slow
@@ -66,8 +141,10 @@ def test_faults_are_reported_by_contender_tree_and_operation(
     assert status == 1
     assert liar["save"].error is None
     assert "mlp.kernel: found other values" in (liar["load_numpy"].error or "")
-    assert "exit status -9" in (dying["load_jax"].error or "")
-    assert dying["load_numpy"].error == "Not finished, because load_jax failed."
+    loads = {name: dying[name].error or "" for name in ("load_jax", "load_numpy")}
+    [killed] = [name for name, error in loads.items() if "exit status -9" in error]
+    del loads[killed]
+    assert list(loads.values()) == [f"Not finished, because {killed} failed."]
     assert "OSError: nowhere to put" in (raising["save"].error or "")
     assert raising["load_jax"].error == "Not finished, because save failed."
     report = capsys.readouterr().out
@@ -82,17 +159,18 @@ def test_worker_that_does_not_answer_in_time_is_ended() -> None:
         assert not worker.is_alive
 
 
-def test_ratios_are_those_of_medians() -> None:
+def test_ratios_are_those_of_medians_and_of_least_processor_times() -> None:
     results = results_of(
-        Row("save", "orbit_ckpt", seconds=[0.1, 0.2, 9.0], peak_bytes=[50, 50, 50]),
-        Row("save", "orbax", seconds=[0.5, 0.5, 0.1], disk=Disk(files=3, nbytes=300)),
+        Row("save", "orbit_ckpt", [0.1, 0.2, 9.0], [0.3, 0.1, 0.2], peak_bytes=[50, 50, 50]),
+        Row("save", "orbax", [0.5, 0.5, 0.1], [0.4, 0.5, 0.6], disk=Disk(files=3, nbytes=300)),
         Row("save", "bare", unsupported="only arrays"),
         Row("save", "safetensors", error="Traceback"),
     )
     text = table(results.groups[0])
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert lines[2] == "save orbit_ckpt 200 ms 100 ms - 9,000 ms 1.00 0.40 0 kB 0.50"
-    assert lines[3] == "orbax 500 ms 100 ms - 500 ms 2.50 1.00"
+    times, processor = "200 ms 100 ms - 9,000 ms 1.00 0.40", "100 ms 1.00 0.25"
+    assert lines[2] == f"save orbit_ckpt {times} {processor} 0 kB 0.50"
+    assert lines[3] == "orbax 500 ms 100 ms - 500 ms 2.50 1.00 400 ms 4.00 1.00"
     assert lines[4] == "bare -"
     assert lines[5] == "safetensors FAILED"
     assert "orbax: 3 files, 0 kB, 50 bytes per leaf beyond the data" in text
