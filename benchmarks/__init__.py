@@ -1,7 +1,8 @@
 """Time orbit_ckpt side by side with Orbax, safetensors, PyTorch and the bare disk.
 
     python -m benchmarks                                # the usual trees, on memory and on disk
-    python -m benchmarks reshard partial                # other suites, see --help
+    python -m benchmarks reshard partial training       # other suites, see --help
+    python -m benchmarks --docs                         # redraw what the documentation shows
     python -m benchmarks --trees small-5000 transformer --rounds 9 --json results.json
     python -m benchmarks leaves --plot cost_per_leaf.svg
     python -m benchmarks --trees 4GB --contenders orbit_ckpt orbax --memory-limit-gb 0.256
@@ -34,7 +35,13 @@ Method:
   it, as a multiple of the tree. It includes the result of a load, and mapped files, but not the
   memory that was touched: it is returned before.
 - Bytes read are what system calls returned from files, including the page cache.
+- A training loop runs with saves and without in the same process, in random order. All rounds save
+  with one checkpoint manager. What saves add is the difference of two runs of one round. At the
+  end, a save is compared with the state that it was given before further steps.
 - Contenders that can compress use the same setting, see `--compression`.
+
+The tables of the documentation stand between comments, see `benchmarks.pages`; `--docs` replaces
+nothing else.
 
 A contender is a class, see `benchmarks.contenders`; `--contenders` also takes `MODULE:CLASS`.
 """

@@ -5,26 +5,41 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import benchmarks
 from benchmarks.contenders import BUILT_IN, missing_package
+from benchmarks.layouts import DEVICES
 from benchmarks.machine import describe_machine
 from benchmarks.operations import OPERATIONS
-from benchmarks.report import failures, heading, table, verdicts
+from benchmarks.pages import PAGES, PICTURE, redraw
+from benchmarks.report import (
+    failures,
+    heading,
+    table,
+    training_table,
+    training_verdicts,
+    verdicts,
+)
 from benchmarks.results import Results
 from benchmarks.storage import find_storages, label_storages
-from benchmarks.suites import SUITES
+from benchmarks.suites import SUITES, TrainingSuite
+from benchmarks.tables import tables
+from benchmarks.training import TrainingPlan, train
 from benchmarks.trees import TREES
 from benchmarks.turns import Plan, run
 from benchmarks.workers import Workers, start_workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run or replay benchmarks as the command line requests.
+    """Run or replay benchmarks, and draw tables and pictures, as the command line requests.
 
     Returns:
         The exit status: 1 if any contender failed or returned wrong values.
@@ -36,11 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot = None
     if options.replay:
         results = Results.read(options.replay)
-        print(heading(results), *map(table, results.groups), sep="\n\n")
+        reports = [*map(table, results.groups), *map(training_table, results.trainings)]
+        print(heading(results), *reports, sep="\n\n")
     else:
         results = _run(options)
     if plot:
         plot(results, options.plot)
+    if options.docs:
+        redraw(options.docs, tables(results))
     if problems := failures(results):
         print(problems)
         return 1
@@ -56,6 +74,8 @@ def _run(options: argparse.Namespace) -> Results:
     results = Results(
         machine=describe_machine(),
         options={
+            "command": options.command,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "small": options.small,
             "seed": options.seed,
             "order_seed": options.order_seed,
@@ -64,49 +84,63 @@ def _run(options: argparse.Namespace) -> Results:
         left_out={name: f"{package} is not installed" for name, package in missing.items()},
     )
     print(heading(results), end="\n\n", flush=True)
-    with _shared_workers(plans) as workers:
+    with _shared_workers(options) as workers:
         for plan in plans:
-            for group in run(plan, _report_progress, workers):
-                results.groups.append(group)
-                print(verdicts(group) if plan.small else table(group), flush=True)
-                if options.json:
-                    results.write(options.json)
+            if isinstance(plan, TrainingPlan):
+                for training in train(plan, _report_progress, workers):
+                    results.trainings.append(training)
+                    print((training_verdicts if plan.small else training_table)(training))
+            else:
+                for group in run(plan, _report_progress, workers):
+                    results.groups.append(group)
+                    print((verdicts if plan.small else table)(group), flush=True)
+            if options.json:
+                results.write(options.json)
     return results
 
 
-def _shared_workers(plans: Sequence[Plan]) -> AbstractContextManager[Workers | None]:
-    """Return workers for all small plans: without timing, extra devices do no harm."""
-    if not plans[0].small:
-        return nullcontext()
-    devices = max(TREES[tree].devices for plan in plans for tree in plan.trees)
-    return start_workers(devices, plans[0].timeout_s)
+def _shared_workers(options: argparse.Namespace) -> AbstractContextManager[Workers | None]:
+    """Return workers for all small runs: without timing, extra devices do no harm."""
+    return start_workers(DEVICES, options.timeout) if options.small else nullcontext()
 
 
 def _report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _plan(name: str, options: argparse.Namespace, missing: Container[str]) -> Plan:
+def _plan(name: str, options: argparse.Namespace, missing: Container[str]) -> Plan | TrainingPlan:
     """Return a suite with the options that replace its own, without missing contenders."""
     suite = SUITES[name]
-    contenders = options.contenders or suite.contenders
-    compression = {"on": True, "off": False, "tree": None}
+    kinds = ("memory",) if isinstance(suite, TrainingSuite) else suite.storages
+    contenders = [c for c in options.contenders or suite.contenders if c not in missing]
+    storages = label_storages(options.storage) if options.storage else find_storages(kinds)
+    rounds = options.rounds or suite.rounds
+    compression = {"on": True, "off": False}.get(options.compression)
+    if isinstance(suite, TrainingSuite):
+        return TrainingPlan(
+            loops=list(product(options.trees, (True, False))) if options.trees else suite.loops,
+            contenders=contenders,
+            storages=storages,
+            rounds=rounds,
+            steps=suite.steps,
+            every=suite.every,
+            small=options.small,
+            compression=compression,
+            seed=options.seed,
+            order_seed=options.order_seed,
+            timeout_s=options.timeout,
+        )
+    wanted = {"save", *(options.operations or suite.operations)}
     own_limit = options.memory_limit_gb is None
     return Plan(
         suite=name,
         trees=options.trees or suite.trees,
-        contenders=[name for name in contenders if name not in missing],
-        operations=[
-            name
-            for name in OPERATIONS
-            if name in ("save", *(options.operations or suite.operations))
-        ],
-        storages=(
-            label_storages(options.storage) if options.storage else find_storages(suite.storages)
-        ),
-        rounds=options.rounds or suite.rounds,
+        contenders=contenders,
+        operations=[name for name in OPERATIONS if name in wanted],
+        storages=storages,
+        rounds=rounds,
         small=options.small,
-        compression=compression.get(options.compression, suite.compression),
+        compression=compression if options.compression else suite.compression,
         memory_limit_gb=suite.memory_limit_gb if own_limit else options.memory_limit_gb,
         too_slow=frozenset() if options.trees else suite.too_slow,
         seed=options.seed,
@@ -167,10 +201,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help="limit for one operation (default: %(default)s)",
     )
+    add(
+        "--docs",
+        nargs="*",
+        type=Path,
+        metavar="PAGE",
+        help="run all suites but the usual, unless some are named, and redraw the tables of pages; "
+        "without a page, all tables and the picture of the documentation",
+    )
     add("--json", type=Path, metavar="PATH", help="file for all figures")
     add("--plot", type=Path, metavar="PATH", help="draw the cost per leaf of the small-* trees")
     add("--replay", type=Path, metavar="JSON", help="report a past run instead of running")
-    return _check(parser, parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options.command = shlex.join(["python", "-m", "benchmarks", *given])
+    return _check(parser, options)
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
@@ -181,12 +226,19 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argp
     for name in options.suites:
         if name not in SUITES:
             parser.error(f"unknown suite {name!r}; choose from {', '.join(SUITES)}")
-    options.suites = options.suites or ["usual"]
+    if not options.suites:
+        options.suites = ["usual"] if options.docs is None else [n for n in SUITES if n != "usual"]
+    if options.docs == []:
+        options.docs = PAGES
+        if "leaves" in options.suites:
+            options.plot = options.plot or PICTURE
     if options.small and options.suites == ["usual"] and not options.trees:
         options.trees = list(TREES)
     trees = options.trees or [tree for name in options.suites for tree in SUITES[name].trees]
     if options.plot and not options.replay and not any(name.startswith("small-") for name in trees):
         parser.error("--plot requires a tree small-*")
+    if options.plot and not find_spec("matplotlib"):
+        parser.error("the picture requires matplotlib; --docs PAGE draws only tables")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
     if options.order_seed is None:

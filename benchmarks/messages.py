@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.clock import Cost
 from benchmarks.contenders import Settings
+from benchmarks.results import Laps
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,46 @@ class Measure:
     path: Path
     verify: bool
     settle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTraining:
+    """Make a tree, a contender for it, and a training loop.
+
+    Attributes:
+        tree: What to make.
+        donate: Whether the steps donate their arguments.
+        directory: Directory of the saves.
+    """
+
+    tree: Prepare
+    donate: bool
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Do steps of the training loop.
+
+    Attributes:
+        steps: Number of steps.
+        every: Number of steps from one save to the next, 0 not to save.
+        settle: Whether to collect garbage and touch memory first; only needed for timing.
+    """
+
+    steps: int
+    every: int
+    settle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTraining:
+    """Compare a save with the state that it was given, and end the training loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The saved state was right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +143,6 @@ class Failed:
     trace: str
 
 
-Command = Prepare | Measure
-Result = Prepared | Measured
+Command = Prepare | Measure | PrepareTraining | Train | CheckTraining
+Result = Prepared | Measured | Laps | Checked
 Answer = Result | Unsupported | Failed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import matplotlib as mpl
@@ -48,7 +49,7 @@ _STYLE: dict[Any, object] = {
 def plot_cost_per_leaf(results: Results, path: Path) -> None:
     """Draw the cost per leaf of saving and of loading, one line per contender.
 
-    Uses the trees `small-*` on the first storage that has them.
+    Uses the trees `small-*` of the suite with most of them, on the first storage that has them.
 
     Raises:
         ValueError: The results have no such tree.
@@ -56,6 +57,8 @@ def plot_cost_per_leaf(results: Results, path: Path) -> None:
     groups = [group for group in results.groups if group.tree.startswith("small-")]
     if not groups:
         raise ValueError("Nothing to draw: the results have no tree small-*.")
+    suite = mode(group.suite for group in groups)
+    groups = [group for group in groups if group.suite == suite]
     storage = groups[0].storage
     groups = sorted((g for g in groups if g.storage == storage), key=lambda group: group.leaves)
     with mpl.rc_context(_STYLE):
@@ -65,7 +68,7 @@ def plot_cost_per_leaf(results: Results, path: Path) -> None:
         figure.suptitle(
             f"Time per leaf, checkpoints on {storage}", x=0.02, ha="left", weight="bold"
         )
-        figure.text(0.02, 0.02, _caption(results), size=7, color="#6b7079", va="bottom")
+        figure.text(0.02, 0.02, _caption(results, groups), size=7, color="#6b7079", va="bottom")
         figure.tight_layout(rect=(0, 0.08, 0.93, 0.98), w_pad=5)
         for panel, ends in zip(axes, lines, strict=True):
             _label(panel, ends, points_per_pixel=72 / figure.dpi)
@@ -119,13 +122,13 @@ def _label(axes: Axes, ends: dict[str, Point], *, points_per_pixel: float) -> No
         )
 
 
-def _caption(results: Results) -> str:
+def _caption(results: Results, groups: list[Group]) -> str:
     machine = results.machine
     hardware = ("cpu", "cores", "memory")
     software = [name for name in machine if name not in (*hardware, "jaxlib", "numpy")]
     processor = f"{machine['cpu']}, {machine['cores']} cores, {machine.get('memory', '')}"
     versions = ", ".join(f"{name} {machine[name]}" for name in software)
-    count = results.options["rounds"]
+    count = max(len(row.seconds) for group in groups for row in group.rows)
     rounds = "one round" if count == 1 else f"medians over {count} rounds"
     trees = f"Half of the leaves 4 KB, half 128 bytes; {rounds}"
     return f"{trees}. {processor}.\n{versions}."

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from benchmarks.operations import OPERATIONS, PARTIAL, RESHARD
-from benchmarks.results import Group, Results, Row
+from benchmarks.results import Group, Results, Row, Training, TrainingRow
 
 _BASELINES = ("orbit_ckpt", "orbax")
 _RATIOS = [f"/ {name}" for name in _BASELINES]
 _HEADER = (
     *("operation", "contender", "median", "range", *_RATIOS),
     *("processor", *_RATIOS, "peak memory", "/ tree", "read", "/ asked"),
+)
+_TRAINING_HEADER = (
+    *("contender", "steps alone", "added by saves", "processor"),
+    *("blocked first", "later", "a step alone", "after a save"),
 )
 
 
@@ -34,7 +38,7 @@ def table(group: Group) -> str:
     were asked for.
     """
     compression = "compressed" if group.compression else "not compressed"
-    title = f"{group.tree} on {group.storage}: {group.leaves:,} leaves, {_size(group.nbytes)}"
+    title = f"{group.tree} on {group.storage}: {group.leaves:,} leaves, {size(group.nbytes)}"
     lines: list[Sequence[str]] = [_HEADER]
     for operation, kind in OPERATIONS.items():
         rows = [row for row in group.rows if row.operation == operation]
@@ -58,12 +62,49 @@ def verdicts(group: Group) -> str:
     return f"{group.tree} on {group.storage}: {said}"
 
 
+def training_table(training: Training) -> str:
+    """Return the figures of training loops on one tree.
+
+    The columns are the median time of the steps without saves, what the saves add to the wall and
+    processor time of a run (median and least), how long the first save blocks and the others do
+    (median and least), and the median time of a step alone and of one right after a save.
+    """
+    donating = "donating" if training.donate else "not donating"
+    title = (
+        f"training {training.tree}, {donating}, on {training.storage}: {training.steps} steps, "
+        f"{training.leaves:,} leaves, {size(training.nbytes)}"
+    )
+    lines = [_TRAINING_HEADER, *map(_training_cells, training.rows)]
+    return "\n".join([title, *_align(lines), ""])
+
+
+def training_verdicts(training: Training) -> str:
+    """Return whether each contender saved one tree correctly while it changed."""
+
+    def verdict(row: TrainingRow) -> str:
+        return "FAILED" if row.error else "ok" if row.is_done else "-"
+
+    said = ", ".join(f"{row.contender} {verdict(row)}" for row in training.rows)
+    donating = "donating" if training.donate else "not donating"
+    return f"training {training.tree}, {donating}, on {training.storage}: {said}"
+
+
 def failures(results: Results) -> str:
     """Return every error with its traceback."""
-    return "\n\n".join(
-        f"FAILED: {row.contender}, {OPERATIONS[row.operation].label}, "
-        f"{group.tree} on {group.storage}\n{row.error}"
-        for group, row in results.errors
+    return "\n\n".join(f"FAILED: {what}\n{error}" for what, error in results.errors)
+
+
+def _training_cells(row: TrainingRow) -> Sequence[str]:
+    if not row.is_done:
+        return (row.contender, "FAILED" if row.error else "-")
+    ranges = (row.added_s, row.added_processor_s, row.later_blocked_s)
+    added, processor, blocked = (f"{time(median(r))}, {time(min(r))}" for r in ranges)
+    return (
+        row.contender,
+        time(median(laps.seconds for laps in row.alone)),
+        *(added, processor, time(row.first_blocked_s), blocked),
+        time(median(row.steps_alone_s)),
+        time(median(row.steps_after_s)),
     )
 
 
@@ -72,16 +113,16 @@ def _cells(group: Group, row: Row) -> Iterator[str]:
     if row.median_s is None:
         yield "FAILED" if row.error else "-"
         return
-    yield _time(row.median_s)
-    yield f"{_time(min(row.seconds))} - {_time(max(row.seconds))}"
+    yield time(row.median_s)
+    yield f"{time(min(row.seconds))} - {time(max(row.seconds))}"
     yield from _ratios(group, row, lambda row: row.median_s)
-    yield _time(row.best_processor_s) if row.best_processor_s is not None else ""
+    yield time(row.best_processor_s) if row.best_processor_s is not None else ""
     yield from _ratios(group, row, lambda row: row.best_processor_s)
     peak = median(row.peak_bytes) if row.peak_bytes else None
-    yield from ("", "") if peak is None else (_size(peak), f"{peak / group.nbytes:.2f}")
+    yield from ("", "") if peak is None else (size(peak), f"{peak / group.nbytes:.2f}")
     if row.operation in {*RESHARD, *PARTIAL} and row.read_bytes:
-        yield _size(min(row.read_bytes))
-        yield f"{min(row.read_bytes) / _asked(group, row):,.2f}"
+        yield size(min(row.read_bytes))
+        yield f"{min(row.read_bytes) / asked_bytes(group, row):,.2f}"
 
 
 def _ratios(group: Group, row: Row, figure: Callable[[Row], float | None]) -> Iterator[str]:
@@ -92,17 +133,12 @@ def _ratios(group: Group, row: Row, figure: Callable[[Row], float | None]) -> It
         yield f"{own / base:.2f}" if own is not None and base else "-"
 
 
-def _asked(group: Group, row: Row) -> int:
-    """Return the bytes asked for, in which replicas count once."""
-    return min(row.asked_bytes, group.nbytes)
-
-
 def _disk_notes(group: Group) -> Iterator[str]:
     for row in group.rows:
         if row.disk:
             beyond = (row.disk.nbytes - group.nbytes) / group.leaves
             yield (
-                f"  {row.contender}: {row.disk.files:,} files, {_size(row.disk.nbytes)}, "
+                f"  {row.contender}: {row.disk.files:,} files, {size(row.disk.nbytes)}, "
                 f"{beyond:,.0f} bytes per leaf beyond the data"
             )
 
@@ -116,7 +152,8 @@ def _refusals(group: Group) -> Iterator[str]:
 
 def _align(lines: Sequence[Sequence[str]]) -> Iterator[str]:
     """Pad columns, the first two to the left."""
-    padded = [[*line, *[""] * (len(_HEADER) - len(line))] for line in lines]
+    count = len(lines[0])
+    padded = [[*line, *[""] * (count - len(line))] for line in lines]
     widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
     for line in padded:
         cells = [
@@ -126,10 +163,18 @@ def _align(lines: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
-def _time(seconds: float) -> str:
+def time(seconds: float) -> str:
+    """Return a duration in milliseconds."""
     ms = seconds * 1e3
-    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+    digits = 0 if abs(ms) >= 100 else 1 if abs(ms) >= 10 else 2
+    return f"{ms:,.{digits}f} ms"
 
 
-def _size(nbytes: float) -> str:
+def size(nbytes: float) -> str:
+    """Return a size in MB or kB."""
     return f"{nbytes / 1e6:,.0f} MB" if nbytes >= 10**7 else f"{nbytes / 1e3:,.0f} kB"
+
+
+def asked_bytes(group: Group, row: Row) -> int:
+    """Return the bytes asked for, in which replicas count once."""
+    return min(row.asked_bytes, group.nbytes)

@@ -40,7 +40,33 @@ class Suite:
     too_slow: frozenset[tuple[str, str]] = frozenset()
 
 
-SUITES = {
+@dataclass(frozen=True, slots=True)
+class TrainingSuite:
+    """Training loops; options of the command line replace its fields.
+
+    Attributes:
+        about: What it measures.
+        loops: Names of trees, and whether the steps donate their arguments.
+        contenders: Names of contenders.
+        rounds: Number of rounds.
+        steps: Number of steps of a run.
+        every: Number of steps from one save to the next.
+    """
+
+    about: str
+    loops: Sequence[tuple[str, bool]]
+    contenders: Sequence[str] = _LIBRARIES
+    rounds: int = 3
+    steps: int = 100
+    every: int = 20
+
+    @property
+    def trees(self) -> Sequence[str]:
+        """Names of trees."""
+        return list(dict.fromkeys(tree for tree, _ in self.loops))
+
+
+SUITES: dict[str, Suite | TrainingSuite] = {
     "usual": Suite(
         "all contenders on the usual trees, in memory and on a disk",
         USUAL,
@@ -93,6 +119,10 @@ SUITES = {
         ["small-5000", "1x256MB"],
         operations=("save", *PARTIAL),
         compression=False,
+    ),
+    "training": TrainingSuite(
+        "100 steps of a training loop with a save every 20",
+        [("transformer", True), ("transformer", False), ("small-5000", False)],
     ),
 }
 """All suites by name."""

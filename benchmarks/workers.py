@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.messages import Measure, Measured, Prepare, Prepared
-from benchmarks.process import WorkerProcess, start_worker
+from benchmarks.messages import Command, Measure, Measured, Prepare, Prepared
+from benchmarks.process import T, WorkerProcess, start_worker
 
 
 @contextmanager
@@ -48,12 +48,16 @@ class Workers:
                 process = self._stack.enter_context(self._start())
                 self._running[contender] = _Running(process)
 
+    def ask(self, contender: str, command: Command, expected: type[T]) -> T:
+        """Send a message to the worker of a contender and return its answer."""
+        return self._running[contender].process.ask(command, expected)
+
     def prepare(self, command: Prepare) -> Prepared:
         """Let a worker make a tree, unless it has just made it."""
         running = self._running[command.contender]
         before, answer = running.prepared.get(command.tree, (None, None))
         if answer is None or before != command:
-            answer = running.process.ask(command, Prepared)
+            answer = self.ask(command.contender, command, Prepared)
             running.prepared[command.tree] = command, answer
         return answer
 
@@ -61,4 +65,4 @@ class Workers:
         """Let a worker do an operation, and make the tree first if the worker is a new one."""
         self.start([prepare.contender])
         self.prepare(prepare)
-        return self._running[prepare.contender].process.ask(command, Measured)
+        return self.ask(prepare.contender, command, Measured)

@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as orbax
 
 from benchmarks.contenders import Settings
+from benchmarks.contenders.managed import ManagedSaves
 from benchmarks.keys import Keys, leaf_at, nest
 
 
@@ -33,6 +34,7 @@ class Orbax:
             )
 
         self._tree = tree
+        self._settings = settings
         self._device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         self._checkpointer = orbax.Checkpointer(handler())
         self._async_checkpointer = orbax.AsyncCheckpointer(handler())
@@ -49,6 +51,10 @@ class Orbax:
     def load_jax(self, path: Path) -> object:
         """Load the tree onto its shardings."""
         return self._restore(path, self._to_jax)
+
+    def saves(self, directory: Path) -> ManagedSaves:
+        """Return what saves the steps of a run."""
+        return ManagedSaves(orbax, directory, self._settings)
 
     def load_onto(self, path: Path, target: Any) -> object:
         """Load the tree onto the shardings of a target."""

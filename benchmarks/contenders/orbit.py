@@ -11,6 +11,7 @@ import numpy as np
 
 import orbit_ckpt as ocp
 from benchmarks.contenders import Settings
+from benchmarks.contenders.managed import ManagedSaves
 from benchmarks.keys import Keys, leaf_at
 from orbit_ckpt.transform import Rename
 
@@ -21,6 +22,7 @@ class OrbitCkpt:
     def __init__(self, tree: object, settings: Settings) -> None:
         limit = settings.memory_limit_gb
         self._tree = tree
+        self._settings = settings
         self._has_limit = limit is not None
         handler = ocp.PyTreeHandler(
             use_compression=settings.compression,
@@ -53,6 +55,10 @@ class OrbitCkpt:
         """Load the tree onto its shardings, renaming every leaf with a rule."""
         rules = [Rename("**", r"renamed/\1")]
         return ocp.load(path, like={"renamed": self._tree}, transforms=rules)["renamed"]
+
+    def saves(self, directory: Path) -> ManagedSaves:
+        """Return what saves the steps of a run."""
+        return ManagedSaves(ocp, directory, self._settings)
 
     def load_onto(self, path: Path, target: object) -> object:
         """Load the tree onto the shardings of a target."""

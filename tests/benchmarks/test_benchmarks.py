@@ -21,7 +21,7 @@ from benchmarks.__main__ import main
 from benchmarks.clock import Meter
 from benchmarks.contenders import BUILT_IN, Settings, missing_package
 from benchmarks.messages import Prepare, Prepared
-from benchmarks.operations import PARTIAL, RESHARD, STANDARD
+from benchmarks.operations import STANDARD
 from benchmarks.process import WorkerDiedError, start_worker
 from benchmarks.report import failures, table
 from benchmarks.results import Disk, Group, Results, Row
@@ -67,21 +67,6 @@ def test_small_run_fills_every_row_and_finds_no_fault(tmp_path: Path) -> None:
     assert all(row.seconds for row in rows.values() if row.contender == "orbit_ckpt")
     orbax = [row for row in rows.values() if row.contender == "orbax"]
     assert all(row.seconds for row in orbax if row.operation != "load_renamed")
-
-
-@pytest.mark.slow
-def test_small_run_of_loads_of_parts_and_onto_other_layouts_finds_no_fault(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    arguments = ["--small", "--storage", str(tmp_path / "storage"), "--json", str(path)]
-    assert main(["reshard", "partial", *arguments]) == 0
-    groups = Results.read(path).groups
-    assert {group.suite: 0 for group in groups} == {"reshard": 0, "partial": 0}
-    loads = [r for group in groups for r in group.rows if r.operation in {*RESHARD, *PARTIAL}]
-    done = {(row.operation, row.contender) for row in loads if row.seconds}
-    assert done >= {(name, "orbit_ckpt") for name in (*RESHARD, *PARTIAL)}
-    assert done >= {(name, "orbax") for name in (*RESHARD, *PARTIAL) if name != "load_rows"}
-    read = [row for row in loads if row.contender == "orbit_ckpt"]
-    assert all(row.read_bytes[0] >= row.asked_bytes // 8 for row in read)  # up to eight replicas
 
 
 def test_order_is_random_but_saves_come_first_and_a_seed_repeats_it() -> None:
@@ -149,6 +134,19 @@ def test_faults_are_reported_by_contender_tree_and_operation(
     assert raising["load_jax"].error == "Not finished, because save failed."
     report = capsys.readouterr().out
     assert f"FAILED: {FAULTY[0]}, load to numpy, small-1000 on" in report
+
+
+@pytest.mark.slow
+def test_training_that_saves_wrong_values_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forgetful = "tests.benchmarks.faulty:Forgetful"
+    arguments = ["training", "--small", "--trees", "small-1000", "--storage", str(tmp_path)]
+    assert main([*arguments, "--contenders", forgetful, "bare"]) == 1
+    report = capsys.readouterr().out
+    assert f"FAILED: {forgetful}, training, small-1000\n" in report
+    assert "WrongValueError: layer_00000" in report
+    assert "bare -" in report
 
 
 def test_worker_that_does_not_answer_in_time_is_ended() -> None:
