@@ -441,9 +441,9 @@ def test_copies_from_devices_keep_their_budget(
     held: list[int] = []
     copy = batch_write.copy_to_host
 
-    def spy(shards: Any) -> Any:
+    def spy(shards: Any, *args: Any) -> Any:
         held.append(sum(shard.nbytes for shard in shards))
-        return copy(shards)
+        return copy(shards, *args)
 
     monkeypatch.setattr(batch_write, "copy_to_host", spy)
     monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)

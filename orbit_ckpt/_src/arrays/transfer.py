@@ -14,7 +14,9 @@ from msgspec import Struct
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray
 from orbit_ckpt._src.arrays.memory import Arena
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.references import sample_checksum
 from orbit_ckpt._src.arrays.slices import Region, Shape, from_index, split_by_rows, whole
+from orbit_ckpt._src.arrays.snapshot import Snapshots
 from orbit_ckpt._src.arrays.watch import LeafWatch
 
 
@@ -68,6 +70,8 @@ class Shard(Struct, frozen=True, gc=False):
         region: The part.
         data: Its values.
         in_place: Whether a save reads the data in place instead of copying them first.
+        sample: `sample_checksum` of the data when they were taken, if they are the caller's; None
+            for a copy.
         watch: Reports what a save does with the leaf, if a callback listens.
     """
 
@@ -75,6 +79,7 @@ class Shard(Struct, frozen=True, gc=False):
     data: Data
     in_place: bool = False
     watch: LeafWatch | None = None
+    sample: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -148,11 +153,13 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
     return handle
 
 
-def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
-    """Copy parts to host memory of the library's own; none may be deferred.
+def copy_to_host(shards: Sequence[Shard], snapshots: Snapshots | None = None) -> list[Shard]:
+    """Bring parts to host memory that nothing changes; none may be deferred.
 
-    Arrays on the CPU are copied like numpy's: JAX may share their memory with the numpy array that
-    they were made from.
+    Args:
+        shards: The parts.
+        snapshots: Takes arrays on the CPU that need no copy. None copies all of them: JAX may share
+            their memory with the numpy array that they were made from.
     """
     handles = [begin_transfer(shard.data) for shard in shards]
     # small arrays one by one: JAX releases their memory faster than an arena's
@@ -160,18 +167,18 @@ def copy_to_host(shards: Sequence[Shard]) -> list[Shard]:
     arena = Arena(
         sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large)
     )
-    return [
-        Shard(
-            shard.region,
-            np.asarray(handle)  # data from a device is already a copy
-            if handle is not shard.data
-            else _copy(handle, arena)
-            if is_large
-            else np.array(handle, order="C"),
-            watch=shard.watch,
-        )
-        for shard, handle, is_large in zip(shards, handles, large, strict=True)
-    ]
+
+    def take(shard: Shard, handle: object, is_large: bool) -> Shard:
+        if handle is not shard.data:  # data from a device is already a copy
+            return Shard(shard.region, np.asarray(handle), watch=shard.watch)
+        if not is_large:
+            return Shard(shard.region, np.array(handle, order="C"), watch=shard.watch)
+        view = snapshots.reference(handle) if snapshots and isinstance(handle, jax.Array) else None
+        if view is None:
+            return Shard(shard.region, _copy(handle, arena), watch=shard.watch)
+        return Shard(shard.region, view, watch=shard.watch, sample=sample_checksum(view))
+
+    return list(map(take, shards, handles, large))
 
 
 def _copy(data: object, arena: Arena) -> HostArray:

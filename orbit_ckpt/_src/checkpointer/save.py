@@ -16,6 +16,7 @@ from typing import Any, Literal
 import jax
 from msgspec import Struct
 
+from orbit_ckpt._src.arrays.snapshot import Snapshots
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.telemetry import report_save
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
@@ -242,10 +243,17 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
     _report(request.path, began, request.when_done)
 
 
-def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
+def begin_save(
+    request: SaveRequest, options: SessionOptions, snapshots: Snapshots | None = None
+) -> SaveHandle:
     """Start a save; return once it no longer depends on the caller's data.
 
     At interpreter exit the save ends before this returns; see `run_in_background`.
+
+    Args:
+        request: What to save.
+        options: Options of the session.
+        snapshots: Takes the arrays from the caller; None for one of this save alone.
 
     Raises:
         CheckpointExistsError: The path exists and must not be overwritten.
@@ -260,7 +268,8 @@ def begin_save(request: SaveRequest, options: SessionOptions) -> SaveHandle:
         with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
-            commit = run_sync(request.item.stage(session.directory, True))
+            with (snapshots or Snapshots()).taking():
+                commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 
     cancellation = Cancellation()

@@ -19,7 +19,9 @@ from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt._src.arrays.memory import byte_view
+from orbit_ckpt._src.arrays.references import sample_checksum
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.snapshot import Snapshots, current_snapshots
 from orbit_ckpt._src.arrays.transfer import (
     DeferredData,
     Shard,
@@ -38,6 +40,7 @@ from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
 from orbit_ckpt._src.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _MAX_BYTES = 1 << 31
@@ -161,7 +164,7 @@ class BatchWriter:
 
 
 async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
-    """Copy parts of arrays to memory of the library's own.
+    """Bring parts of arrays to host memory that nothing changes, as `current_snapshots` takes them.
 
     Deferred data, and those that are read in place, are returned unchanged.
 
@@ -173,6 +176,7 @@ async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) ->
         moved = [shard for shard in shards if not _stays(shard)]
         moved_copies = iter(await copy_to_host_within(max_bytes, moved))
         return [shard if _stays(shard) else next(moved_copies) for shard in shards]
+    snapshots = current_snapshots()
     limiter = ByteLimiter(max_bytes)
     total = sum(shard.nbytes for shard in shards)
     most = max(_TASK_BYTES, total // _THREADS)  # small data is not worth several threads
@@ -180,20 +184,20 @@ async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) ->
 
     async def copy(group: Sequence[Shard]) -> list[Shard]:
         if max_bytes is None:
-            return await asyncio.to_thread(_copy_watched, group)
+            return await asyncio.to_thread(_copy_watched, group, snapshots)
         remote = sum(shard.nbytes for shard in group if not is_on_host(shard.data))
         async with limiter.reserve(remote):
-            return await asyncio.to_thread(_copy_watched, group)
+            return await asyncio.to_thread(_copy_watched, group, snapshots)
 
     copies = await run_all(copy(group) for group, _ in groups)
     return [shard for group in copies for shard in group]
 
 
-def _copy_watched(shards: Sequence[Shard]) -> list[Shard]:
+def _copy_watched(shards: Sequence[Shard], snapshots: Snapshots) -> list[Shard]:
     watched = [(shard.watch, shard) for shard in shards if shard.watch is not None]
     for watch, _ in watched:
         watch.begin_transfer()
-    copies = copy_to_host(shards)
+    copies = copy_to_host(shards, snapshots)
     for watch, shard in watched:
         watch.transferred(shard.region.size)
     return copies
@@ -266,6 +270,7 @@ async def _write(
 
     try:
         await run_all(run(*task) for task in _tasks(writes, task_bytes))
+        await loop.run_in_executor(pool, _check_unchanged, writes)
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
     except GeneratorExit:  # the loop is gone
@@ -334,6 +339,27 @@ def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
     for write in writes:
         if not write.shards and write.document is not None:
             writer.put(join_key(write.name, write.layout.document_name), write.document)
+
+
+def _check_unchanged(writes: Sequence[ArrayWrite]) -> None:
+    """Check that data of which the save has no copy have not changed since it took them.
+
+    Raises:
+        UnsupportedLeafError: Some have.
+    """
+    changed = [
+        format_path(write.path)
+        for write in writes
+        for shard in write.shards
+        if shard.sample is not None and sample_checksum(np.asarray(shard.data)) != shard.sample
+    ]
+    if changed:
+        raise UnsupportedLeafError(
+            f"{shorten_list(changed)}: changed while being saved, by code that writes into the "
+            "memory of a jax.Array. Wait for the save before that, or give "
+            "AsyncOptions(snapshot='copy').",
+            paths=changed,
+        )
 
 
 def _source(part: _Part, max_bytes: int) -> Shard:

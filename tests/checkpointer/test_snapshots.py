@@ -1,0 +1,170 @@
+"""What background saves write of arrays that their caller donates, deletes or changes at once."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import orbit_ckpt as ocp
+from orbit_ckpt._src.arrays import transfer
+from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt.errors import UnsupportedLeafError
+from orbit_ckpt.testing.background import held_commits
+from tests.support import put
+
+SIZE = 1 << 16
+
+
+@jax.jit
+def double(x: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 2, x)
+
+
+def aligned(value: float) -> np.ndarray:
+    """Return an array in memory that JAX shares."""
+    values = aligned_empty((SIZE,), np.dtype(np.float32))
+    values[:] = value
+    return values
+
+
+def outputs(value: float) -> dict[str, jax.Array]:
+    """Return large and small outputs of a program, on one and on several devices."""
+    return double(
+        {
+            "one": jnp.full(SIZE, value / 2),
+            "matrix": jnp.full((300, 200), value / 2, jnp.bfloat16),
+            "sharded": put(np.full((SIZE, 2), value / 2), "x", x=8),
+            "replicated": put(np.full(SIZE, value / 2), x=8),
+            "small": jnp.full(3, value / 2),
+        }
+    )
+
+
+def assert_saved(path: Path, value: float) -> None:
+    for name, leaf in ocp.load(path).items():
+        assert (np.asarray(leaf) == value).all(), name
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the arrays that saves have copied to memory of their own."""
+    seen: list[int] = []
+    copy = transfer._copy
+
+    def spy(data: Any, *args: Any) -> Any:
+        seen.append(data.nbytes)
+        return copy(data, *args)
+
+    monkeypatch.setattr(transfer, "_copy", spy)
+    return seen
+
+
+def test_outputs_of_programs_are_not_copied(copies: list[int], tmp_path: Path) -> None:
+    ocp.save_async(tmp_path / "x", outputs(4)).result()
+    assert_saved(tmp_path / "x", 4)
+    assert not copies
+
+
+def test_arrays_that_may_share_memory_are_copied(copies: list[int], tmp_path: Path) -> None:
+    source = aligned(1)
+    tree = {
+        "put": jax.device_put(source),
+        "sharded": put(source, "x", x=8),
+        "dlpack": jnp.from_dlpack(source),
+        "callback": jax.make_array_from_callback(
+            source.shape, put(np.ones(8), "x", x=4).sharding, lambda index: source[index]
+        ),
+        "numpy": source,
+    }
+    with held_commits():
+        handle = ocp.save_async(tmp_path / "x", tree)
+        source[:] = -1
+    handle.result()
+    assert_saved(tmp_path / "x", 1)
+    assert sum(copies) >= 3 * source.nbytes
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_loop_that_donates_its_state_saves_every_state(is_held: bool, tmp_path: Path) -> None:
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = outputs(0)
+    handles = []
+    for number in range(4):
+        with held_commits() as go:
+            if not is_held:
+                go.set()
+            handles.append(ocp.save_async(tmp_path / str(number), state))
+            for _ in range(3):
+                state = step(state)
+            jax.block_until_ready(state)
+    for number, handle in enumerate(handles):
+        handle.result()
+        assert_saved(tmp_path / str(number), 3 * number)
+
+
+def test_arrays_may_be_deleted_during_a_save(tmp_path: Path) -> None:
+    state = outputs(2)
+    with held_commits():
+        handle = ocp.save_async(tmp_path / "x", state)
+        for name in list(state):
+            state.pop(name).delete()
+        others = [outputs(9) for _ in range(3)]
+        jax.block_until_ready(others)
+    handle.result()
+    assert_saved(tmp_path / "x", 2)
+
+
+def write_into(array: jax.Array, at: slice = slice(None)) -> None:
+    """Change an array in place, as only code outside JAX can."""
+    view = np.asarray(array)
+    memory = (ctypes.c_char * view.nbytes).from_address(view.ctypes.data)
+    np.frombuffer(memory, view.dtype).reshape(view.shape)[at] = -1
+
+
+@pytest.mark.parametrize("at", [slice(None), slice(3000, 6000)], ids=["all", "some"])
+def test_a_leaf_that_changes_during_a_save_fails_it(at: slice, tmp_path: Path) -> None:
+    state = {"layer": {"kernel": double(jnp.ones(SIZE)), "bias": double(jnp.ones(SIZE))}}
+    with held_commits():
+        handle = ocp.save_async(tmp_path / "x", state)
+        write_into(state["layer"]["kernel"], at)
+    with pytest.raises(UnsupportedLeafError, match=r"layer/kernel: changed while") as caught:
+        handle.result()
+    assert caught.value.paths == ("layer/kernel",)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_manager_does_not_list_a_step_that_changed_during_its_save(tmp_path: Path) -> None:
+    state = {"w": double(jnp.ones(SIZE))}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+        with held_commits():
+            manager.save(2, args=ocp.args.StandardSave(state))
+            write_into(state["w"])
+        with pytest.raises(ocp.errors.BackgroundSaveError, match="w: changed while"):
+            manager.wait_until_finished()
+        assert manager.all_steps() == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
+
+
+def test_handlers_that_write_at_once_get_the_same_guarantees(tmp_path: Path) -> None:
+    class Handler(ocp.type_handlers.ArrayHandler):
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+            return await super().serialize(values, infos, args)
+
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, Handler()))
+    handler = ocp.PyTreeHandler(type_handler_registry=registry)
+    state = outputs(6)
+    source = aligned(6)
+    state["put"] = jax.device_put(source)
+    with ocp.AsyncCheckpointer(handler) as checkpointer, held_commits():
+        checkpointer.save(tmp_path / "x", state)
+        source[:] = -1
+        jax.block_until_ready(jax.jit(double, donate_argnums=0)(state))
+    assert_saved(tmp_path / "x", 6)
