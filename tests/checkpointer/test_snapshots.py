@@ -16,9 +16,11 @@ from orbit_ckpt._src.arrays import transfer
 from orbit_ckpt._src.arrays.memory import aligned_empty
 from orbit_ckpt.errors import UnsupportedLeafError
 from orbit_ckpt.testing.background import held_commits
+from tests.forks import in_child
 from tests.support import put
 
 SIZE = 1 << 16
+MODES = ["auto", "reference", "copy"]
 
 
 @jax.jit
@@ -91,21 +93,85 @@ def test_arrays_that_may_share_memory_are_copied(copies: list[int], tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_loop_that_donates_its_state_saves_every_state(is_held: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_that_donates_its_state_saves_every_state(
+    mode: Any, is_held: bool, tmp_path: Path
+) -> None:
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     state = outputs(0)
-    handles = []
+    options = ocp.AsyncOptions(snapshot=mode)
+    with ocp.StandardCheckpointer(async_options=options) as checkpointer:
+        for number in range(4):
+            with held_commits() as go:
+                if not is_held:
+                    go.set()
+                checkpointer.save(tmp_path / str(number), state)
+                for _ in range(3):
+                    state = step(state)
+                jax.block_until_ready(state)
+            checkpointer.wait_until_finished()
     for number in range(4):
-        with held_commits() as go:
-            if not is_held:
-                go.set()
-            handles.append(ocp.save_async(tmp_path / str(number), state))
-            for _ in range(3):
-                state = step(state)
-            jax.block_until_ready(state)
-    for number, handle in enumerate(handles):
-        handle.result()
         assert_saved(tmp_path / str(number), 3 * number)
+
+
+def test_saves_copy_while_arrays_are_donated(copies: list[int], tmp_path: Path) -> None:
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = outputs(0)
+    has_copied: list[bool] = []
+    with ocp.StandardCheckpointer() as checkpointer:
+        for number, donates in enumerate([False, True, True, False, False]):
+            copies.clear()
+            with held_commits():
+                checkpointer.save(tmp_path / str(number), state)
+                state = step(state) if donates else double(state)
+                jax.block_until_ready(state)
+            checkpointer.wait_until_finished()
+            has_copied.append(bool(copies))
+    assert has_copied == [False, False, True, True, False]
+
+
+def test_copies_use_the_memory_of_the_last_save(tmp_path: Path) -> None:
+    state = {"a": double(jnp.ones(1 << 20)), "b": double(jnp.ones((3 << 20) + 5))}
+    options = ocp.AsyncOptions(snapshot="copy")
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeHandler(), async_options=options)
+    kept = checkpointer._snapshots.memory
+    for number in range(3):
+        checkpointer.save(tmp_path / str(number), state)
+        assert not kept.nbytes
+        checkpointer.wait_until_finished()
+        assert 16 << 20 <= kept.nbytes <= 24 << 20
+        state = double(state)
+    assert in_child(lambda: kept.nbytes) == 0
+    checkpointer.close()
+    assert not kept.nbytes
+    for number in range(3):
+        assert_saved(tmp_path / str(number), 2 ** (number + 1))
+
+
+def test_kept_memory_is_bounded(tmp_path: Path) -> None:
+    options = ocp.AsyncOptions(snapshot="copy", kept_memory_bytes=9 << 20)
+    with ocp.AsyncCheckpointer(ocp.PyTreeHandler(), async_options=options) as checkpointer:
+        checkpointer.save(tmp_path / "x", [double(jnp.ones(1 << 20)) for _ in range(6)])
+        checkpointer.wait_until_finished()
+        assert checkpointer._snapshots.memory.nbytes == 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"snapshot": "fast"}, ValueError, "snapshot must be one of 'auto', .*found 'fast'"),
+        ({"snapshot": True}, TypeError, "snapshot must be one of 'auto', .*found True"),
+        ({"kept_memory_bytes": -1}, ValueError, "kept_memory_bytes must be at least 0"),
+        ({"kept_memory_bytes": 1.5}, TypeError, "kept_memory_bytes must be an integer"),
+        ({"kept_memory_secs": 0}, ValueError, "kept_memory_secs"),
+        ({"kept_memory_secs": "1"}, TypeError, "kept_memory_secs"),
+    ],
+)
+def test_wrong_options_are_refused(
+    wrong: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        ocp.AsyncOptions(**wrong)
 
 
 def test_arrays_may_be_deleted_during_a_save(tmp_path: Path) -> None:

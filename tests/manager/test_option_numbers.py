@@ -45,6 +45,7 @@ COUNTS: list[tuple[Make, str, int]] = [
 
 NUMBERS: list[tuple[Make, str, bool]] = [
     (ocp.AsyncOptions, "timeout_secs", False),
+    (ocp.AsyncOptions, "kept_memory_secs", False),
     (ocp.MultiprocessingOptions, "timeout_secs", False),
     (partial(ocp.AsyncCheckpointer, ocp.PyTreeHandler()), "timeout_secs", False),
     (ocp.MemoryOptions.from_gb, "save", False),

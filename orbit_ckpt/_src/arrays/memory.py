@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import mmap
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from orbit_ckpt._src.arrays.slices import Shape
 _ALIGNMENT = 64
 """Alignment that JAX's CPU backend requires to adopt a buffer."""
 
-_HUGE_PAGE_BYTES = 1 << 21
+HUGE_PAGE_BYTES = 1 << 21
 
 _BLOCK_BYTES = 1 << 23
 """Smaller arrays share a block, which lives as long as any of them."""
@@ -25,12 +26,14 @@ _BLOCK_BYTES = 1 << 23
 class Arena:
     """Allocates memory for arrays; no two share any of it."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         """Create an arena.
 
         Args:
             nbytes: Approximate total of all allocations.
+            allocate: Returns aligned memory of the given size; None takes it from the system.
         """
+        self._allocate = allocate or allocate_aligned
         self._block_bytes = min(_BLOCK_BYTES, nbytes)
         self._block = memoryview(bytearray())
         self._used = 0
@@ -38,9 +41,9 @@ class Arena:
     def allocate(self, nbytes: int) -> memoryview:
         """Allocate aligned bytes, uninitialized."""
         if nbytes > self._block_bytes // 2:
-            return _aligned(nbytes)
+            return self._allocate(nbytes)
         if self._used + nbytes > self._block.nbytes:
-            self._block = _aligned(self._block_bytes)
+            self._block = self._allocate(self._block_bytes)
             self._used = 0
         start = self._used
         self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -49,7 +52,7 @@ class Arena:
 
 def aligned_empty(shape: Shape, dtype: DType) -> HostArray:
     """Allocate an uninitialized array in memory of its own."""
-    return np.ndarray(shape, dtype, _aligned(math.prod(shape) * dtype.itemsize))
+    return np.ndarray(shape, dtype, allocate_aligned(math.prod(shape) * dtype.itemsize))
 
 
 def available_bytes() -> int | None:
@@ -71,11 +74,12 @@ def check_available(nbytes: int) -> None:
     available = available_bytes()
     if available is not None and nbytes > available:
         raise OSError(errno.ENOMEM, f"{nbytes} bytes of memory are needed, {available} are free")
-    _aligned(nbytes)
+    allocate_aligned(nbytes)
 
 
-def _aligned(nbytes: int) -> memoryview:
-    if nbytes >= _HUGE_PAGE_BYTES and _MAP_FLAGS is not None:
+def allocate_aligned(nbytes: int) -> memoryview:
+    """Take memory from the system whose start JAX's CPU backend can adopt, uninitialized."""
+    if nbytes >= HUGE_PAGE_BYTES and _MAP_FLAGS is not None:
         return _mapped(nbytes, _MAP_FLAGS)
     buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
@@ -89,10 +93,10 @@ def _mapped(nbytes: int, flags: int) -> memoryview:
     consist of small pages, which the system hands out at an eighth of the speed.
     """
     # align to whole huge pages; take only the used part of the last one
-    pages, rest = divmod(nbytes, _HUGE_PAGE_BYTES)
-    block = mmap.mmap(-1, (pages + bool(rest)) * _HUGE_PAGE_BYTES, flags=flags)
+    pages, rest = divmod(nbytes, HUGE_PAGE_BYTES)
+    block = mmap.mmap(-1, (pages + bool(rest)) * HUGE_PAGE_BYTES, flags=flags)
     with contextlib.suppress(AttributeError, OSError):
-        block.madvise(mmap.MADV_HUGEPAGE, 0, pages * _HUGE_PAGE_BYTES)
+        block.madvise(mmap.MADV_HUGEPAGE, 0, pages * HUGE_PAGE_BYTES)
     return memoryview(block)[:nbytes]
 
 

@@ -153,19 +153,23 @@ def begin_transfer(data: Data) -> np.ndarray | jax.Array | DeferredData:
     return handle
 
 
-def copy_to_host(shards: Sequence[Shard], snapshots: Snapshots | None = None) -> list[Shard]:
+def copy_to_host(shards: Sequence[Shard], snapshots: Snapshots) -> list[Shard]:
     """Bring parts to host memory that nothing changes; none may be deferred.
 
-    Args:
-        shards: The parts.
-        snapshots: Takes arrays on the CPU that need no copy. None copies all of them: JAX may share
-            their memory with the numpy array that they were made from.
+    Arrays on the CPU are copied like numpy's unless `snapshots` refers to them: JAX may share their
+    memory with the numpy array that they were made from.
     """
     handles = [begin_transfer(shard.data) for shard in shards]
     # small arrays one by one: JAX releases their memory faster than an arena's
     large = [math.prod(shard.region.shape) > _SMALL for shard in shards]
     arena = Arena(
-        sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large)
+        sum(shard.nbytes for shard, is_large in zip(shards, large, strict=True) if is_large),
+        snapshots.memory.allocate,
+    )
+    snapshots.observe(
+        shard.data
+        for shard, is_large in zip(shards, large, strict=True)
+        if not is_large and isinstance(shard.data, jax.Array)
     )
 
     def take(shard: Shard, handle: object, is_large: bool) -> Shard:
@@ -173,7 +177,7 @@ def copy_to_host(shards: Sequence[Shard], snapshots: Snapshots | None = None) ->
             return Shard(shard.region, np.asarray(handle), watch=shard.watch)
         if not is_large:
             return Shard(shard.region, np.array(handle, order="C"), watch=shard.watch)
-        view = snapshots.reference(handle) if snapshots and isinstance(handle, jax.Array) else None
+        view = snapshots.reference(handle) if isinstance(handle, jax.Array) else None
         if view is None:
             return Shard(shard.region, _copy(handle, arena), watch=shard.watch)
         return Shard(shard.region, view, watch=shard.watch, sample=sample_checksum(view))

@@ -77,6 +77,7 @@ class AsyncCheckpointer(Checkpointer):
         )
         self._when_done = options.post_finalization_callback
         self._last = PendingSave(timeout_s)
+        self._snapshots = options.snapshots()
 
     @override
     def save(
@@ -106,7 +107,7 @@ class AsyncCheckpointer(Checkpointer):
             custom_metadata=custom_metadata,
             when_done=self._when_done,
         )
-        self._last.begin(lambda: begin_save(request, self._options))
+        self._last.begin(lambda: begin_save(request, self._options, self._snapshots))
 
     def wait_until_finished(self) -> None:
         """Wait until no save is in progress.
@@ -156,6 +157,7 @@ class AsyncCheckpointer(Checkpointer):
         try:
             self._last.finish(inherited=False)
         finally:
+            self._snapshots.close()
             super().close()
 
 

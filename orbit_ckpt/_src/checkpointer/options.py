@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
+from orbit_ckpt._src.arrays.kept_memory import KeptMemory
+from orbit_ckpt._src.arrays.snapshot import SnapshotMode, Snapshots
 from orbit_ckpt._src.runtime.checks import (
     check_callable,
+    check_choice,
     check_int,
     check_methods,
     check_number,
@@ -15,7 +19,7 @@ from orbit_ckpt._src.runtime.checks import (
     check_type,
 )
 from orbit_ckpt._src.runtime.jax_process_group import default_group
-from orbit_ckpt._src.runtime.process import ProcessGroup
+from orbit_ckpt._src.runtime.process import ProcessGroup, reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.text import warn_set
 
@@ -72,15 +76,29 @@ class AsyncOptions:
         barrier_sync_fn: Ignored; processes synchronize through JAX's coordination service.
         post_finalization_callback: Called in the background once a checkpoint is durable.
         create_directories_asynchronously: Ignored; the directory exists when a save returns.
+        snapshot: What a save does with JAX arrays on the CPU before it returns. `"reference"`
+            refers to outputs of compiled functions, so that it blocks for next to no time, and
+            copies arrays that may share the memory of a numpy array. Until it ends, XLA copies
+            arrays that are donated. `"copy"` copies all arrays. `"auto"` copies if arrays were
+            donated during the last save, and refers otherwise.
+        kept_memory_bytes: Maximum bytes of host memory to keep for the copies of the next save;
+            None for as much as the last one used, 0 for none. `close` gives it back.
+        kept_memory_secs: After how many seconds without a save to give it back.
     """
 
     timeout_secs: float = 1200
     barrier_sync_fn: object = None
     post_finalization_callback: Callable[[], object] | None = None
     create_directories_asynchronously: bool = True
+    snapshot: SnapshotMode = "auto"
+    kept_memory_bytes: int | None = None
+    kept_memory_secs: float = 600
 
     def __post_init__(self) -> None:
         check_number("timeout_secs", self.timeout_secs, can_be_zero=False)
+        check_choice("snapshot", self.snapshot, get_args(SnapshotMode))
+        check_int("kept_memory_bytes", self.kept_memory_bytes, least=0, optional=True)
+        check_number("kept_memory_secs", self.kept_memory_secs, can_be_zero=False)
         callback = "Give a function without arguments."
         check_callable("post_finalization_callback", self.post_finalization_callback, callback)
         warn_set(
@@ -98,6 +116,13 @@ class AsyncOptions:
                 ),
             },
         )
+
+    def snapshots(self) -> Snapshots:
+        """Return what takes the arrays of a checkpointer's saves; close it with that."""
+        memory = KeptMemory(self.kept_memory_bytes, self.kept_memory_secs)
+        snapshots = Snapshots(self.snapshot, memory)
+        reset_in_child(snapshots)
+        return snapshots
 
 
 _TIMEOUT_S = 600.0

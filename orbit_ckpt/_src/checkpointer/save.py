@@ -262,13 +262,14 @@ def begin_save(
     began = time.monotonic()
     # the background thread must not hold the request, which holds the caller's arrays
     path, step, when_done = request.path, request.step, request.when_done
+    snapshots = snapshots or Snapshots()
     typestr = request.item.typestr
     session = _open(request, options)
     with contextlib.ExitStack() as stack:
         with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
-            with (snapshots or Snapshots()).taking():
+            with snapshots.taking():
                 commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 
@@ -291,6 +292,8 @@ def begin_save(
             else:
                 _logger.exception("Saving %s in the background failed", path)
             raise
+        finally:
+            snapshots.end_save()
         await asyncio.to_thread(_report, path, began, when_done, commit)
 
     with session.called():

@@ -134,6 +134,7 @@ class StepWriter:
         self._session = _session_options(options, self._async)
         self._policy = options.decision_policy()
         self._pending = PendingSave(self._async.timeout_secs)
+        self._snapshots = self._async.snapshots()
         self._started = options.now()
 
     def decide(self, step: int, call: str, *, force: bool = False) -> StepDecision:
@@ -369,6 +370,7 @@ class StepWriter:
                 self._finish_pending(inherited=False)
             raise
         finally:
+            self._snapshots.close()
             self._store.close()
 
     def _begin(self, request: StepRequest) -> SaveHandle | None:
@@ -390,7 +392,7 @@ class StepWriter:
         if self.saves_at_once(request.decision) and request.decision.seconds is None:
             save_now(save, self._session)
             return None
-        return begin_save(save, self._session)
+        return begin_save(save, self._session, self._snapshots)
 
     def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         if self._coordinator.is_primary:

@@ -115,6 +115,20 @@ def check_mapping(name: str, value: object, advice: str) -> None:
     check_type(name, value, Mapping, "a dict", advice)
 
 
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Check that an option is one of several strings.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: It is another string.
+    """
+    wanted = ", ".join(map(repr, choices))
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {wanted}, found {show(value)}.")
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {wanted}, found {show(value)}.")
+
+
 def check_int(name: str, value: object, *, least: int, optional: bool = False) -> None:
     """Check that an option is an integer, of numpy too; None passes if it is optional.
 

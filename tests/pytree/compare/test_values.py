@@ -299,7 +299,7 @@ def peak_of_diff(a: Path, b: Path, max_bytes: int) -> tuple[ocp.CheckpointDiff, 
 def test_memory_stays_within_the_budget_whatever_the_size_of_chunks(
     use_ocdbt: bool, use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_HUGE_PAGE_BYTES", 1 << 60)  # what the system maps is not traced
+    monkeypatch.setattr(memory, "HUGE_PAGE_BYTES", 1 << 60)  # what the system maps is not traced
     monkeypatch.setattr(store_path, "_BLOCK_BYTES", 1 << 18)
     budget = 2 << 20
     value = np.random.default_rng(0).random((4096, 1024), np.float32)
