@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt.testing.comparison import expect_same
@@ -55,6 +56,25 @@ def checkpointer(*, rich_types: bool = True, **options: Any) -> ocp.Checkpointer
     """Return a checkpointer of trees; with the defaults it stores what `ocp.save` does."""
     metadata_options = ocp.PyTreeMetadataOptions(support_rich_types=rich_types)
     return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=metadata_options, **options))
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count the bytes of chunks, as stored, that this process reads meanwhile."""
+    readers: list[BatchReader] = []
+    original = BatchReader.__init__
+
+    def init(self: BatchReader, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        readers.append(self)
+
+    total = [0]
+    BatchReader.__init__ = init
+    try:
+        yield total
+    finally:
+        BatchReader.__init__ = original
+        total[0] = sum(reader.bytes_read for reader in readers)
 
 
 def unpack(archive: str, directory: Path) -> Path:

@@ -7,9 +7,7 @@ others and loads them all. What a process has seen it writes to
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from orbit_ckpt.type_handlers import (
     SingleReplicaArrayRestoreArgs,
     create_type_handler_registry,
 )
-from tests.support import wait_until
+from tests.support import counted, wait_until
 
 WAIT_S = 100
 DEVICES = {1: [4], 2: [4, 2], 4: [2, 1, 1, 1]}
@@ -148,25 +146,6 @@ def load_from_orbax(directory: Path, report: dict[str, Any]) -> None:
         wanted = shardings(layout, mesh_for(layout))
         check(ocp.load(directory / f"orbax_{layout}", like=targets(wanted)), layout, wanted)
         report["loaded"].append(f"orbax_{layout}")
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[list[int]]:
-    """Count the bytes of chunks that this process reads meanwhile."""
-    readers: list[BatchReader] = []
-    original = BatchReader.__init__
-
-    def init(self: BatchReader, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        readers.append(self)
-
-    total = [0]
-    BatchReader.__init__ = init
-    try:
-        yield total
-    finally:
-        BatchReader.__init__ = original
-        total[0] = sum(reader.bytes_read for reader in readers)
 
 
 def restore_with(

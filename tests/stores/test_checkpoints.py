@@ -26,6 +26,8 @@ from orbit_ckpt.errors import (
     IncompleteCheckpointError,
     StorageError,
 )
+from orbit_ckpt.testing.chaos.proxy import Proxy
+from tests.support import checkpointer, put
 
 
 def at(url: str) -> StorePath:
@@ -278,3 +280,21 @@ def test_a_save_is_one_line_in_the_log(s3: str, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "orbit_ckpt"):
         ocp.save(f"{s3}/1", {"a": 1})
     assert [record.getMessage() for record in caplog.records] == [f"Saved {s3}/1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_compression", [True, False])
+def test_each_byte_is_requested_once_whatever_the_sharding(
+    use_compression: bool, s3: str, proxy: Proxy
+) -> None:
+    value = np.random.default_rng(0).integers(0, 1 << 24, (256, 4096), np.int32)
+    tree = {"w": put(value, "x", "y", x=2, y=4)}
+    checkpointer(use_compression=use_compression).save(f"{s3}/1", tree)
+    stored = ocp.plan(f"{s3}/1").bytes_read
+    for spec in (("x",), (None, "x"), ()):
+        wanted = put(np.zeros_like(value), *spec, x=8)
+        before = proxy.nbytes
+        found = ocp.load(f"{s3}/1", {"w": wanted})["w"]
+        np.testing.assert_array_equal(found, value)
+        assert found.sharding == wanted.sharding
+        assert stored <= proxy.nbytes - before < 1.05 * stored

@@ -23,11 +23,11 @@ from copy import copy
 from itertools import repeat
 from typing import cast
 
-import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, whole
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
@@ -43,7 +43,7 @@ from orbit_ckpt._src.storage.chunk_read import (
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.layout import Value, join_key
+from orbit_ckpt._src.storage.layout import Extent, Value, join_key
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.store_path import is_damage, map_requests
 from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
@@ -52,6 +52,9 @@ from orbit_ckpt._src.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _BYTES_PER_CORE = 1 << 26
+_DIVIDED_BYTES = 1 << 23
+"""Threads share the chunks of an array from this size on; smaller ones each read whole arrays."""
+
 _MOST_BYTES = 1 << 31
 """Upper limit of the default budget: each core decodes or casts while the next data is read."""
 
@@ -87,6 +90,22 @@ class ChunkCheck(Struct, frozen=True, gc=False):
     errors: list[CorruptionError]
     nbytes: int
     absent: int
+
+
+class _Unit(Struct, frozen=True, gc=False):
+    """One chunk of a large array, read by one thread.
+
+    Attributes:
+        number: Position of the array among the reads.
+        index: The chunk's grid index.
+        parts: Its parts that belong to regions of the array.
+        nbytes: Size of its elements.
+    """
+
+    number: int
+    index: Shape
+    parts: Sequence[ChunkPart]
+    nbytes: int
 
 
 class BatchReader:
@@ -200,8 +219,7 @@ class BatchReader:
             return ReadCost(read.nbytes, read.nbytes, read.nbytes)
         lengths = [
             self._store.length(layout.chunk_key(read.name, index)) or 0
-            for region in read.regions
-            for index in chunk_indices(region, layout.chunk_shape)
+            for index in parts_by_chunk(read.regions, layout.chunk_shape)
         ]
         return ReadCost(sum(lengths), len(lengths) * layout.chunk_nbytes, read.nbytes)
 
@@ -242,7 +260,7 @@ class BatchReader:
     def _has_encoded(self, reads: Sequence[ArrayRead]) -> bool:
         return not all(self.can_stream(read.layout) for read in reads)
 
-    async def read(self, reads: Sequence[ArrayRead]) -> list[list[np.ndarray]]:
+    async def read(self, reads: Sequence[ArrayRead]) -> list[list[HostArray]]:
         """Read the values of each read's regions, in the stored dtype.
 
         The arrays are writable and owned by the caller alone.
@@ -250,30 +268,86 @@ class BatchReader:
         Raises:
             CorruptionError: A chunk is missing, truncated or damaged.
         """
-        results: list[list[np.ndarray]] = [[] for _ in reads]
-        sizes = [read.nbytes for read in reads]
-        direct: list[int] = []
+        results: list[list[HostArray]] = [[] for _ in reads]
+        divided: list[int] = []
+        together: list[int] = []
         others: list[int] = []
-        has_sums = bool(self.sums)
         for i, read in enumerate(reads):
-            (direct if self.can_stream(read.layout) else others).append(i)
+            if not self.can_stream(read.layout):
+                others.append(i)
+            else:
+                (divided if self._is_divided(read) else together).append(i)
+        units: list[_Unit] = []
+        if divided:
+            units = await asyncio.to_thread(self._divide, reads, divided, results)
+        has_sums = bool(self.sums)
+        sizes = [reads[i].nbytes for i in together] + [unit.nbytes for unit in units]
+
+        def in_order(positions: Sequence[int], reading: ValueReader) -> Sequence[int]:
+            """Return positions in the order of their places in objects, where those matter."""
+            if not self._threads.share_objects:
+                return positions
+            places: dict[int, list[Extent]] = {}
+            for i in positions:
+                unit = units[i - len(together)] if i >= len(together) else None
+                read = reads[together[i] if unit is None else unit.number]
+                indices = parts_by_chunk(read.regions, read.layout.chunk_shape)
+                places[i] = self._places(read, indices if unit is None else [unit.index])
+            reading.expect(place for found in places.values() for place in found)
+            return sorted(positions, key=lambda i: [(p.file, p.offset) for p in places[i][:1]])
 
         def read_directly(positions: Sequence[int]) -> None:
             with self._reading(sum(sizes[i] for i in positions)) as reading:
-                for i in positions:
-                    read = reads[i]
-                    results[i] = [self._chunks.read(read, r, reading) for r in read.regions]
-                    if has_sums:
-                        self.sums.compare(read, results[i])
+                for i in in_order(positions, reading):
+                    if i < len(together):
+                        read = reads[together[i]]
+                        results[together[i]] = self._chunks.read(read, reading)
+                        if has_sums:
+                            self.sums.compare(read, results[together[i]])
+                    else:
+                        unit = units[i - len(together)]
+                        read, values = reads[unit.number], results[unit.number]
+                        self._chunks.fill(read, unit.index, unit.parts, values, reading)
 
         async def read_decoded(i: int) -> None:
-            results[i] = await run_all(self._decoder.read(reads[i], r) for r in reads[i].regions)
-            if has_sums:
-                await asyncio.to_thread(self.sums.compare, reads[i], results[i])
+            results[i] = await self._decoder.read(reads[i])
 
-        await run_all([self._threads.run(read_directly, direct, sizes), *map(read_decoded, others)])
+        threads = self._threads.run(read_directly, range(len(sizes)), sizes)
+        await run_all([threads, *map(read_decoded, others)])
+        if has_sums:
+            compare = self.sums.compare
+            late = (*divided, *others)
+            await run_all(asyncio.to_thread(compare, reads[i], results[i]) for i in late)
         found, results = results, []  # threads release a finished call a little later
         return found
+
+    def _places(self, read: ArrayRead, indices: Iterable[Shape]) -> list[Extent]:
+        """Return the places of some chunks, without those in the index or missing."""
+        keys = (read.layout.chunk_key(read.name, index) for index in indices)
+        values = (self._chunks.find(read.path, key) for key in keys)
+        return [value for value in values if isinstance(value, Extent)]
+
+    def _is_divided(self, read: ArrayRead) -> bool:
+        """Return whether the chunks of an array are read in any order, by several threads."""
+        if read.nbytes >= _DIVIDED_BYTES:
+            return True
+        is_chunk = len(read.regions) == 1 and read.regions[0].shape == read.layout.chunk_shape
+        return self._store.is_remote and not is_chunk
+
+    def _divide(
+        self, reads: Sequence[ArrayRead], numbers: Sequence[int], results: list[list[HostArray]]
+    ) -> list[_Unit]:
+        """Allocate the results of some reads; return their chunks, for several threads."""
+        units: list[_Unit] = []
+        for number in numbers:
+            read = reads[number]
+            results[number] = self._chunks.allocate(read)
+            nbytes = read.layout.chunk_nbytes
+            units += [
+                _Unit(number, index, parts, nbytes)
+                for index, parts in parts_by_chunk(read.regions, read.layout.chunk_shape).items()
+            ]
+        return units
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the stored chunk or its place.
@@ -291,20 +365,20 @@ class BatchReader:
         """Return whether arrays of a layout are decoded here, not by TensorStore."""
         return layout.is_direct and not self._fill_missing
 
+    def read_now(self, read: ArrayRead) -> list[HostArray]:
+        """Read the regions of one array as `read` does, synchronously."""
+        if self.can_stream(read.layout):
+            with self._reading(read.nbytes) as reading:
+                results = self._chunks.read(read, reading)
+        else:
+            results = run_sync(self._decoder.read(read))
+        self.sums.compare(read, results)
+        return results
+
     def read_part(self, read: ArrayRead, region: Region) -> HostArray:
         """Read the values of one part as `read` does, synchronously."""
-        values = self._read_part(read, region)
-        check = self.sums.begin(read, region)
-        if check is not None:
-            check.add(values)
-            check.finish()
+        (values,) = self.read_now(structs.replace(read, regions=(region,)))
         return values
-
-    def _read_part(self, read: ArrayRead, region: Region) -> HostArray:
-        if not self.can_stream(read.layout):
-            return run_sync(self._decoder.read(read, region))
-        with self._reading(region.size * read.layout.dtype.itemsize) as reading:
-            return self._chunks.read(read, region, reading)
 
     def read_blocks(self, read: ArrayRead, region: Region, max_bytes: int) -> Iterator[HostArray]:
         """Yield one part as consecutive blocks in C order.

@@ -52,11 +52,7 @@ def read_box(
         position = sum(map(math.prod, zip(box.start, strides, strict=True))) * itemsize
         return _read(value, position, into, reading)
     stride = strides[len(outer) - 1]
-    count = 1
-    in_store = is_store_url(value.file)
-    if (stride - run) * itemsize <= (MAX_OBJECT_AHEAD_BYTES if in_store else _PAGE_BYTES):
-        span_bytes = _OBJECT_SPAN_BYTES if in_store else _SPAN_BYTES
-        count = max(1, span_bytes // (stride * itemsize))
+    count = _runs_at_once(run, stride, itemsize, in_store=is_store_url(value.file))
     for start, rows in _groups(outer, count):
         index = tuple(s + i for s, i in zip(box.start, start, strict=False))
         index += box.start[len(index) :]
@@ -74,6 +70,26 @@ def read_box(
         if not is_whole:
             return False
     return True
+
+
+def box_bytes(layout: ZarrArray, box: Region, *, in_store: bool) -> int:
+    """Return the number of bytes that `read_box` reads, without gaps at the ends of spans."""
+    itemsize = layout.dtype.itemsize
+    outer, run = _split(box.shape, layout.chunk_shape)
+    if not outer:
+        return run * itemsize
+    stride = _strides(layout.chunk_shape)[len(outer) - 1]
+    has_gaps = _runs_at_once(run, stride, itemsize, in_store=in_store) > 1
+    return math.prod(outer) * (stride if has_gaps else run) * itemsize
+
+
+def _runs_at_once(run: int, stride: int, itemsize: int, *, in_store: bool) -> int:
+    """Return the number of neighbouring runs that one read covers, together with their gaps."""
+    max_gap = MAX_OBJECT_AHEAD_BYTES if in_store else _PAGE_BYTES
+    if (stride - run) * itemsize > max_gap:
+        return 1
+    span_bytes = _OBJECT_SPAN_BYTES if in_store else _SPAN_BYTES
+    return max(1, span_bytes // (stride * itemsize))
 
 
 def _split(shape: Shape, chunk_shape: Shape) -> tuple[Shape, int]:

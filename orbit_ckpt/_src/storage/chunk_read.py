@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from crc32c import crc32c
 from msgspec import Struct
 
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.memory import aligned_empty, byte_view
-from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region, split_by_rows
+from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, split_by_rows, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, UnsafePathError
-from orbit_ckpt._src.storage.box_read import read_box
-from orbit_ckpt._src.storage.codec import (
-    CHECKSUM_BYTES,
-    NOT_THE_WRITTEN,
-    ChunkStream,
-    decode_chunk,
-    decode_stream,
-)
+from orbit_ckpt._src.storage.box_read import box_bytes, read_box
+from orbit_ckpt._src.storage.codec import ChunkStream, decode_chunk, decode_stream
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
+from orbit_ckpt._src.storage.plain_stream import PlainStream
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
     MAX_OBJECT_AHEAD_BYTES,
@@ -40,6 +36,7 @@ SMALL_BYTES = 1 << 14
 _LARGE_BYTES = 1 << 26
 _MAX_DOCUMENT_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
+_OBJECT_BLOCK_BYTES = 1 << 23
 _MIN_BLOCK_BYTES = 1 << 16
 """Parts of chunks that are read block by block."""
 
@@ -90,37 +87,82 @@ class ChunkReader:
         self._store = store
         self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
 
-    def read(self, read: ArrayRead, region: Region, reading: ValueReader) -> HostArray:
-        """Read a part; the result is writable and owned by the caller.
+    def read(self, read: ArrayRead, reading: ValueReader) -> list[HostArray]:
+        """Read the regions of an array, each chunk once; the results are owned by the caller.
 
         Raises:
             CorruptionError: A chunk is missing, truncated or damaged.
         """
         layout = read.layout
-        nbytes = region.size * layout.dtype.itemsize
-        if nbytes > _LARGE_BYTES:
-            self._check_size(read, region)
-        memory = reading.arena.allocate(nbytes)
-        result = np.ndarray(region.shape, layout.dtype, memory)
-        if region.shape == layout.chunk_shape == layout.shape:
-            first = (0,) * len(layout.shape)
-            self._read_chunk(read, first, memory, reading)
-            return result
-        for index in chunk_indices(region, layout.chunk_shape):
-            chunk = chunk_region(index, layout.chunk_shape)
-            if chunk == region:
-                self._read_chunk(read, index, memory, reading)
-                break
-            common = region.intersect(chunk)
-            if common is not None and self.reads_parts(layout):
-                into = result[(*common.within(region).slices, ...)]
-                self._read_part(read, index, common.within(chunk), into, reading)
-                continue
-            for block, values in self.blocks(read, index, reading, _BLOCK_BYTES):
-                common = region.intersect(block)
-                if common is not None:
-                    result[common.within(region).slices] = values[common.within(block).slices]
-        return result
+        results = self.allocate(read, reading.arena)
+        if len(read.regions) == 1 and read.regions[0].shape == layout.chunk_shape == layout.shape:
+            self._read_chunk(read, (0,) * len(layout.shape), byte_view(results[0]), reading)
+            return results
+        for index, parts in parts_by_chunk(read.regions, layout.chunk_shape).items():
+            self.fill(read, index, parts, results, reading)
+        return results
+
+    def allocate(self, read: ArrayRead, arena: Arena | None = None) -> list[HostArray]:
+        """Return uninitialized arrays for the regions of an array.
+
+        Args:
+            read: The array.
+            arena: Provides memory; None for memory of each region's own.
+
+        Raises:
+            CorruptionError: Its chunks are too small for what the array claims to be.
+        """
+        dtype = read.layout.dtype
+        results: list[HostArray] = []
+        for region in read.regions:
+            nbytes = region.size * dtype.itemsize
+            if nbytes > _LARGE_BYTES:
+                self._check_size(read, region)
+            memory = _new_block(nbytes) if arena is None else arena.allocate(nbytes)
+            results.append(np.ndarray(region.shape, dtype, memory))
+        return results
+
+    def fill(
+        self,
+        read: ArrayRead,
+        index: Shape,
+        parts: Sequence[ChunkPart],
+        results: Sequence[HostArray],
+        reading: ValueReader,
+    ) -> None:
+        """Read a chunk once and copy its parts into the regions that they belong to.
+
+        Args:
+            read: The array.
+            index: The chunk's grid index.
+            parts: Its parts, see `parts_by_chunk`.
+            results: The values of each region.
+            reading: Reads.
+
+        Raises:
+            CorruptionError: The chunk is missing, truncated or damaged.
+        """
+        layout = read.layout
+        # the ellipsis makes it a view of a single number too
+        targets = [results[part.number][(*part.target.slices, ...)] for part in parts]
+        is_whole = parts[0].source.shape == layout.chunk_shape
+        if len(parts) == 1 and is_whole and targets[0].flags.c_contiguous:
+            self._read_chunk(read, index, byte_view(targets[0]), reading)
+        elif self.reads_parts(layout) and self._are_less(parts, layout):
+            for part, target in zip(parts, targets, strict=True):
+                self._read_part(read, index, part.source, target, reading)
+        else:
+            max_bytes = _OBJECT_BLOCK_BYTES if self._store.is_remote else _BLOCK_BYTES
+            for block, values in self._blocks(read, index, reading, max_bytes, reading.buffer):
+                copy_parts(block, values, parts, targets)
+
+    def _are_less(self, parts: Sequence[ChunkPart], layout: ZarrArray) -> bool:
+        """Return whether separate reads of parts of a plain chunk take fewer bytes than all."""
+        if len(parts) == 1:
+            return True
+        in_store = self._store.is_remote
+        nbytes = sum(box_bytes(layout, part.source, in_store=in_store) for part in parts)
+        return nbytes < layout.chunk_nbytes
 
     def _check_size(self, read: ArrayRead, region: Region) -> None:
         """Check that the first chunk of a part can have the size that its array claims.
@@ -185,12 +227,34 @@ class ChunkReader:
         Raises:
             CorruptionError: The chunk is missing, truncated or damaged.
         """
+        chunk = chunk_region(index, read.layout.chunk_shape)
+        for block, values in self._blocks(read, index, reading, max_bytes, _new_block):
+            start = tuple(map(sum, zip(chunk.start, block.start, strict=True)))
+            yield Region(start, block.shape), values
+
+    def _blocks(
+        self,
+        read: ArrayRead,
+        index: Shape,
+        reading: ValueReader,
+        max_bytes: int,
+        allocate: Callable[[int], memoryview],
+    ) -> Iterator[tuple[Region, HostArray]]:
+        """Yield a chunk as `blocks` does, with regions in the chunk's coordinates.
+
+        Args:
+            read: The array.
+            index: The chunk's grid index.
+            reading: Reads.
+            max_bytes: Approximate size of a block.
+            allocate: Returns memory for a block; may return the same for each.
+        """
         layout = read.layout
-        chunk = chunk_region(index, layout.chunk_shape)
+        chunk = whole(layout.chunk_shape)
         if layout.chunk_nbytes <= max_bytes:
-            values = aligned_empty(chunk.shape, layout.dtype)
-            self._read_chunk(read, index, byte_view(values), reading)
-            yield chunk, values
+            memory = allocate(layout.chunk_nbytes)
+            self._read_chunk(read, index, memory, reading)
+            yield chunk, np.ndarray(chunk.shape, layout.dtype, memory)
             return
         key, value = self.chunk(read, index)
         nbytes = stored_size(value)
@@ -201,16 +265,23 @@ class ChunkReader:
                 raise damaged_chunk(read, key, value, problem)
 
         try:
-            is_inline = isinstance(value, bytes)
-            source = open_value(value) if is_inline else reading.stream(value)
-            stream = ChunkStream(layout, source, nbytes, recorded_checksum(value))
+            stream = self._open_stream(layout, value, reading)
             for block in cut_in_order(chunk, layout, max_bytes):
-                values = aligned_empty(block.shape, layout.dtype)
-                check(stream.read_into(byte_view(values)))
-                yield block, values
+                memory = allocate(block.size * layout.dtype.itemsize)
+                check(stream.read_into(memory))
+                yield block, np.ndarray(block.shape, layout.dtype, memory)
             check(stream.finish())
         except FileNotFoundError:
             check("the file is missing")
+
+    def _open_stream(
+        self, layout: ZarrArray, value: Value, reading: ValueReader
+    ) -> ChunkStream | PlainStream:
+        if isinstance(value, bytes):
+            return ChunkStream(layout, open_value(value), len(value))
+        if layout.compression is None:
+            return PlainStream(layout, value, reading)
+        return ChunkStream(layout, reading.stream(value), value.length, value.checksum)
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the stored chunk or its place.
@@ -330,6 +401,31 @@ def recorded_checksum(value: Value) -> int | None:
     return None if isinstance(value, bytes) else value.checksum
 
 
+def copy_parts(
+    block: Region,
+    values: HostArray,
+    parts: Sequence[ChunkPart],
+    targets: Sequence[HostArray],
+) -> None:
+    """Copy what a block of a chunk has of its parts.
+
+    Args:
+        block: The block, in the chunk's coordinates.
+        values: Its elements.
+        parts: Parts of the chunk.
+        targets: Where each goes.
+    """
+    for part, target in zip(parts, targets, strict=True):
+        common = part.source.intersect(block)
+        if common is not None:
+            source = values[(*common.within(block).slices, ...)]
+            target[(*common.within(part.source).slices, ...)] = source
+
+
+def _new_block(nbytes: int) -> memoryview:
+    return byte_view(aligned_empty((nbytes,), np.dtype(np.uint8)))
+
+
 def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[Region]:
     """Yield consecutive parts in C order."""
     elements = max(max_bytes, _MIN_BLOCK_BYTES) // layout.dtype.itemsize
@@ -340,17 +436,8 @@ def _read_plain(
     layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
 ) -> str | None:
     """Read an uncompressed chunk into its destination; return what is wrong with it."""
-    stored = memoryview(bytearray(CHECKSUM_BYTES if layout.checksum else 0))
-    expected = chunk.nbytes + stored.nbytes
-    if value.length != expected or reading.read_into(value, [chunk, stored]) != expected:
-        return f"it does not have {expected} bytes"
-    if stored:
-        checksum = int.from_bytes(stored, "little")
-        if crc32c(chunk) != checksum:
-            return "its checksum does not match"
-        if value.checksum not in (None, checksum):
-            return NOT_THE_WRITTEN
-    return None
+    stream = PlainStream(layout, value, reading)
+    return stream.read_into(chunk) or stream.finish()
 
 
 def _read_encoded(

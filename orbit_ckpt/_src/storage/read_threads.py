@@ -26,6 +26,8 @@ class ReadThreads:
         self._is_remote = store.is_remote
         self.asks_for_each = isinstance(store, ObjectStore)
         """Whether every value is a request, independent of the others."""
+        self.share_objects = store.is_remote and not self.asks_for_each
+        """Whether values lie together in objects, so that one request reads several."""
 
     async def run(
         self,

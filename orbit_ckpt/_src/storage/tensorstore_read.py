@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import tensorstore as ts
 
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, bounding_box, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import aligned_empty, check_available
-from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region
+from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
+from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
     ChunkReader,
+    copy_parts,
     damaged_chunk,
     stored_size,
 )
@@ -48,15 +53,38 @@ class TensorStoreReader:
         self._fill_missing = fill_missing
         self._context = ts.Context()
 
-    async def read(self, read: ArrayRead, region: Region) -> HostArray:
-        """Read the values of a part.
+    async def read(self, read: ArrayRead) -> list[HostArray]:
+        """Read the regions of an array, each chunk once.
 
         Raises:
             CorruptionError: A chunk is missing or damaged.
             FormatError: TensorStore does not have the array's codecs.
             StorageError: The store does not answer, or permission to read a file is missing.
         """
-        self._check_chunks(read, region)
+        layout = read.layout
+        chunks = parts_by_chunk(read.regions, layout.chunk_shape)
+        for index in chunks:
+            self._check_chunk(read, index)
+        if all(len(parts) == 1 for parts in chunks.values()):
+            return await run_all(self._read_region(read, region) for region in read.regions)
+        results = [aligned_empty(region.shape, layout.dtype) for region in read.regions]
+        limiter = ByteLimiter(_LARGE_BYTES)
+
+        async def fill(index: Shape, parts: Sequence[ChunkPart]) -> None:
+            box = bounding_box(parts)
+            start = chunk_region(index, layout.chunk_shape).start
+            place = Region(tuple(map(sum, zip(start, box.start, strict=True))), box.shape)
+            targets = [results[part.number][(*part.target.slices, ...)] for part in parts]
+            async with limiter.reserve(box.size * layout.dtype.itemsize):
+                copy_parts(box, await self._read_region(read, place), parts, targets)
+
+        await run_all(fill(index, parts) for index, parts in chunks.items())
+        return results
+
+    async def _read_region(self, read: ArrayRead, region: Region) -> HostArray:
+        needed = max(region.size * read.layout.dtype.itemsize, read.layout.chunk_nbytes)
+        if needed > _LARGE_BYTES:
+            check_available(needed)
         array = await self._open(read)
         try:
             return await self._read_into_own_memory(array[region.slices])
@@ -76,26 +104,22 @@ class TensorStoreReader:
         await target.write(array)
         return host
 
-    def _check_chunks(self, read: ArrayRead, region: Region) -> None:
-        """Check that all chunks exist and match the manifest; count them as read.
+    def _check_chunk(self, read: ArrayRead, index: Shape) -> None:
+        """Check that a chunk exists and matches the manifest; count it as read.
 
-        Nor may they be too small for the array: TensorStore allocates memory for it, and ends the
+        Nor may it be too small for the array: TensorStore allocates memory for it, and ends the
         program if it cannot.
         """
         layout = read.layout
-        for index in chunk_indices(region, layout.chunk_shape):
-            key = layout.chunk_key(read.name, index)
-            value = self._chunks.find(read.path, key)
-            if value is None and not self._fill_missing:
-                raise self._chunks.missing(read, key)
-            nbytes = 0 if value is None else stored_size(value)
-            if value is not None and most_decoded(layout, nbytes) < layout.chunk_nbytes:
-                problem = f"its {nbytes} bytes cannot be {layout.chunk_nbytes}"
-                raise damaged_chunk(read, key, value, problem)
-            self._fetched.add(nbytes)
-        needed = max(region.size * layout.dtype.itemsize, layout.chunk_nbytes)
-        if needed > _LARGE_BYTES:
-            check_available(needed)
+        key = layout.chunk_key(read.name, index)
+        value = self._chunks.find(read.path, key)
+        if value is None and not self._fill_missing:
+            raise self._chunks.missing(read, key)
+        nbytes = 0 if value is None else stored_size(value)
+        if value is not None and most_decoded(layout, nbytes) < layout.chunk_nbytes:
+            problem = f"its {nbytes} bytes cannot be {layout.chunk_nbytes}"
+            raise damaged_chunk(read, key, value, problem)
+        self._fetched.add(nbytes)
 
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
         key = join_key(read.name, read.layout.document_name)

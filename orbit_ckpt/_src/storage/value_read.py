@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from orbit_ckpt._src.arrays.memory import Arena
+import numpy as np
+
+from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.store_path import (
     StorePath,
@@ -27,7 +31,10 @@ _OBJECT = -1
 MAX_OBJECT_AHEAD_BYTES = 1 << 22
 """The same for objects of a store, from the first value on; larger values are read alone."""
 
-_STREAM_BYTES = 1 << 25
+_MAX_GAP_BYTES = 1 << 16
+"""Gaps between expected values of an object up to this size are read too."""
+
+_STREAM_BYTES = 1 << 23
 
 _MAX_OPEN = 16
 """Maximum files that a reader keeps open; without a database every chunk is one."""
@@ -80,6 +87,8 @@ class ValueReader:
         self._window = memoryview(b"")
         self._window_place = Extent("", 0, 0)
         self._scratch = bytearray()
+        self._buffer = memoryview(b"")
+        self._expected: list[tuple[str, int, int]] | None = None
 
     def __enter__(self) -> ValueReader:
         return self
@@ -87,6 +96,12 @@ class ValueReader:
     def __exit__(self, *_: object) -> None:
         while self._descriptors:
             self._close_oldest()
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """Return aligned memory, which is the same at the next call."""
+        if self._buffer.nbytes < nbytes:
+            self._buffer = byte_view(aligned_empty((nbytes,), np.dtype(np.uint8)))
+        return self._buffer[:nbytes]
 
     def read(self, value: Value) -> memoryview:
         """Return the bytes of a value, fewer if the file ends early; valid until the next call."""
@@ -104,6 +119,35 @@ class ValueReader:
             start = 0
         return self._window[start : start + value.length]
 
+    def expect(self, values: Iterable[Value | None]) -> None:
+        """Limit what is read ahead in objects of a store to values that are about to be read."""
+        places = sorted(
+            (value.file, value.offset, value.offset + value.length)
+            for value in values
+            if isinstance(value, Extent) and value.length <= MAX_OBJECT_AHEAD_BYTES
+        )
+        runs: list[tuple[str, int, int]] = []
+        for file, start, stop in places:
+            if runs and runs[-1][0] == file and start - runs[-1][2] <= _MAX_GAP_BYTES:
+                runs[-1] = (file, runs[-1][1], max(stop, runs[-1][2]))
+            else:
+                runs.append((file, start, stop))
+        self._expected = runs
+
+    def _ahead_in_object(self, value: Extent) -> int:
+        """Return how many bytes to read from a value of an object on; never expect them again."""
+        runs = self._expected
+        if runs is None:
+            return MAX_OBJECT_AHEAD_BYTES
+        at = bisect_right(runs, (value.file, value.offset, sys.maxsize)) - 1
+        file, start, stop = runs[at] if at >= 0 else ("", 0, 0)
+        if file != value.file or stop <= value.offset:
+            return 0
+        end = min(stop, value.offset + max(value.length, MAX_OBJECT_AHEAD_BYTES))
+        rest = [(file, start, value.offset), (file, end, stop)]
+        runs[at : at + 1] = [run for run in rest if run[1] < run[2]]
+        return end - value.offset
+
     def _read_ahead(self, value: Extent) -> None:
         """Read a value and, if it lies shortly behind the last ones, the bytes after it."""
         last = self._window_place
@@ -111,7 +155,7 @@ class ValueReader:
         is_next = value.file == last.file and 0 <= gap <= last.length
         ahead = min(2 * last.length, MAX_AHEAD_BYTES) if is_next else 0
         if self._open(value.file) == _OBJECT:  # a request costs as much as many bytes
-            ahead = MAX_OBJECT_AHEAD_BYTES
+            ahead = self._ahead_in_object(value)
         nbytes = max(value.length, ahead)
         self._window_place = Extent("", 0, 0)  # the last window is overwritten
         if len(self._scratch) < nbytes:

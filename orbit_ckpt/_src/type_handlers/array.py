@@ -296,7 +296,7 @@ class ArrayHandler(
     def read_now(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:
         (target,) = plan_targets([info], [arg])
         reader = load_batch_of(info).reader
-        return target.place([reader.read_part(target.read, r) for r in target.read.regions])
+        return target.place(reader.read_now(target.read))
 
     @override
     async def read_alone(self, info: ParamInfo, arg: RestoreArgs) -> jax.Array:

@@ -1,0 +1,74 @@
+"""Read an uncompressed chunk from start to end, straight into its destination."""
+
+from __future__ import annotations
+
+from crc32c import crc32c
+
+from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, NOT_THE_WRITTEN
+from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.store_path import is_store_url
+from orbit_ckpt._src.storage.value_read import ValueReader, part_of
+from orbit_ckpt._src.storage.zarr import ZarrArray
+
+_PIECE_BYTES = 1 << 19
+"""Bytes that are read at once: a processor's cache holds them until their checksum is computed."""
+
+_OBJECT_PIECE_BYTES = 1 << 30
+"""The same for objects of a store, whose requests cost more than reading memory twice."""
+
+
+class PlainStream:
+    """The elements of one uncompressed chunk in C order, read straight into buffers.
+
+    Like `ChunkStream`, it shows damage only after the last element: call `finish`.
+
+    Args:
+        layout: How the chunk's array is stored.
+        value: The place of the chunk.
+        reading: Reads; the caller counts the bytes.
+    """
+
+    def __init__(self, layout: ZarrArray, value: Extent, reading: ValueReader) -> None:
+        self._value = value
+        self._reading = reading
+        self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
+        self._nbytes = layout.chunk_nbytes + self._checksum_bytes
+        self._piece_bytes = _OBJECT_PIECE_BYTES if is_store_url(value.file) else _PIECE_BYTES
+        self._position = 0
+        self._sum = 0
+
+    def read_into(self, buffer: memoryview) -> str | None:
+        """Fill a buffer with the next elements; return what is wrong with the chunk."""
+        if self._value.length != self._nbytes:
+            return self._wrong_size
+        for start in range(0, buffer.nbytes, self._piece_bytes):
+            piece = buffer[start : start + self._piece_bytes]
+            if not self._read(piece):
+                return self._wrong_size
+            if self._checksum_bytes:
+                self._sum = crc32c(piece, self._sum)
+        return None
+
+    def finish(self) -> str | None:
+        """Check the chunk, all of whose elements have been read; return what is wrong with it."""
+        if self._position + self._checksum_bytes != self._nbytes:
+            return self._wrong_size
+        if not self._checksum_bytes:
+            return None
+        stored = memoryview(bytearray(self._checksum_bytes))
+        if not self._read(stored):
+            return self._wrong_size
+        if self._sum != int.from_bytes(stored, "little"):
+            return "its checksum does not match"
+        if self._value.checksum not in (None, self._sum):
+            return NOT_THE_WRITTEN
+        return None
+
+    def _read(self, piece: memoryview) -> bool:
+        place = part_of(self._value, self._position, piece.nbytes)
+        self._position += piece.nbytes
+        return self._reading.read_into(place, [piece]) == piece.nbytes
+
+    @property
+    def _wrong_size(self) -> str:
+        return f"it does not have {self._nbytes} bytes"
