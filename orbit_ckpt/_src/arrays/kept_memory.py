@@ -82,9 +82,14 @@ class KeptMemory:
             if memory is not None:
                 memory.trim()
 
-        self._timer = threading.Timer(self._max_age_s, give_back)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(self._max_age_s, give_back)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no thread can be had, as when the interpreter exits
+            self.trim()
+        else:
+            self._timer = timer
 
     def close(self) -> None:
         """Give back all memory, what is in use as soon as it is not."""

@@ -157,13 +157,13 @@ def test_no_more_than_blocks_is_held_beside_the_result(
     tree = {"w": jax.device_put(value, shardings()["rows"])}
     checkpointer(use_compression=use_compression).save(tmp_path / "x", tree)
     held: list[int] = []
-    allocate = memory._aligned
+    allocate = memory.allocate_aligned
 
     def count(nbytes: int) -> memoryview:
         held.append(nbytes)
         return allocate(nbytes)
 
-    monkeypatch.setattr(memory, "_aligned", count)
+    monkeypatch.setattr(memory, "allocate_aligned", count)
     assert np.array_equal(load(tmp_path / "x", value, shardings()["columns"]), value)
     threads = max(2, min(8, os.cpu_count() or 2))
     assert value.nbytes <= sum(held) <= value.nbytes + threads * (1 << 20)
