@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -38,6 +39,12 @@ from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
+from orbit_ckpt._src.storage.small_write import (
+    SmallArray,
+    WholeArrays,
+    small_batches,
+    write_batch,
+)
 from orbit_ckpt._src.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.text import shorten_list
@@ -103,6 +110,7 @@ class BatchWriter:
         self.record: Manifest | None = None
         self._options = options
         self._writes: list[ArrayWrite] = []
+        self._small: list[WholeArrays] = []
         self._is_ordered = False
 
     def add(self, write: ArrayWrite) -> None:
@@ -111,14 +119,24 @@ class BatchWriter:
         if write.shards and write.shards[0].watch is not None:
             self._is_ordered = True
 
+    def add_whole(self, arrays: WholeArrays) -> None:
+        """Add arrays that are stored alike."""
+        if arrays.are_small:
+            self._small.append(arrays)
+        else:
+            for write in _one_by_one(arrays):
+                self.add(write)
+
     @property
     def arrays(self) -> list[tuple[str, ZarrArray]]:
         """Names and layouts of the arrays that are added and not yet written."""
-        return [(write.name, write.layout) for write in self._writes]
+        small = [(name, arrays.layout) for arrays in self._small for name in arrays.names]
+        return [(write.name, write.layout) for write in self._writes] + small
 
     async def snapshot(self) -> None:
         """Copy all added data to memory that only this batch can change."""
-        writes = self._writes
+        small, self._small = self._small, []
+        writes = self._writes = [*self._writes, *chain.from_iterable(map(_one_by_one, small))]
         shards = [shard for write in writes for shard in write.shards]
         copies = iter(await copy_to_host_within(self._options.max_transfer_bytes, shards))
         self._writes = [
@@ -131,8 +149,8 @@ class BatchWriter:
         Raises:
             StorageError: The storage refused a write.
         """
-        options, writes = self._options, self._writes
-        self._writes = []
+        options, writes, small = self._options, self._writes, self._small
+        self._writes, self._small = [], []
         if self._is_ordered:
             writes.sort(key=_priority)
         try:
@@ -146,8 +164,10 @@ class BatchWriter:
                 else FilesWriter(options.directory)
             )
             here = sum(bool(write.shards) for write in writes)
-            self.progress.plan(here, sum(_nbytes(write) for write in writes))
-            await _write(writes, writer, options, self.progress)
+            here += sum(len(arrays.names) for arrays in small)
+            nbytes = sum(map(_nbytes, writes)) + sum(arrays.nbytes for arrays in small)
+            self.progress.plan(here, nbytes)
+            await _write(writes, small, writer, options, self.progress)
             self.record = writer.record if isinstance(writer, DatabaseWriter) else None
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
@@ -240,8 +260,17 @@ def _nbytes(write: ArrayWrite) -> int:
     return sum(shard.nbytes for shard in write.shards)
 
 
+def _one_by_one(arrays: WholeArrays) -> Iterator[ArrayWrite]:
+    """Yield arrays that are stored alike as single ones."""
+    layout, document, dtype = arrays.layout, arrays.document, arrays.dtype
+    region = whole(layout.shape)
+    for name, value, path in zip(arrays.names, arrays.values, arrays.paths, strict=True):
+        yield ArrayWrite(name, layout, document, [Shard(region, value)], dtype, path)
+
+
 async def _write(
     writes: Sequence[ArrayWrite],
+    small: Sequence[WholeArrays],
     writer: ValueWriter,
     options: WriteOptions,
     progress: ProgressCounter,
@@ -264,12 +293,23 @@ async def _write(
                 raise
             progress.add(sum(part.is_last for part in parts), sum(part.nbytes for part in parts))
 
+    async def run_small(batch: Sequence[SmallArray], nbytes: int) -> None:
+        async with limiter.reserve(nbytes):
+            if not stopped.is_set():
+                await loop.run_in_executor(pool, write_batch, batch, writer)
+            progress.add(len(batch), nbytes)
+
     def give_up() -> None:
         pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
         writer.abort()
 
     try:
-        await run_all(run(*task) for task in _tasks(writes, task_bytes))
+        await run_all(
+            chain(
+                (run(*task) for task in _tasks(writes, task_bytes)),
+                (run_small(*batch) for batch in small_batches(small, task_bytes)),
+            )
+        )
         await loop.run_in_executor(pool, _check_unchanged, writes)
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import zstandard
@@ -29,6 +31,14 @@ _NO_ROOT = b"\xff" * 9 + b"\x01"
 """Offset and length of a root that does not exist: 2**64 - 1 as a variable-length integer."""
 
 _ZSTD_LEVEL = 0
+
+_PLACE_BYTES = 24
+"""Approximate size of the place of a value in a node."""
+
+_COMPARED_KEYS, _COMPARED_BYTES = 1 << 14, 1 << 10
+"""How many keys, of up to how many bytes, are compared at a time."""
+
+_key_of = itemgetter(0)
 
 
 class NodeReference(Struct, frozen=True):
@@ -59,15 +69,17 @@ def split_entries(
     values: Mapping[bytes, Value], *, max_bytes: int = MAX_NODE_BYTES
 ) -> list[list[Entry]]:
     """Divide entries among leaf nodes, in the order of their keys."""
+    entries = sorted(values.items(), key=_key_of)
+    sizes = [len(key) + (len(v) if isinstance(v, bytes) else _PLACE_BYTES) for key, v in entries]
+    if sum(sizes) <= max_bytes:
+        return [entries]
     nodes: list[list[Entry]] = [[]]
     held = 0
-    for key in sorted(values):
-        value = values[key]
-        nbytes = len(key) + (len(value) if isinstance(value, bytes) else 24)
+    for entry, nbytes in zip(entries, sizes, strict=True):
         if nodes[-1] and held + nbytes > max_bytes:
             nodes.append([])
             held = 0
-        nodes[-1].append((key, value))
+        nodes[-1].append(entry)
         held += nbytes
     return nodes
 
@@ -81,10 +93,10 @@ def encode_leaf(entries: Sequence[Entry]) -> bytes:
         table,
         _varint(len(entries)),
         *_key_columns([key for key, _ in entries]),
-        _varints(len(v) if isinstance(v, bytes) else v.length for _, v in entries),
-        bytes(not isinstance(value, bytes) for _, value in entries),
+        _varints([len(v) if isinstance(v, bytes) else v.length for _, v in entries]),
+        bytes([not isinstance(value, bytes) for _, value in entries]),
         _varints(ids),
-        _varints(value.offset for value in indirect),
+        _varints([value.offset for value in indirect]),
         *inline,
     ]
     return _frame_node(0, body)
@@ -193,18 +205,31 @@ def _key_columns(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 def _shared_prefixes(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     """Return how many bytes each key shares with the one before it, and the rest of each."""
-    prefixes: list[int] = []
-    suffixes: list[bytes] = []
-    last = b""
-    for key in keys:
-        shared = min(len(key), len(last))
-        # the highest bit in which two numbers differ is in the first byte that differs
-        differing = int.from_bytes(key[:shared]) ^ int.from_bytes(last[:shared])
-        shared -= (differing.bit_length() + 7) // 8
-        prefixes.append(shared)
-        suffixes.append(key[shared:])
-        last = key
-    return prefixes, suffixes
+    shared = [0] * min(len(keys), 1)
+    for start in range(0, len(keys) - 1, _COMPARED_KEYS):
+        shared += _shared_with_next(keys[start : start + _COMPARED_KEYS + 1])
+    return shared, [key[n:] for key, n in zip(keys, shared, strict=True)]
+
+
+def _shared_with_next(keys: Sequence[bytes]) -> list[int]:
+    """Return how many bytes each of at least two keys shares with the one behind it."""
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    width = int(lengths.max())
+    if width > _COMPARED_BYTES:
+        return [_count_shared(key, other) for key, other in pairwise(keys)]
+    padded = np.array(keys, f"S{width + 1}").view(np.uint8).reshape(len(keys), width + 1)
+    differs = padded[1:] != padded[:-1]
+    differs[:, width] = True  # none has as many bytes
+    first = np.minimum(differs.argmax(axis=1), np.minimum(lengths[1:], lengths[:-1]))
+    return first.tolist()
+
+
+def _count_shared(key: bytes, other: bytes) -> int:
+    """Return how many bytes two keys have in common at their beginning."""
+    length = min(len(key), len(other))
+    # the highest bit in which two numbers differ is in the first byte that differs
+    differing = int.from_bytes(key[:length]) ^ int.from_bytes(other[:length])
+    return length - (differing.bit_length() + 7) // 8
 
 
 def _varints(numbers: Iterable[int]) -> bytes:

@@ -12,6 +12,8 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +45,7 @@ from orbit_ckpt._src.storage.store_path import StorePath
 from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write
 
 DEFAULT_DATA_FILE_BYTES = 2**31
+_unpack = partial(int.from_bytes, byteorder="little")
 _GATHER_BYTES = 1 << 20
 _GATHER_BUFFERS = 512
 """The system accepts at most 1024 buffers at once."""
@@ -74,6 +77,27 @@ class ValueWriter(Protocol):
             ends_in_checksum: Whether the last part is the crc32c of the others.
         """
         ...
+
+    def put_all(self, values: Iterable[tuple[str, bytes]]) -> None:
+        """Write small values, with their keys."""
+        for key, value in values:
+            self.put(key, value)
+
+    def append_all(
+        self, keys: Sequence[str], values: Sequence[Buffer], checksums: Sequence[bytes]
+    ) -> None:
+        """Write values.
+
+        Args:
+            keys: Their keys.
+            values: The bytes of each.
+            checksums: The crc32c of each, little-endian, which is stored behind it; empty if none
+                is.
+        """
+        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+            parts = (value, checksums[i]) if checksums else (value,)
+            nbytes = memoryview(value).nbytes
+            self.append(key, parts, nbytes, ends_in_checksum=bool(checksums))
 
     def close(self) -> None:
         """Make all values durable; add none afterwards."""
@@ -136,11 +160,35 @@ class DatabaseWriter(ValueWriter):
     ) -> None:
         file = self._file_with_room(nbytes)
         self._values[key.encode()] = file.append(parts, ends_in_checksum=ends_in_checksum)
-        if self._uploads is not None and file.nbytes >= self._max_file_bytes:
-            file.close()
+        self._release(file)
+
+    @override
+    def put_all(self, values: Iterable[tuple[str, bytes]]) -> None:
+        found = {key.encode(): value for key, value in values}
+        if max(map(len, found.values()), default=0) <= MAX_INLINE_BYTES:
+            self._values.update(found)
+        else:
+            super().put_all((key.decode(), value) for key, value in found.items())
+
+    @override
+    def append_all(
+        self, keys: Sequence[str], values: Sequence[Buffer], checksums: Sequence[bytes]
+    ) -> None:
+        pairs = list(zip(values, checksums or repeat(b""), strict=False))
+        block = memoryview(b"".join(chain.from_iterable(pairs)))
+        needs_sums = not checksums and not self._whole_files
+        if needs_sums or 0 < self._max_file_bytes < block.nbytes:
+            super().append_all(keys, values, checksums)
             return
-        with self._lock:
-            self._free.append(file)
+        file = self._file_with_room(block.nbytes)
+        # the end of the last value is that of the block, whose own checksum is not recorded
+        place = file.append([block[:-4], block[-4:]], ends_in_checksum=bool(checksums))
+        self._release(file)
+        lengths = [memoryview(value).nbytes + len(tail) for value, tail in pairs]
+        offsets = accumulate(lengths, initial=place.offset)
+        sums = repeat(None) if self._whole_files else map(_unpack, checksums)
+        places = map(Extent, repeat(place.file), offsets, lengths, sums)
+        self._values.update(zip(map(str.encode, keys), places, strict=False))
 
     def refer(self, values: Mapping[str, Value], record: Manifest) -> None:
         """Add values whose data files are already below the root.
@@ -188,6 +236,14 @@ class DatabaseWriter(ValueWriter):
             self._files.append(file)
             return file
 
+    def _release(self, file: _DataFile | DataObject) -> None:
+        """Make a data file available to other threads again, or send it if it is full."""
+        if self._uploads is not None and file.nbytes >= self._max_file_bytes:
+            file.close()
+            return
+        with self._lock:
+            self._free.append(file)
+
     def _open_object(self, uploads: Uploads) -> _DataFile | DataObject:
         """Return an object not sent yet; any, because it may grow larger than others."""
         if self._free:
@@ -226,7 +282,7 @@ class DatabaseWriter(ValueWriter):
             else:
                 files[file.name] = whole
         values = (self._values[key] for key in sorted(self._values))
-        checksums = [v.checksum for v in values if isinstance(v, Extent)]
+        checksums = [value.checksum for value in values if isinstance(value, Extent)]
         is_known = not self._whole_files and None not in checksums
         packed = np.array(checksums, "<u4").tobytes() if is_known else b""
         database = DatabaseRecord(index_checksum(nodes), packed, sizes)
