@@ -23,6 +23,7 @@ from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage import batch_write
 from orbit_ckpt._src.storage.batch_write import BatchWriter
+from orbit_ckpt._src.type_handlers import array
 from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
 from orbit_ckpt.args import CheckpointArgs, register_with_handler
 from orbit_ckpt.errors import (
@@ -447,6 +448,7 @@ def test_copies_from_devices_keep_their_budget(
 
     monkeypatch.setattr(batch_write, "copy_to_host", spy)
     monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    monkeypatch.setattr(array, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     memory = ocp.MemoryOptions(transfer_concurrent_bytes=2100)
     with ocp.AsyncCheckpointer(ocp.PyTreeHandler(memory_options=memory)) as checkpointer:

@@ -84,7 +84,9 @@ def test_array_records_and_shardings_round_trip(tmp_path: Path) -> None:
         "": SingleDeviceShardingMetadata("cpu:0"),
         "a.b": SingleDeviceShardingMetadata("x"),
     }
-    files.write_arrays(tmp_path, 0, records, shardings)
+    files.write_arrays(tmp_path, 0, records)
+    document = files.encode_shardings([*shardings, "none"], [*shardings.values(), None])
+    files.write_shardings(tmp_path, document)
     directory = CheckedDirectory(tmp_path)
     assert files.read_arrays(directory) == {record.name: record for record in records}
     assert files.read_shardings(directory)() == shardings

@@ -18,6 +18,7 @@ from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryLimitOptions, MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
+from orbit_ckpt._src.pytree.save.kept import KeptPlan
 from orbit_ckpt._src.pytree.save.stage import RecordsValidator, StagingOptions
 from orbit_ckpt._src.runtime.checks import (
     as_flag,
@@ -181,6 +182,7 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
             staging=StagingOptions(
                 is_prioritized_key_fn, bool(enable_pinned_host_transfer), array_metadata_validator
             ),
+            kept=KeptPlan(),
         )
 
     @classmethod
@@ -262,6 +264,7 @@ class PyTreeHandler(ItemHandler["PyTreeSaveArgs"]):
     @override
     def close(self) -> None:
         """Release resources, also those of `handler_impl`."""
+        self._trees.close()
         if self._impl is not None:
             self._impl.close()
 

@@ -21,6 +21,7 @@ from orbit_ckpt._src.items.pytree import (
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
+from orbit_ckpt._src.pytree.save.kept import KeptPlan
 from orbit_ckpt._src.runtime.checks import as_flag, check_flag_fields
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
@@ -52,6 +53,7 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
             pytree_metadata_options.support_rich_types,
             use_ocdbt=as_flag("use_ocdbt", use_ocdbt),
             use_zarr3=as_flag("use_zarr3", use_zarr3),
+            kept=KeptPlan(),
         )
 
     @classmethod
@@ -109,6 +111,11 @@ class StandardHandler(ItemHandler["StandardSaveArgs"]):
     def metadata(self, directory: str | os.PathLike[str]) -> TreeMetadata:
         """Return metadata of the leaves."""
         return self._trees.metadata(resolve_path(directory))
+
+    @override
+    def close(self) -> None:
+        """Release resources."""
+        self._trees.close()
 
 
 @register_with_handler(StandardHandler, for_save=True)

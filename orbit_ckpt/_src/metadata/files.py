@@ -38,27 +38,50 @@ from orbit_ckpt._src.storage.layout import (
 )
 
 
-def write_tree(directory: Path, tree: TreeDocument, details: TreeDetails) -> None:
-    """Write `_METADATA` and, unless empty, the library's own details next to it."""
+def write_tree(directory: Path, tree: bytes, details: TreeDetails) -> None:
+    """Write `_METADATA` and, unless empty, the library's own details next to it.
+
+    Args:
+        directory: Where to write.
+        tree: An encoded `TreeDocument`.
+        details: The details.
+    """
     if details:
         write_file(directory / TREE_DETAILS, encode_json(details))
-    write_file(directory / TREE_METADATA, tree.encode())
+    write_file(directory / TREE_METADATA, tree)
 
 
-def write_arrays(
-    directory: Path,
-    process: int,
-    records: Sequence[ArrayRecord],
-    shardings: Mapping[str, ShardingMetadata],
-) -> None:
+def write_arrays(directory: Path, process: int, records: Sequence[ArrayRecord]) -> None:
     """Write the records of JAX arrays; write no empty file."""
     if records:
         (directory / ARRAY_METADATAS).mkdir(exist_ok=True)
         write_file(directory / arrays_file(process), encode_arrays(records))
-    if shardings:
-        texts = {sharding: encode_sharding(sharding) for sharding in set(shardings.values())}
-        document = {_encode_name(name): texts[sharding] for name, sharding in shardings.items()}
-        write_file(directory / SHARDINGS, encode_json(document))
+
+
+def encode_shardings(
+    names: Sequence[str], shardings: Sequence[ShardingMetadata | None]
+) -> bytes | None:
+    """Return the document of the shardings of leaves, None if there are none.
+
+    Args:
+        names: The storage names of the leaves.
+        shardings: The sharding of each, None without one.
+    """
+    known: dict[int, str] = {}  # by identity: most leaves share one
+    document: dict[str, str] = {}
+    for name, sharding in zip(names, shardings, strict=True):
+        if sharding is not None:
+            text = known.get(id(sharding))
+            if text is None:
+                text = known[id(sharding)] = encode_sharding(sharding)
+            document[_encode_name(name)] = text
+    return encode_json(document) if document else None
+
+
+def write_shardings(directory: Path, document: bytes | None) -> None:
+    """Write the document of `encode_shardings`, if any."""
+    if document is not None:
+        write_file(directory / SHARDINGS, document)
 
 
 def arrays_file(process: int) -> str:

@@ -61,9 +61,9 @@ def decode_rich_types(
         ) from error
 
 
-def class_name(value: object) -> str:
-    """Return the name under which `find_namedtuple` finds a value's class."""
-    return f"{type(value).__module__}:{type(value).__qualname__}"
+def class_name(kind: type) -> str:
+    """Return the name under which `find_namedtuple` finds a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def find_namedtuple(name: str, fields: tuple[str, ...]) -> type | None:

@@ -293,24 +293,41 @@ class _Step(Struct):
     custom_metadata: dict[str, Any] | None = None
 
 
-def encode_value(leaf: LeafRecord) -> dict[str, object]:
-    """Return the JSON form of a leaf's own record, without its path."""
-    return msgspec.to_builtins(_value_of(leaf))
+def encode_values(leaves: Sequence[LeafRecord]) -> list[dict[str, object]]:
+    """Return the JSON forms of the leaves' own records, without their paths; do not change them."""
+    values = _Values()
+    encoded = {value: msgspec.to_builtins(value) for value in set(map(values.of, leaves))}
+    return [encoded[values.of(leaf)] for leaf in leaves]
 
 
-def _value_of(leaf: LeafRecord) -> _Value:
-    shape = UNSET if leaf.write_shape is None else leaf.write_shape
-    return _Value(leaf.typestr, leaf.is_empty, shape)
+class _Values(dict[tuple[str, bool, Shape | None], _Value]):
+    """The values of leaves; many are equal."""
+
+    def __missing__(self, key: tuple[str, bool, Shape | None]) -> _Value:
+        typestr, is_empty, shape = key
+        self[key] = value = _Value(typestr, is_empty, UNSET if shape is None else shape)
+        return value
+
+    def of(self, leaf: LeafRecord) -> _Value:
+        """Return the value of a leaf."""
+        return self[leaf.typestr, leaf.is_empty, leaf.write_shape]
 
 
 def _encode_leaves(leaves: Sequence[LeafRecord]) -> dict[str, _Leaf]:
+    keys: dict[tuple[str, type], _Key] = {}
+    values = _Values()
+
+    def add(name: str, key: object) -> _Key:
+        found = keys[name, type(key)] = _Key(name, _SEQUENCE if is_sequence_key(key) else _DICT)
+        return found
+
     return {
         str(leaf.names): _Leaf(
             [
-                _Key(name, _SEQUENCE if is_sequence_key(key) else _DICT)
+                keys.get((name, type(key))) or add(name, key)
                 for name, key in zip(leaf.names, leaf.path, strict=True)
             ],
-            _value_of(leaf),
+            values.of(leaf),
         )
         for leaf in leaves
     }

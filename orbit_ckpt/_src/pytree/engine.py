@@ -26,7 +26,7 @@ from orbit_ckpt._src.pytree.restore.tree import (
     resolve_restore,
     restore_tree,
 )
-from orbit_ckpt._src.pytree.save.plan import plan_save
+from orbit_ckpt._src.pytree.save.kept import KeptPlan
 from orbit_ckpt._src.pytree.save.stage import StagingOptions, TreeSaveOptions, stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
@@ -156,6 +156,7 @@ class TreeIO:
         aggregate: Name of the msgpack file of early Orbax; None for `checkpoint`.
         process: The saving process and their count; None for JAX's.
         staging: How leaves are copied, and what checks their records.
+        kept: The plan of the last save, for the next; None keeps none.
     """
 
     registry: TypeHandlerRegistry = GLOBAL_TYPE_HANDLER_REGISTRY
@@ -167,6 +168,12 @@ class TreeIO:
     aggregate: str | None = None
     process: Process | None = None
     staging: StagingOptions = StagingOptions()  # noqa: RUF009 - frozen
+    kept: KeptPlan | None = None
+
+    def close(self) -> None:
+        """Forget what is kept between saves."""
+        if self.kept is not None:
+            self.kept.drop()
 
     async def stage(
         self,
@@ -206,10 +213,10 @@ class TreeIO:
             process=self.process or this_process(),
             staging=self.staging,
         )
-        plan = plan_save(
+        plan = (self.kept or KeptPlan()).plan(
             tree,
             self.registry,
-            save_args=save_args,
+            save_args,
             use_ocdbt=self.use_ocdbt,
             use_zarr3=self.use_zarr3,
             rich_types=self.rich_types,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import aclosing
 from typing import cast
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from msgspec import structs
 from typing_extensions import override
@@ -15,7 +16,7 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype, why_not_storable
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
-from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, shards_of
+from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, is_on_host, shards_of
 from orbit_ckpt._src.arrays.watch import SerializationStatusCallback
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
@@ -46,7 +47,9 @@ from orbit_ckpt._src.type_handlers.base import (
     save_batch_of,
 )
 from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayForm,
     ArrayStorage,
+    FormHandler,
     LazyReader,
     ReadPlanner,
     SnapshotHandler,
@@ -57,6 +60,7 @@ from orbit_ckpt._src.type_handlers.described import array_metadata
 from orbit_ckpt._src.type_handlers.prng import key_data, key_impl, unsupported_key
 
 _MAX_DIMENSIONS = 64
+_DELETED = "the array has been deleted or donated; save it before that, or a copy of it"
 
 _PRIMARY_HOST = "give it to MultiprocessingOptions of the checkpointer or manager"
 _REPLICA_ID = "processes that hold the same part of an array divide it or take turns"
@@ -65,7 +69,7 @@ _DISPATCHER = "every process writes what its own devices hold"
 
 
 class ArrayHandler(
-    TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage, LazyReader
+    TypeHandler, ValueChecker, SnapshotHandler, FormHandler, ReadPlanner, ArrayStorage, LazyReader
 ):
     """Handles `jax.Array`."""
 
@@ -169,7 +173,7 @@ class ArrayHandler(
     def check(self, value: object) -> str | None:
         array = _array(value)
         if array.is_deleted():
-            return "the array has been deleted or donated; save it before that, or a copy of it"
+            return _DELETED
         single = isinstance(array.sharding, SingleDeviceSharding)
         if not single and not array.is_fully_addressable and this_process().is_alone:
             return (
@@ -181,6 +185,32 @@ class ArrayHandler(
         if array.ndim > _MAX_DIMENSIONS:
             return f"{array.ndim} dimensions, at most {_MAX_DIMENSIONS} can be stored; reshape it"
         return why_not_storable(array.dtype)
+
+    @override
+    def forms(self, values: Sequence[object]) -> Sequence[Hashable]:
+        arrays = cast(Sequence[jax.Array], values)
+        return [(array.shape, array.dtype, array.sharding) for array in arrays]
+
+    @override
+    def unusable(self, values: Sequence[object]) -> Mapping[int, str]:
+        arrays = cast(Sequence[jax.Array], values)
+        return {i: _DELETED for i, array in enumerate(arrays) if array.is_deleted()}
+
+    @override
+    def array_form(self, value: object) -> ArrayForm | None:
+        array = _array(value)
+        is_usual = self._storage is USUAL and not self._has_replica_folder
+        if not is_usual or is_prng_dtype(array.dtype) or len(array.sharding.device_set) > 1:
+            return None
+        if not is_on_host(array):
+            return None
+        sharding = describe_sharding(array.sharding) if self._writes_shardings else None
+        shape = array.shape
+        return ArrayForm(shape, array.dtype, write_shape=shape, sharding=sharding)
+
+    @override
+    def arrays(self, values: Sequence[object]) -> Sequence[np.ndarray | jax.Array]:
+        return cast(Sequence[jax.Array], values)
 
     @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:

@@ -135,7 +135,7 @@ def add_array(  # noqa: PLR0913 - all of one array
     if at is not USUAL:
         key = (*key, at)
     plan = batch.plans.get(key)
-    if not isinstance(plan, _ArrayPlan):
+    if not isinstance(plan, ArrayPlan):
         plan = plan_array(shape, dtype, write_shape, info, arg, leaf_type)
         if at.metadata_key is not None and not info.use_zarr3:
             named = structs.replace(plan.layout, metadata_key=at.metadata_key)
@@ -149,7 +149,7 @@ def add_array(  # noqa: PLR0913 - all of one array
     return plan.layout
 
 
-class _ArrayPlan(Struct, frozen=True, gc=False):
+class ArrayPlan(Struct, frozen=True, gc=False):
     """How arrays of some shape and dtype are stored.
 
     Attributes:
@@ -174,7 +174,7 @@ def plan_array(
     info: ParamInfo,
     arg: SaveArgs,
     leaf_type: str | None,
-) -> _ArrayPlan:
+) -> ArrayPlan:
     """Choose how to store an array.
 
     Args:
@@ -216,7 +216,7 @@ def plan_array(
     name = logical_name(logical)
     detail = LeafDetail(leaf_type, name) if leaf_type or name else None
     native = logical.newbyteorder("<") if name else stored
-    return _ArrayPlan(layout, document, native, detail, arg)
+    return ArrayPlan(layout, document, native, detail, arg)
 
 
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:

@@ -8,9 +8,16 @@ these again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
+import jax
+import numpy as np
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.dtypes import DType
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.runtime.checks import is_overridden
@@ -47,6 +54,52 @@ class SnapshotHandler(Protocol):
         The shards of an `ArraySnapshot` still refer to the caller's memory; the save copies them
         before the caller may change the arrays. Nothing else may refer to it.
         """
+        ...
+
+
+class ArrayForm(Struct, frozen=True):
+    """How a save stores values of one form, each as one whole array in host memory.
+
+    Attributes:
+        shape: Shape of the array.
+        dtype: Its logical dtype.
+        is_cast: Whether `SaveArgs` apply to it.
+        leaf_type: See `LeafDetail.type`.
+        write_shape: Shape to record as that of the written part, None for none.
+        sharding: Sharding to record.
+        is_immutable: Whether the caller cannot change the values.
+    """
+
+    shape: Shape
+    dtype: DType
+    is_cast: bool = True
+    leaf_type: str | None = None
+    write_shape: Shape | None = None
+    sharding: ShardingMetadata | None = None
+    is_immutable: bool = False
+
+
+@runtime_checkable
+class FormHandler(Protocol):
+    """A handler of values that fall into few forms: what is planned for one holds for its like.
+
+    A save of one process then plans every form once, and writes the arrays without `serialize`.
+    """
+
+    def forms(self, values: Sequence[object]) -> Sequence[Hashable]:
+        """Return the form of every value; two of one form differ in their contents only."""
+        ...
+
+    def unusable(self, values: Sequence[object]) -> Mapping[int, str]:
+        """Return why values cannot be written, by position, where their form is not the reason."""
+        ...
+
+    def array_form(self, value: object) -> ArrayForm | None:
+        """Return how values of the form of this one are stored, None if `serialize` decides."""
+        ...
+
+    def arrays(self, values: Sequence[object]) -> Sequence[np.ndarray | jax.Array]:
+        """Return the arrays of values that have an `ArrayForm`."""
         ...
 
 
@@ -166,6 +219,7 @@ class LeafNode(Protocol):
 _BASIS: Mapping[type, tuple[str, Sequence[str]]] = {
     ValueChecker: ("check", ("serialize",)),
     SnapshotHandler: ("snapshot", ("serialize",)),
+    FormHandler: ("forms", ("check", "snapshot", "serialize")),
     ReadPlanner: ("plan_reads", ("deserialize",)),
     ArrayStorage: ("stored_arrays", ("serialize",)),
     TextStorage: ("stored_text", ("serialize",)),

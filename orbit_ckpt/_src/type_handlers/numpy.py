@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+import jax
 import numpy as np
 from msgspec import structs
 from typing_extensions import override
@@ -36,7 +37,9 @@ from orbit_ckpt._src.type_handlers.base import (
     logical_dtype,
 )
 from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayForm,
     ArrayStorage,
+    FormHandler,
     LazyReader,
     ReadPlanner,
     SnapshotHandler,
@@ -47,7 +50,7 @@ from orbit_ckpt._src.type_handlers.described import array_metadata
 
 
 class NumpyHandler(
-    TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage, LazyReader
+    TypeHandler, ValueChecker, SnapshotHandler, FormHandler, ReadPlanner, ArrayStorage, LazyReader
 ):
     """Handles `np.ndarray` and `bytes`."""
 
@@ -97,6 +100,28 @@ class NumpyHandler(
         return why_not_storable(host.dtype)
 
     @override
+    def forms(self, values: Sequence[object]) -> Sequence[Hashable]:
+        return [(type(value), array.shape, array.dtype) for value, array in _with_arrays(values)]
+
+    @override
+    def unusable(self, values: Sequence[object]) -> Mapping[int, str]:
+        return {}
+
+    @override
+    def array_form(self, value: object) -> ArrayForm | None:
+        if self._storage is not USUAL or not self._copies:
+            return None
+        ((_, array),) = _with_arrays([value])
+        kind = _bytes_kind(value)
+        return ArrayForm(
+            array.shape, array.dtype, kind is None, kind, is_immutable=kind is not None
+        )
+
+    @override
+    def arrays(self, values: Sequence[object]) -> Sequence[np.ndarray | jax.Array]:
+        return [array for _, array in _with_arrays(values)]
+
+    @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayMetadata]:
         return array_metadata(infos, ArrayMetadata)
 
@@ -116,12 +141,11 @@ class NumpyHandler(
             return []
         check_converted(self, values, infos)
         for value, info, arg in zip(values, infos, default_save_args(infos, args), strict=True):
+            leaf_type = _bytes_kind(value)
             if isinstance(value, bytes):
-                kind = NUMPY_BYTES if isinstance(value, np.bytes_) else BYTES
-                array, leaf_type, arg = _snapshot(np.frombuffer(value, np.uint8)), kind, SaveArgs()  # noqa: PLW2901 - bytes are not cast
+                array, arg = _snapshot(np.frombuffer(value, np.uint8)), SaveArgs()  # noqa: PLW2901 - bytes are not cast
             else:
                 array = value if isinstance(value, ArraySnapshot) else self._snapshot(value)
-                leaf_type = None
             shape, dtype, shards = array.shape, array.dtype, array.shards
             add_array(shape, dtype, shards, info, arg, leaf_type=leaf_type, at=self._storage)
         return []
@@ -168,6 +192,23 @@ class NumpyHandler(
 def _snapshot(value: object) -> ArraySnapshot:
     host = np.asarray(value)
     return ArraySnapshot(host.shape, host.dtype, shards_of(host))
+
+
+def _with_arrays(values: Sequence[object]) -> Iterator[tuple[object, np.ndarray]]:
+    """Yield values with the arrays that they are stored as."""
+    for value in values:
+        if type(value) is np.ndarray:  # true of nearly all
+            yield value, value
+        else:
+            is_text = isinstance(value, bytes)
+            yield value, np.frombuffer(value, np.uint8) if is_text else np.asarray(value)
+
+
+def _bytes_kind(value: object) -> str | None:
+    """Return what is recorded of a value's class, None unless it is one of bytes."""
+    if isinstance(value, np.bytes_):
+        return NUMPY_BYTES
+    return BYTES if isinstance(value, bytes) else None
 
 
 def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:

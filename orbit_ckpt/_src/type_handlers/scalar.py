@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
+import jax
 import numpy as np
 from typing_extensions import override
 
-from orbit_ckpt._src.arrays.dtypes import python_scalar, why_not_storable
+from orbit_ckpt._src.arrays.dtypes import HostArray, python_scalar, why_not_storable
 from orbit_ckpt._src.arrays.transfer import shards_of
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import SCALAR
@@ -33,7 +34,9 @@ from orbit_ckpt._src.type_handlers.base import (
     load_batch_of,
 )
 from orbit_ckpt._src.type_handlers.capabilities import (
+    ArrayForm,
     ArrayStorage,
+    FormHandler,
     ReadPlanner,
     SnapshotHandler,
     ValueChecker,
@@ -43,9 +46,12 @@ from orbit_ckpt._src.type_handlers.described import array_metadata
 
 NUMPY = "numpy"
 PYTHON_SCALARS = (int, float, complex)
+_TOO_LARGE = "the integer does not fit into 64 bits; save it as a str"
 
 
-class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, ArrayStorage):
+class ScalarHandler(
+    TypeHandler, ValueChecker, SnapshotHandler, FormHandler, ReadPlanner, ArrayStorage
+):
     """Handles int, float, bool, complex and the scalars of numpy and ml_dtypes."""
 
     _storage = USUAL  # for subclasses that do not call `__init__`
@@ -67,10 +73,31 @@ class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, Arr
 
     @override
     def check(self, value: object) -> str | None:
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            return "the integer does not fit into 64 bits; save it as a str"
+        if isinstance(value, int) and not _fits(value):
+            return _TOO_LARGE
         dtype = np.asarray(value).dtype
         return why_not_storable(dtype)
+
+    @override
+    def forms(self, values: Sequence[object]) -> Sequence[Hashable]:
+        return [(type(value), _dtype_of(value)) for value in values]
+
+    @override
+    def unusable(self, values: Sequence[object]) -> Mapping[int, str]:
+        numbers = ((i, value) for i, value in enumerate(values) if isinstance(value, int))
+        return {i: _TOO_LARGE for i, number in numbers if not _fits(number)}
+
+    @override
+    def array_form(self, value: object) -> ArrayForm | None:
+        if self._storage is not USUAL:
+            return None
+        host: HostArray = np.asarray(value)
+        leaf_type = NUMPY if isinstance(value, np.generic) else None
+        return ArrayForm((), host.dtype, leaf_type=leaf_type, is_immutable=True)
+
+    @override
+    def arrays(self, values: Sequence[object]) -> Sequence[np.ndarray | jax.Array]:
+        return list(map(np.asarray, values))
 
     @override
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[ScalarMetadata]:
@@ -118,6 +145,14 @@ class ScalarHandler(TypeHandler, ValueChecker, SnapshotHandler, ReadPlanner, Arr
     @override
     def stored_arrays(self, infos: Sequence[ParamInfo]) -> Sequence[ArrayRead]:
         return whole_reads(infos)
+
+
+def _dtype_of(value: object) -> object:
+    return getattr(value, "dtype", None)
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
 
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> object:

@@ -23,7 +23,7 @@ from orbit_ckpt._src.metadata.schema import (
     LeafRecord,
     TreeDetails,
     TreeDocument,
-    encode_value,
+    encode_values,
 )
 from orbit_ckpt._src.storage.foreign import ForeignArray, ForeignStore, RawArray
 from orbit_ckpt._src.storage.layout import Value
@@ -133,8 +133,8 @@ def stored_tree(tree: object, path: Path, file: Path) -> StoredTree:
             inline[name] = value.value
         elif not is_empty:
             arrays[name] = _array_of(value, f"{file}: {format_path(keys)}")
-    texts = [encode_value(record) for record in records]
-    document = TreeDocument(records, rich_types=encode_rich_types(outline_of(tree), texts))
+    texts = encode_values(records)
+    document = TreeDocument(records, rich_types=encode_rich_types(outline_of(tree, flat), texts))
     return StoredTree(
         path,
         document,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
+from orbit_ckpt._src.metadata.files import encode_shardings
 from orbit_ckpt._src.metadata.outline import encode_rich_types
-from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_value
-from orbit_ckpt._src.metadata.user_json import copy_json
+from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_values
+from orbit_ckpt._src.metadata.user_json import copy_json, encode_user_json
 from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
+from orbit_ckpt._src.pytree.save.whole import LeafColumns, add_whole, copy_whole
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import Future, begin
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
@@ -123,7 +125,7 @@ async def stage_tree(
         copy: Whether the caller may change its leaves before the commit has run. Without it,
             arrays in host memory are not copied.
     """
-    handlers = [handler for handler, _ in plan.groups()]  # the plan has the caller's leaves
+    handlers = plan.handlers  # the plan has the caller's leaves
     options = structs.replace(
         options,
         has_other_writers=any(map(derives_from_orbax, handlers)),
@@ -131,6 +133,7 @@ async def stage_tree(
     )
     if options.custom_metadata is not None:
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
+    plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
     snapshot = await snapshot_leaves(plan, options) if copy else None
     if snapshot is None:
@@ -157,32 +160,41 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
     Returns:
         None if a handler cannot snapshot its values; all must then serialize at once.
     """
-    groups = plan.groups()
-    found = [capability(handler, SnapshotHandler) for handler, _ in groups]
-    handlers = [handler for handler in found if handler is not None]
+    found = {id(handler): capability(handler, SnapshotHandler) for handler in plan.handlers}
     # handlers detect errors in the choice of chunks, which the caller must see
-    has_chunks = any(a.chunk_byte_size is not None or a.shard_axes for a in plan.args.values())
-    if len(handlers) < len(groups) or has_chunks:
+    has_chunks = any(g.args.chunk_byte_size is not None or g.args.shard_axes for g in plan.groups)
+    if None in found.values() or has_chunks:
         return None
     values = list(plan.flat.values)
+    large = copy_whole(plan, values)
     arrays: list[ArraySnapshot] = []
-    for handler, (_, positions) in zip(handlers, groups, strict=True):
-        snapshots = handler.snapshot([values[position] for position in positions])
-        is_limited = options.max_transfer_bytes is not None
+    is_limited = options.max_transfer_bytes is not None
+    for handler, leaves in plan.batches():
+        snapshots = cast(SnapshotHandler, handler).snapshot([leaf.value for leaf in leaves])
         schedule = TransferSchedule.of(handler, options.staging.key_priority, is_limited=is_limited)
-        for position, value in zip(positions, snapshots, strict=True):
-            values[position] = value
+        for leaf, value in zip(leaves, snapshots, strict=True):
+            values[leaf.position] = value
             if isinstance(value, ArraySnapshot):
                 if schedule is not None and value.sharding is not None:
-                    schedule.apply(value, plan.flat.paths[position])
+                    schedule.apply(value, leaf.path)
                 arrays.append(value)
                 if value.sharding is None and not options.process.is_primary:
                     value.shards.clear()  # also keeps none of the caller's data alive
     shards = [shard for array in arrays for shard in array.shards]
+    shards += [shard for _, shard in large]
     copies = iter(await copy_to_host_within(options.max_transfer_bytes, shards))
     for array in arrays:
         array.shards[:] = islice(copies, len(array.shards))
+    for (position, _), copied in zip(large, copies, strict=True):
+        values[position] = copied.data
     return plan.with_values(values)
+
+
+def _writes_whole(handler: TypeHandler, options: TreeSaveOptions, *, copy: bool) -> bool:
+    """Return whether the save itself can write values of a handler that are whole arrays."""
+    staging, is_limited = options.staging, copy and options.max_transfer_bytes is not None
+    schedule = TransferSchedule.of(handler, staging.key_priority, is_limited=is_limited)
+    return options.process.is_alone and staging.validator is None and schedule is None
 
 
 class _TreeSave:
@@ -203,7 +215,7 @@ class _TreeSave:
         )
         self._arrays: list[tuple[str, ZarrArray]] = []
         self._futures: list[Future] = []
-        self._documents: tuple[TreeDocument, TreeDetails] | None = None
+        self._documents: _Documents | None = None
 
     def _place(self, part: str) -> BatchWriter:
         """Return the writer of a database, given its directory.
@@ -239,20 +251,29 @@ class _TreeSave:
             await writer.snapshot()
 
     async def serialize(self, plan: SavePlan) -> None:
-        """Pass all leaves to their handlers."""
-        infos = _make_infos(plan, self._directory, self._options, self._batch)
+        """Add whole arrays to the batch, and pass all other leaves to their handlers."""
+        make_info = _info_maker(plan, self._directory, self._options, self._batch)
+        add_whole(plan, self._batch, make_info)
+        infos: dict[int, ParamInfo] = {}
 
         async def serialize(handler: TypeHandler, leaves: Sequence[PlannedLeaf]) -> None:
+            own = {leaf.position: make_info(leaf) for leaf in leaves}
+            infos.update(own)
             futures = await handler.serialize(
                 [leaf.value for leaf in leaves],
-                [infos[leaf.name] for leaf in leaves],
+                list(own.values()),
                 [leaf.args for leaf in leaves],
             )
             self._futures += begin(futures)
 
         await run_all(serialize(handler, leaves) for handler, leaves in plan.batches())
-        self._record_extra(infos)
-        self._documents = _documents(plan, infos, self._batch, self._options)
+        self._record_extra({info.name: info for info in infos.values()})
+        columns = LeafColumns.of(plan)
+        for position, info in infos.items():
+            columns.write_shapes[position] = info.write_shape
+            columns.shardings[position] = self._batch.shardings.get(info.name)
+        if self._options.process.is_primary:
+            self._documents = _documents(plan, columns, self._batch, self._options)
 
     def _record_extra(self, infos: Mapping[str, ParamInfo]) -> None:
         """Add the JSON that handlers have set to the records of arrays."""
@@ -316,15 +337,14 @@ class _TreeSave:
         return None
 
     def _write_documents(self) -> None:
-        process = self._options.process
-        shardings = self._batch.shardings if process.is_primary else {}
-        files.write_arrays(self._directory, process.index, self._batch.arrays, shardings)
-        if not process.is_primary:
+        process, directory, documents = self._options.process, self._directory, self._documents
+        files.write_arrays(directory, process.index, self._batch.arrays)
+        if documents is None:
             return
+        files.write_shardings(directory, documents.shardings)
         for name, strings in self._batch.strings.items():
-            files.write_strings(self._directory, strings, name)
-        if self._documents is not None:
-            files.write_tree(self._directory, *self._documents)
+            files.write_strings(directory, strings, name)
+        files.write_tree(directory, documents.tree, documents.details)
 
 
 def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | None) -> None:
@@ -336,18 +356,20 @@ def _finalize(handlers: Sequence[object], directory: Path, database: Manifest | 
     write_manifest(directory, known=database)
 
 
-def _make_infos(
+def _info_maker(
     plan: SavePlan, directory: Path, options: TreeSaveOptions, batch: SaveBatch
-) -> dict[str, ParamInfo]:
+) -> Callable[[PlannedLeaf], ParamInfo]:
+    """Return a function that returns the place of a leaf."""
     context = get_ts_context()
     parent, limiter = as_epath(directory), ByteLimiter(options.max_bytes)
     transfer_limiter = ByteLimiter(options.max_transfer_bytes)
-    return {
-        leaf.name: ParamInfo(
+
+    def make(leaf: PlannedLeaf) -> ParamInfo:
+        return ParamInfo(
             name=leaf.name,
             parent_dir=parent,
             keypath=leaf.path,
-            skip_deserialize=leaf.handler is None,
+            skip_deserialize=False,
             byte_limiter=limiter,
             device_host_byte_limiter=transfer_limiter,
             is_ocdbt_checkpoint=options.use_ocdbt,
@@ -355,40 +377,65 @@ def _make_infos(
             use_compression=options.use_compression,
             use_zarr3=options.use_zarr3,
             ocdbt_target_data_file_size=options.data_file_bytes,
-            value_typestr=leaf.typestr,
+            value_typestr=plan.typestrs[leaf.position],
             enable_pinned_host_transfer=options.staging.pinned_host,
             is_prioritized_key_fn=options.staging.key_priority,
             save_batch=batch,
         )
-        for leaf in plan.leaves
-    }
+
+    return make
+
+
+class _Documents(Struct, frozen=True):
+    """The documents of a tree, which the primary process writes.
+
+    Attributes:
+        tree: `_METADATA`.
+        shardings: `_sharding`, None without one.
+        details: What these lose.
+    """
+
+    tree: bytes
+    shardings: bytes | None
+    details: TreeDetails
 
 
 def _documents(
-    plan: SavePlan, infos: dict[str, ParamInfo], batch: SaveBatch, options: TreeSaveOptions
-) -> tuple[TreeDocument, TreeDetails]:
-    records = [
-        LeafRecord(
-            leaf.path,
-            leaf.names,
-            leaf.name,
-            leaf.typestr,
-            leaf.handler is None,
-            infos[leaf.name].write_shape,
+    plan: SavePlan, columns: LeafColumns, batch: SaveBatch, options: TreeSaveOptions
+) -> _Documents:
+    custom = encode_user_json(options.custom_metadata)
+    given = (columns.write_shapes, options.use_ocdbt, options.use_zarr3, custom)
+    shardings = columns.shardings
+    return _Documents(
+        plan.derive("tree", given, lambda: _tree_document(plan, columns, options).encode()),
+        plan.derive("shardings", shardings, lambda: encode_shardings(plan.names, shardings)),
+        TreeDetails(plan.key_kinds, {**plan.details, **batch.details}),
+    )
+
+
+def _tree_document(plan: SavePlan, columns: LeafColumns, options: TreeSaveOptions) -> TreeDocument:
+    flat, empty = plan.flat, plan.empty
+    records = list(
+        map(
+            LeafRecord,
+            flat.paths,
+            flat.names,
+            plan.names,
+            plan.typestrs,
+            [position in empty for position in range(len(plan.names))],
+            columns.write_shapes,
         )
-        for leaf in plan.leaves
-    ]
+    )
     rich_types = None
     if plan.outline is not None:
-        rich_types = encode_rich_types(plan.outline, map(encode_value, records))
-    document = TreeDocument(
+        rich_types = encode_rich_types(plan.outline, encode_values(records))
+    return TreeDocument(
         leaves=records,
         use_ocdbt=options.use_ocdbt,
         use_zarr3=options.use_zarr3,
         custom_metadata=options.custom_metadata,
         rich_types=rich_types,
     )
-    return document, TreeDetails(plan.key_kinds, {**plan.details, **batch.details})
 
 
 def _wait(futures: Sequence[Future]) -> None:
