@@ -77,6 +77,7 @@ SUITES: dict[str, Suite | TrainingSuite] = {
         "the libraries without compression",
         ["small-5000", "transformer", "16x64MB"],
         contenders=_WITHOUT_TORCH,
+        rounds=4,
         compression=False,
     ),
     "compressed": Suite(
@@ -91,7 +92,7 @@ SUITES: dict[str, Suite | TrainingSuite] = {
         ["small-1000", "small-5000", "small-20000", "small-50000"],
         contenders=("orbit_ckpt", "orbax", "safetensors"),
         operations=("save", "load_jax"),
-        rounds=3,
+        rounds=2,
         too_slow=frozenset({("orbax", "small-20000"), ("orbax", "small-50000")}),
     ),
     "disk": Suite(
@@ -103,26 +104,28 @@ SUITES: dict[str, Suite | TrainingSuite] = {
         rounds=7,
     ),
     "memory": Suite(
-        "peak memory with a limit of 64 MB",
+        "peak memory with a limit of 128 MB",
         ["16x64MB"],
         operations=("save", "load_jax", "load_numpy"),
         rounds=2,
-        memory_limit_gb=0.064,
+        memory_limit_gb=0.128,
     ),
     "reshard": Suite(
         "loads onto other layouts over eight devices",
         ["mesh-2x4", "replicated-8", "rows-8"],
         operations=("save", *RESHARD),
+        rounds=4,
     ),
     "partial": Suite(
         "loads of a leaf or of rows",
         ["small-5000", "1x256MB"],
         operations=("save", *PARTIAL),
+        rounds=3,
         compression=False,
     ),
     "training": TrainingSuite(
         "100 steps of a training loop with a save every 20",
-        [("transformer", True), ("transformer", False), ("small-5000", False)],
+        [("transformer", True), ("transformer", False), ("small-1000", False)],
     ),
 }
 """All suites by name."""

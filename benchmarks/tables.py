@@ -15,6 +15,7 @@ _BOTH = (_OURS, _THEIRS)
 _NAMES = {
     "orbax": "Orbax",
     "bare": "bare disk",
+    "small-1000": "1,000 leaves of 4 KB and 128 B",
     "small-5000": "5,000 leaves of 4 KB and 128 B",
     "transformer": "transformer with Adam state, 446 leaves, 0.4 GB",
     "16x64MB": "16 arrays of 64 MB",
@@ -221,11 +222,15 @@ _COMPARED = (
 def _compare(group: Group, operation: str) -> list[str]:
     """Return the times of both libraries, their ratio, and bytes read per byte asked for."""
     ours, theirs = (group.row(operation, name) for name in _BOTH)
-    read = [
-        f"{min(row.read_bytes) / asked_bytes(group, row):,.2f}" if row and row.read_bytes else "-"
-        for row in (ours, theirs)
-    ]
+    read = [_read_per_byte(group, row) for row in (ours, theirs)]
     return [*_costs(ours), *_costs(theirs), _ratio(ours, theirs), *read]
+
+
+def _read_per_byte(group: Group, row: Row | None) -> str:
+    if row is None or not row.read_bytes:
+        return "-"
+    ratio = min(row.read_bytes) / asked_bytes(group, row)
+    return f"{ratio:,.{0 if ratio >= 100 else 2}f}"
 
 
 def _per_leaf(group: Group, row: Row | None) -> str:
