@@ -15,6 +15,7 @@ from typing_extensions import override
 import orbit_ckpt as ocp
 from orbit_ckpt import args, handlers, options
 from orbit_ckpt._src.storage import batch_write
+from orbit_ckpt._src.type_handlers import array
 from tests.support import assert_same_tree
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "step": 3, "name": "run"}
@@ -71,6 +72,7 @@ def test_limit_bounds_what_is_copied_from_devices(
 
     monkeypatch.setattr(batch_write, "copy_to_host", spy)
     monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    monkeypatch.setattr(array, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     limits = options.MemoryLimitOptions(max_transfer_concurrent_gb=2.1e-6)
     handler = ocp.BasePyTreeCheckpointHandler(

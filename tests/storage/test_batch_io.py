@@ -24,6 +24,9 @@ from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOp
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import open_store
+from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.small_write import WholeArrays
 from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError
 from tests.support import scratch
@@ -412,3 +415,83 @@ def test_values_are_aligned_for_jax(tmp_path: Path) -> None:
     store.write({str(n): np.ones(n, np.uint8) for n in (1, 7, 1025, 5000)})
     for n in (1, 7, 1025, 5000):
         assert store.read(str(n))[0].ctypes.data % 64 == 0
+
+
+SMALL = {
+    "": np.arange(3.0),
+    "b.inline": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "a.large": np.arange(300.0),
+    "c.view": np.arange(80, dtype=np.uint32).reshape(8, 10)[::2, ::-3],
+    "d.fortran": np.asfortranarray(np.arange(2000, dtype=np.float32).reshape(40, 50)),
+    "e.bf16": np.arange(700).astype(ml_dtypes.bfloat16),
+    "f.bool": np.array([True, False]),
+    "g.scalar": np.array(7),
+    "h.too_large": np.arange(5000.0),
+    "i.more": np.arange(300.0) + 1,
+}
+
+
+@pytest.mark.parametrize("data_file_bytes", [None, 0, 3000])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_arrays_that_are_alike_are_stored_as_single_ones(
+    use_ocdbt: bool, zarr_format: int, data_file_bytes: int | None, tmp_path: Path
+) -> None:
+    options = WriteOptions(
+        tmp_path,
+        use_ocdbt=use_ocdbt,
+        data_file_bytes=data_file_bytes,
+        chunks_have_checksums=zarr_format == 3,
+    )
+    writer = BatchWriter(options)
+    names = {name: f"x.{name}" if name or not use_ocdbt else name for name in SMALL}
+    for position, (name, value) in enumerate(SMALL.items()):
+        layout, document = describe_array(
+            value.shape, value.shape, value.dtype, zarr_format=zarr_format, compress=False
+        )
+        writer.add_whole(
+            WholeArrays(
+                layout=layout,
+                document=document,
+                dtype=value.dtype,
+                names=[names[name], f"twin.{name}"],
+                values=[value, value.copy()],
+                paths=[("x", name), ("twin", name)],
+                positions=[position, position + len(SMALL)],
+            )
+        )
+    asyncio.run(writer.commit())
+    written = writer.progress.now()
+    nbytes = 2 * sum(value.nbytes for value in SMALL.values())
+    assert (written.leaves, written.nbytes) == (2 * len(SMALL), nbytes)
+    store = Store(tmp_path, use_ocdbt=use_ocdbt, zarr_format=zarr_format)
+    for name, value in SMALL.items():
+        for stored in (names[name], f"twin.{name}"):
+            (found,) = store.read(stored)
+            np.testing.assert_array_equal(found, value)
+
+
+def test_small_arrays_are_written_in_the_order_of_the_tree(tmp_path: Path) -> None:
+    writer = BatchWriter(WriteOptions(tmp_path))
+    for shape, positions in (((400,), [0, 2, 5]), ((500,), [1, 3, 4])):
+        layout, document = describe_array(
+            shape, shape, np.dtype(float), zarr_format=3, compress=False
+        )
+        names = [f"n{position}" for position in positions]
+        values = [np.full(shape, float(position)) for position in positions]
+        writer.add_whole(
+            WholeArrays(
+                layout=layout,
+                document=document,
+                dtype=np.dtype(float),
+                names=names,
+                values=values,
+                paths=[(name,) for name in names],
+                positions=positions,
+            )
+        )
+    asyncio.run(writer.commit())
+    index = read_index(tmp_path)
+    places = {key: value for key, value in index.items() if isinstance(value, Extent)}
+    by_offset = sorted(places, key=lambda key: places[key].offset)
+    assert by_offset == [f"n{i}/c/0" for i in range(6)]

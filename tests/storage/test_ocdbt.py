@@ -13,7 +13,7 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit_ckpt._src.storage import value_write
+from orbit_ckpt._src.storage import ocdbt_encode, value_write
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import OcdbtStore, open_store
 from orbit_ckpt._src.storage.layout import Extent
@@ -114,6 +114,22 @@ def test_index_is_of_the_newest_of_many_versions(tmp_path: Path) -> None:
             store.write(f"key {version // 2}", None).result()
     assert_index_is_complete(tmp_path, store)
     assert read_index(tmp_path)["same"] == b"39"
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 1000])
+@given(
+    keys=st.sets(
+        st.text(st.sampled_from("ab\0/é"), max_size=6) | st.sampled_from(ODD_KEYS), min_size=1
+    )
+)
+def test_keys_are_read_as_written(at_once: int, keys: set[str]) -> None:
+    values = {key: key.encode() for key in [*keys, LONG_KEY, f"{LONG_KEY}y"]}
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ocdbt_encode, "_COMPARED_KEYS", at_once)
+        write_database(Path(directory), values)
+        index = read_index(Path(directory))
+        assert list(index) == sorted(values)
+        assert {key: read_value(value) for key, value in index.items()} == values
 
 
 def test_index_of_keys_that_are_not_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.base import LoadBatch, ParamInfo
-from orbit_ckpt._src.type_handlers.described import LeafDescriber
+from orbit_ckpt._src.type_handlers.described import BuiltInDescriber, Infos, LeafDescriber
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
 
 
@@ -60,9 +61,13 @@ class DescribedLeaves:
         self.batch = batch
         self.registry = registry
 
+    @functools.cached_property
+    def _directory(self) -> Path:
+        return as_epath(self.source.path)
+
     def infos(self, records: Sequence[LeafRecord]) -> list[ParamInfo]:
         """Return the places of leaves."""
-        directory, document, batch = as_epath(self.source.path), self.source.document, self.batch
+        directory, document, batch = self._directory, self.source.document, self.batch
         context = get_ts_context()
         infos = [
             ParamInfo(
@@ -104,7 +109,12 @@ class DescribedLeaves:
             else:
                 groups.setdefault(record.typestr, []).append(record)
         for typestr, group in groups.items():
-            values = await self._describer(typestr, group[0]).metadata(self.infos(group))
+            describer = self._describer(typestr, group[0])
+            if isinstance(describer, BuiltInDescriber):
+                infos = Infos(group, self.infos, self._directory)
+                values = describer.describe(group, self.batch, infos)
+            else:
+                values = await describer.metadata(self.infos(group))
             found.update(zip([record.names for record in group], values, strict=True))
         return found
 

@@ -141,6 +141,7 @@ class BatchReader:
         self._counts_all = max_bytes is not None
         self._fill_missing = fill_missing
         self._layouts: dict[bytes, ZarrArray] = {}
+        self._layout_of: dict[str, ZarrArray] = {}
         self._fetched = ByteCount()
         self._decoder = TensorStoreReader(
             store, self._chunks, self._fetched, fill_missing=fill_missing
@@ -170,12 +171,15 @@ class BatchReader:
         if self._threads.asks_for_each:
             return self._ask_for_layouts(list(leaves))
         known, document_name, find = self._layouts, self._document_name, self._chunks.find
+        of_name = self._layout_of  # asked for twice where a target is checked
         found: list[ZarrArray] = []
         for path, name in leaves:
-            key = join_key(name, document_name)
-            value = find(path, key)
-            layout = known.get(value) if type(value) is bytes else None
-            found.append(self._parse(path, name, value) if layout is None else layout)
+            layout = of_name.get(name)
+            if layout is None:
+                value = find(path, join_key(name, document_name))
+                layout = known.get(value) if type(value) is bytes else None
+                of_name[name] = layout = layout or self._parse(path, name, value)
+            found.append(layout)
         return found
 
     def names(self) -> list[str]:

@@ -221,9 +221,11 @@ def plan_array(
 
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
     """Return reads of whole arrays."""
+    layouts = layouts_of(infos)
+    regions = {id(layout): (whole(layout.shape),) for layout in layouts}
     return [
-        ArrayRead(info.location, info.name, layout, (whole(layout.shape),))
-        for info, layout in zip(infos, layouts_of(infos), strict=True)
+        ArrayRead(info.location, info.name, layout, regions[id(layout)])
+        for info, layout in zip(infos, layouts, strict=True)
     ]
 
 
@@ -247,10 +249,7 @@ async def read_each(
     batch = load_batch_of(infos[0])
     reads = whole_reads(infos)
     wanted = default_restore_args(infos, args)
-    is_dropped = [
-        arg.dtype is not None and as_dtype(arg.dtype) != logical_dtype(info, read.layout.dtype)
-        for info, arg, read in zip(infos, wanted, reads, strict=True)
-    ]
+    is_dropped = _are_cast(infos, wanted, reads)
     results: list[T] = []
     async with aclosing(batch.reader.read_in_windows(reads, is_dropped)) as windows:
         async for window in windows:
@@ -263,6 +262,23 @@ async def read_each(
                 results.append(convert(values, info, arg))
                 del host, values
     return results
+
+
+def _are_cast(
+    infos: Sequence[ParamInfo], args: Sequence[RestoreArgs], reads: Sequence[ArrayRead]
+) -> list[bool]:
+    """Return for each array whether its values are cast."""
+    details = load_batch_of(infos[0]).details
+    known: dict[tuple[int, int, str | None], bool] = {}  # most arrays share dtypes
+    found: list[bool] = []
+    for info, arg, read in zip(infos, args, reads, strict=True):
+        key = id(arg), id(read.layout), info.name if details and info.name in details else None
+        is_cast = known.get(key)
+        if is_cast is None:
+            logical = logical_dtype(info, read.layout.dtype)
+            known[key] = is_cast = arg.dtype is not None and as_dtype(arg.dtype) != logical
+        found.append(is_cast)
+    return found
 
 
 def cast_host(host: HostArray, dtype_like: object, path: KeyPath) -> HostArray:

@@ -222,6 +222,8 @@ def bytes_type(info: ParamInfo, arg: RestoreArgs) -> type[bytes] | None:
 
 
 def _restored(host: np.ndarray, info: ParamInfo, arg: RestoreArgs) -> HostArray | bytes:
+    if arg.restore_type is np.ndarray and (arg.dtype is None or arg.dtype is host.dtype):
+        return host  # the common case
     kind = bytes_type(info, arg)
     if kind is not None:
         return kind(host.tobytes())

@@ -334,8 +334,10 @@ def _containers(source: StoredTree) -> dict[NamePath, str]:
             return
         if is_namedtuple(node):
             fields: tuple[str, ...] = getattr(node, "_fields")  # noqa: B009 - untyped
-            is_known = find_namedtuple(class_name(node), fields) is type(node)
-            kinds[path] = f"namedtuple {class_name(node) if is_known else type(node).__name__}"
+            is_known = find_namedtuple(class_name(type(node)), fields) is type(node)
+            kinds[path] = (
+                f"namedtuple {class_name(type(node)) if is_known else type(node).__name__}"
+            )
             children = list(zip(fields, node, strict=True))
         elif is_dict(node):
             types = {type(key).__name__ for key in node} - {"str"}

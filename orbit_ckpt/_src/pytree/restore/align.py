@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import jax
 import numpy as np
 from msgspec import Struct, structs
 
@@ -231,6 +232,8 @@ def check_leaves(
             changed[names] = change
 
     for names, metadata in found.items():
+        if not unchecked and not transformed.casts and _is_same(wanted.get(names), metadata):
+            continue
         dtype = transformed.casts.get(names)
         if dtype is not None and isinstance(metadata, ArrayMetadata):
             metadata = structs.replace(metadata, dtype=as_dtype(dtype))  # noqa: PLW2901 - as cast
@@ -248,6 +251,17 @@ def check_leaves(
         names_differ = alignment.difference or TreeDifference([], [], {})
         changed = {**names_differ.changed, **changed}
         raise mismatch(structs.replace(names_differ, changed=changed), options.hints)
+
+
+_ARRAYS = (np.ndarray, jax.Array)
+
+
+def _is_same(wanted: object, stored: object) -> bool:
+    """Return whether an array of a target has the shape and dtype of the stored one."""
+    if not isinstance(stored, ArrayMetadata) or not isinstance(wanted, _ARRAYS):
+        return False
+    array = cast(ArrayLike, wanted)
+    return array.shape == stored.shape and array.dtype == stored.dtype
 
 
 def describe_change(

@@ -122,6 +122,7 @@ class StoredLeaves(DescribedLeaves):
         inline = self.source.inline
         others: list[LeafRecord] = []
         as_saved: dict[str, list[LeafRecord]] = {}  # the common case, looked up once per type
+        wanted: dict[tuple[str, int], tuple[RestoreArgs, list[LeafRecord]]] = {}
         groups: dict[int, tuple[TypeHandler, list[LeafRecord]]] = {}
 
         def add(found: Sequence[LeafRecord], arg: RestoreArgs) -> None:
@@ -134,7 +135,11 @@ class StoredLeaves(DescribedLeaves):
             elif not args or record.names not in args:
                 as_saved.setdefault(record.typestr, []).append(record)
             else:
-                add([record], args[record.names])
+                arg = args[record.names]
+                key = (record.typestr, id(arg))  # many leaves share their arguments
+                wanted.setdefault(key, (arg, []))[1].append(record)
+        for arg, found in wanted.values():
+            add(found, arg)
         for found in as_saved.values():
             add(found, AS_SAVED)
         return others, list(groups.values())

@@ -339,6 +339,9 @@ def requested_args(
     return args | (added if target is None else _completed(added, options, target))
 
 
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
+
+
 def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: bool) -> Args:
     """Return the restore arguments that leaves of a target imply; equal arrays share theirs."""
     args: Args = {}
@@ -346,11 +349,11 @@ def _args_of(names: Sequence[NamePath], leaves: Sequence[object], *, strict: boo
     for name, leaf in zip(names, leaves, strict=True):
         if leaf is PLACEHOLDER or is_empty_node(leaf):
             continue
-        kind = (
-            (leaf.shape, leaf.dtype, leaf.sharding)
-            if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
-            else None
-        )
+        kind: object = None
+        if type(leaf) is np.ndarray:
+            kind = leaf.dtype
+        elif isinstance(leaf, _ARRAYS):
+            kind = (leaf.shape, leaf.dtype, leaf.sharding)
         try:
             arg = shared.get(kind) or restore_args_of(leaf, strict=strict)
         except TypeError as error:
