@@ -174,7 +174,7 @@ def is_compression_used(
     metadata = opened.result().spec().to_json()["metadata"]
     if not use_zarr3:
         return metadata["compressor"] is not None
-    return any(codec["name"] == "zstd" for codec in _codecs(metadata["codecs"]))
+    return any(codec["name"] in {"blosc", "zstd"} for codec in _codecs(metadata["codecs"]))
 
 
 def _codecs(codecs: Sequence[dict[str, Any]]) -> Generator[dict[str, Any]]:

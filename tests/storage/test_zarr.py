@@ -59,6 +59,16 @@ ORBAX_ZARR3 = ZARR3 | {
     ]
 }
 TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
+BLOSC3 = {
+    "name": "blosc",
+    "configuration": {
+        "cname": "zstd",
+        "clevel": 1,
+        "shuffle": "shuffle",
+        "typesize": 4,
+        "blocksize": 0,
+    },
+}
 ZSTD3 = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
@@ -82,8 +92,11 @@ def test_documents_of_compressed_arrays_are_these() -> None:
     zarr2 = document(BIG, FLOAT32, zarr_format=2, compress=True)
     assert zarr2["compressor"] == {"id": "zstd", "level": 1}
     zarr3 = document(BIG, FLOAT32, zarr_format=3, compress=True)
-    assert [codec["name"] for codec in zarr3["codecs"]] == ["bytes", "zstd", "crc32c"]
-    assert zarr3["codecs"][1] == ZSTD3
+    assert [codec["name"] for codec in zarr3["codecs"]] == ["bytes", "blosc", "crc32c"]
+    assert zarr3["codecs"][1] == BLOSC3
+    single_bytes = document((200, 100), np.int8, zarr_format=3, compress=True)
+    assert [codec["name"] for codec in single_bytes["codecs"]] == ["bytes", "zstd", "crc32c"]
+    assert single_bytes["codecs"][1] == ZSTD3
 
 
 def test_small_arrays_are_not_compressed() -> None:
@@ -95,7 +108,8 @@ def test_small_arrays_are_not_compressed() -> None:
         array, _ = describe_array(
             (64, 128), (64, 64), np.dtype("<u2"), zarr_format=zarr_format, compress=True
         )
-        assert (array.compression, array.is_direct) == ("zstd", True)
+        expected = "zstd" if zarr_format == 2 else "blosc"
+        assert (array.compression, array.is_direct) == (expected, True)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -1,4 +1,4 @@
-"""Encode the chunks we write, and decode those that need no codec but zstd.
+"""Encode the chunks we write, and decode those that need no codec but zstd or our form of Blosc.
 
 Data passes through in pieces that fit a processor's cache, so that it is read from memory once for
 the codec, the checksum and the disk together.
@@ -13,33 +13,42 @@ import zstandard
 from crc32c import crc32c
 from typing_extensions import Buffer
 
+from orbit_ckpt._src.storage.blosc import FrameError, FrameReader, FrameWriter
+from orbit_ckpt._src.storage.checksums import join_checksums
 from orbit_ckpt._src.storage.manifest import OWN_CHECKSUM
-from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.storage.zarr import BLOSC, ZarrArray
+from orbit_ckpt._src.storage.zstd import choose_compressor
 
 PIECE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 CHECKSUM_BYTES = 4
 
-_LEVEL, _FAST_LEVEL = 1, -1
-"""Unlike level 1, level -1 only removes repetitions. Entropy coding on top takes five times as
-long, and ten times to undo."""
+_MAX_HELD_BYTES = 1 << 22
+"""Larger chunks are not held whole while they are encoded."""
+
+_EMPTY_FRAME = bytes.fromhex("502a4d18 00000000")
+"""Zstd skips it, unless it is still inside of another frame."""
 
 NOT_THE_WRITTEN = "its checksum is right but not that of what was written: it is of another save"
 """Problem of a value that is intact, but in the place of another one."""
 
-_MIN_SAVING = 1 / 8
 _SAMPLES, _SAMPLE_BYTES = 4, 1 << 13
 
 
 def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterator[Buffer]:
     """Yield the stored form of a chunk.
 
+    The first part, if it is a bytearray, is complete only after all others have been yielded.
+
     Args:
         layout: How its array is stored.
         pieces: Its elements in C order, as bytes.
         nbytes: Their total size.
     """
-    encoded = pieces if layout.compression is None else _compress(pieces, nbytes)
+    if layout.compression == BLOSC and nbytes > _MAX_HELD_BYTES:
+        yield from _encode_frame(FrameWriter(nbytes, layout.dtype.itemsize), pieces)
+        return
+    encoded = _compress(layout, pieces, nbytes)
     if not layout.checksum:
         yield from encoded
         return
@@ -47,6 +56,17 @@ def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -
     for piece in encoded:
         checksum = crc32c(piece, checksum)
         yield piece
+    yield checksum.to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _encode_frame(frame: FrameWriter, pieces: Iterable[memoryview]) -> Iterator[Buffer]:
+    yield frame.head
+    checksum = nbytes = 0
+    for part in frame.encode(pieces):
+        checksum = crc32c(part, checksum)
+        nbytes += memoryview(part).nbytes
+        yield part
+    checksum = join_checksums(crc32c(frame.head), checksum, nbytes)
     yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
@@ -127,13 +147,15 @@ class ChunkStream:
         self._nbytes = nbytes
         self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
         self._source = _Source(read, max(0, nbytes - self._checksum_bytes))
-        self._reader = self._source if layout.compression is None else _open_zstd(self._source)
+        self._reader = self._source
+        if layout.compression is not None:
+            self._reader = _open(layout, self._source, self._source.remaining)
 
     def read_into(self, buffer: memoryview) -> str | None:
         """Fill a buffer with the next elements; return what is wrong with the chunk."""
         try:
             is_whole = _fill(self._reader, buffer)
-        except zstandard.ZstdError as error:
+        except (FrameError, zstandard.ZstdError) as error:
             return self._check(f"it cannot be decompressed: {error}")
         return None if is_whole else self._check(_wrong_size(self._layout))
 
@@ -141,7 +163,7 @@ class ChunkStream:
         """Check the chunk, all of whose elements have been read; return what is wrong with it."""
         try:
             has_more = bool(self._reader.read(1))
-        except zstandard.ZstdError as error:
+        except (FrameError, zstandard.ZstdError) as error:
             return self._check(f"it cannot be decompressed: {error}")
         return self._check(_wrong_size(self._layout) if has_more else None)
 
@@ -181,22 +203,49 @@ class _Source:
         return len(data)
 
 
+class _Memory:
+    """The encoded bytes of a chunk, without a running checksum."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._rest = data
+
+    def read(self, size: int) -> memoryview:
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
 def _decompress(encoded: memoryview, layout: ZarrArray, chunk: memoryview) -> str | None:
     try:
-        reader = _open_zstd(encoded)
+        reader = _open(layout, _Memory(encoded), encoded.nbytes)
         if not _fill(reader, chunk) or reader.read(1):
             return _wrong_size(layout)
-    except zstandard.ZstdError as error:
+    except (FrameError, zstandard.ZstdError) as error:
         return f"it cannot be decompressed: {error}"
     return None
 
 
-def _open_zstd(encoded: memoryview | _Source) -> _Reader:
+def _open(layout: ZarrArray, source: _Source | _Memory, nbytes: int) -> _Reader:
+    if layout.compression == BLOSC:
+        return FrameReader(source.read, nbytes, layout.chunk_nbytes)
     decompressor = zstandard.ZstdDecompressor()
     reader = decompressor.stream_reader(
-        cast(Any, encoded), read_size=_READ_BYTES, read_across_frames=True
+        cast(Any, _Frames(source)), read_size=_READ_BYTES, read_across_frames=True
     )
     return cast(_Reader, reader)
+
+
+class _Frames:
+    """Encoded bytes for zstd, which by itself does not notice that the last frame has no end."""
+
+    def __init__(self, source: _Source | _Memory) -> None:
+        self._source = source
+        self._end = _EMPTY_FRAME
+
+    def read(self, size: int) -> bytes | memoryview:
+        data = self._source.read(size)
+        if not data:
+            data, self._end = self._end[:size], self._end[size:]
+        return data
 
 
 class _Reader(Protocol):
@@ -216,21 +265,26 @@ def _wrong_size(layout: ZarrArray) -> str:
     return f"it does not {verb} {layout.chunk_nbytes} bytes"
 
 
-def _compress(pieces: Iterable[memoryview], nbytes: int) -> Iterator[bytes]:
+def _compress(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterable[Buffer]:
+    if layout.compression is None:
+        return pieces
+    if layout.compression == BLOSC:
+        frame = FrameWriter(nbytes, layout.dtype.itemsize)
+        parts = list(frame.encode(pieces))
+        return [bytes(frame.head), *parts]
+    return _compress_zstd(pieces, nbytes, checksum=not layout.checksum)
+
+
+def _compress_zstd(pieces: Iterable[memoryview], nbytes: int, *, checksum: bool) -> Iterator[bytes]:
     iterator = iter(pieces)
     first = next(iterator)
-    compressor = zstandard.ZstdCompressor(level=_level_for(first)).compressobj(size=nbytes)
+    compressor = choose_compressor(_sample(first), checksum=checksum).compressobj(size=nbytes)
     yield compressor.compress(first)
     for piece in iterator:
         yield compressor.compress(piece)
     yield compressor.flush()
 
 
-def _level_for(data: memoryview) -> int:
-    """Choose the compression level from a sample of the data."""
+def _sample(data: memoryview) -> bytes:
     step = max(_SAMPLE_BYTES, data.nbytes // _SAMPLES)
-    samples = [data[start : start + _SAMPLE_BYTES] for start in range(0, data.nbytes, step)]
-    sample = b"".join(samples)
-    small = len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample))
-    fast = len(zstandard.ZstdCompressor(level=_FAST_LEVEL).compress(sample))
-    return _LEVEL if small <= (1 - _MIN_SAVING) * fast else _FAST_LEVEL
+    return b"".join(data[start : start + _SAMPLE_BYTES] for start in range(0, data.nbytes, step))

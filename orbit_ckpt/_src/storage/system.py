@@ -109,6 +109,17 @@ def write(descriptor: int, buffers: Sequence[memoryview]) -> int:
     return os.write(descriptor, buffers[0]) if writev is None else writev(descriptor, buffers)
 
 
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Replace bytes of a file; it is written on from its end."""
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.lseek(descriptor, position, os.SEEK_SET)
+
+
 def start_writeback(descriptor: int, offset: int, nbytes: int) -> None:
     """Ask the system, where possible, to start writing bytes to the disk."""
     sync_file_range = _libc_function("sync_file_range")

@@ -42,7 +42,7 @@ from orbit_ckpt._src.storage.ocdbt_encode import (
     split_entries,
 )
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write
+from orbit_ckpt._src.storage.system import create_to_write, start_writeback, write, write_at
 
 DEFAULT_DATA_FILE_BYTES = 2**31
 _unpack = partial(int.from_bytes, byteorder="little")
@@ -72,7 +72,7 @@ class ValueWriter(Protocol):
 
         Args:
             key: Its key.
-            parts: Its bytes.
+            parts: Its bytes. The first part, if it is a bytearray, may change until the last one.
             nbytes: Their approximate size.
             ends_in_checksum: Whether the last part is the crc32c of the others.
         """
@@ -304,12 +304,16 @@ class _DataFile:
 
     def append(self, parts: Iterable[Buffer], *, ends_in_checksum: bool) -> Extent:
         offset = self.nbytes
+        head: memoryview | None = None
         for view in self.sums.views(parts, ends_in_checksum=ends_in_checksum):
+            head = view if head is None else head
             self._gathered.append(view)
             self._gathered_bytes += view.nbytes
             self.nbytes += view.nbytes
             if self._gathered_bytes >= _GATHER_BYTES or len(self._gathered) >= _GATHER_BUFFERS:
                 self._flush()
+        if self._written > offset:
+            _write_head(self._descriptor, head, offset)
         return Extent(self.name, offset, self.nbytes - offset, self.sums.last)
 
     def close(self) -> None:
@@ -361,8 +365,11 @@ class FilesWriter(ValueWriter):
             (self._root / folder).mkdir(parents=True, exist_ok=True)
             self._made.add(folder)
         with open(self._root / key, "xb", buffering=0) as file:
-            for part in parts:
-                write_all(file.fileno(), [memoryview(part)])
+            head: memoryview | None = None
+            for view in map(memoryview, parts):
+                head = view if head is None else head
+                write_all(file.fileno(), [view])
+            _write_head(file.fileno(), head, 0)
             os.fsync(file.fileno())
 
     @override
@@ -374,6 +381,12 @@ class FilesWriter(ValueWriter):
     def abort(self) -> None:
         if self._uploads is not None:
             self._uploads.abort()
+
+
+def _write_head(descriptor: int, head: memoryview | None, offset: int) -> None:
+    """Write the first part of a value again if it may have changed since."""
+    if head is not None and isinstance(head.obj, bytearray):
+        write_at(descriptor, head, offset)
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:

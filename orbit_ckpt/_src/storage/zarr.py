@@ -1,8 +1,8 @@
 """zarr metadata documents: built for our arrays, parsed for any writer's.
 
-We write arrays as `bytes`, optionally `zstd`, then `crc32c` (zarr3), or as zarr2 for older readers.
-Documents of other writers may name any codecs; TensorStore's drivers handle those that this module
-cannot decode itself.
+We write arrays as `bytes`, optionally `blosc` or `zstd`, then `crc32c` (zarr3), or as zarr2 for
+older readers. Documents of other writers may name any codecs; TensorStore's drivers handle those
+that this module cannot decode itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from orbit_ckpt._src.arrays.dtypes import DType, parse_dtype
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.errors import FormatError
 from orbit_ckpt._src.guards import is_list
+from orbit_ckpt._src.storage.blosc import can_encode
 from orbit_ckpt._src.storage.layout import ZARR2_DOCUMENT, ZARR3_DOCUMENT, join_key
 from orbit_ckpt._src.unique_keys import parse_unique
 
@@ -30,6 +31,8 @@ _SLACK_BYTES = 1 << 16
 MIN_COMPRESSED_BYTES = 16 * 1024
 """Smaller arrays are stored uncompressed: zstd saves less on them than a leaf costs in metadata."""
 
+BLOSC, _ZSTD = "blosc", "zstd"
+_SHUFFLES = frozenset({"shuffle", "noshuffle"})
 _ZSTD_LEVEL = 1
 _MAX_CHUNKS = 2**24
 """Maximum chunks of an array, all of which are looked up one by one."""
@@ -52,7 +55,8 @@ class ZarrArray(Struct, frozen=True):
         compression: Name of the compressor, None if the bytes are uncompressed.
         checksum: Whether every chunk ends in its crc32c.
         is_direct: Whether a chunk is its elements in C order, little-endian, optionally compressed
-            with zstd and followed by a checksum, so that it is read without TensorStore.
+            with zstd, or with Blosc as we do, and followed by a checksum, so that it is read
+            without TensorStore.
         separator: Separator of the indices in a zarr2 chunk key.
         is_sharded: Whether a chunk consists of smaller ones, not all of which need exist.
         metadata_key: File name of the metadata document, None for the standard one of its format.
@@ -129,13 +133,17 @@ def describe_array(
         compress: Whether to compress; small arrays never are.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    zstd = compress and nbytes >= MIN_COMPRESSED_BYTES
+    compression = None
+    if compress and nbytes >= MIN_COMPRESSED_BYTES:
+        chunk_nbytes = math.prod(chunk_shape) * dtype.itemsize
+        has_frames = zarr_format == 3 and can_encode(chunk_nbytes, dtype.itemsize)
+        compression = BLOSC if has_frames else _ZSTD
     array = ZarrArray(
         zarr_format=zarr_format,
         shape=shape,
         chunk_shape=chunk_shape,
         dtype=dtype,
-        compression="zstd" if zstd else None,
+        compression=compression,
         checksum=zarr_format == 3,
         is_direct=True,
     )
@@ -176,7 +184,7 @@ def _zarr2_document(array: ZarrArray) -> dict[str, object]:
     dtype = array.dtype
     return {
         "chunks": array.chunk_shape,
-        "compressor": {"id": "zstd", "level": _ZSTD_LEVEL} if array.compression else None,
+        "compressor": {"id": _ZSTD, "level": _ZSTD_LEVEL} if array.compression else None,
         "dimension_separator": array.separator,
         # numpy has no type strings for the ml_dtypes; TensorStore accepts their names
         "dtype": dtype.str if dtype.type.__module__ == "numpy" else dtype.name,
@@ -191,8 +199,10 @@ def _zarr2_document(array: ZarrArray) -> dict[str, object]:
 def _zarr3_document(array: ZarrArray) -> dict[str, object]:
     endian = {"configuration": {"endian": "little"}} if array.dtype.itemsize > 1 else {}
     codecs: list[dict[str, object]] = [{"name": "bytes", **endian}]
-    if array.compression:
-        codecs.append({"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": False}})
+    if array.compression == BLOSC:
+        codecs.append({"name": BLOSC, "configuration": _blosc_configuration(array.dtype)})
+    elif array.compression:
+        codecs.append({"name": _ZSTD, "configuration": {"level": _ZSTD_LEVEL, "checksum": False}})
     codecs.append({"name": "crc32c"})
     return {
         "zarr_format": 3,
@@ -204,6 +214,12 @@ def _zarr3_document(array: ZarrArray) -> dict[str, object]:
         "fill_value": _fill_value(array.dtype),
         "codecs": codecs,
     }
+
+
+def _blosc_configuration(dtype: DType) -> dict[str, object]:
+    # blocks of size 0 are of the writer's choice
+    shuffle = {"shuffle": "shuffle", "typesize": dtype.itemsize, "blocksize": 0}
+    return {"cname": _ZSTD, "clevel": _ZSTD_LEVEL, **shuffle}
 
 
 def _fill_value(dtype: DType) -> object:
@@ -246,6 +262,7 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
     chunks = _shape(fields["chunk_grid"]["configuration"]["chunk_shape"])
     codecs: Sequence[Mapping[str, Any]] = fields["codecs"]
     names = [str(codec["name"]) for codec in codecs]
+    others = codecs[1 : len(codecs) - (names[-1] == "crc32c")]
     encoding: Mapping[str, Any] = fields["chunk_key_encoding"]
     endian = codecs[0].get("configuration", {}).get("endian", "little")
     inner = [c["name"] for c in _inner_codecs(codecs)]
@@ -259,7 +276,8 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
         checksum=names[-1] == "crc32c",
         is_direct=(
             names[0] == "bytes"
-            and names[1:] in ([], ["crc32c"], ["zstd"], ["zstd", "crc32c"])
+            and len(others) <= 1
+            and all(map(_is_decoded_here, others))
             and endian == "little"
             and encoding == {"name": "default"}
         ),
@@ -267,7 +285,14 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
     )
 
 
-_COMPRESSORS = frozenset({"zstd", "gzip", "blosc"})
+_COMPRESSORS = frozenset({_ZSTD, "gzip", BLOSC})
+
+
+def _is_decoded_here(codec: Mapping[str, Any]) -> bool:
+    if codec["name"] != BLOSC:
+        return codec["name"] == _ZSTD
+    how = codec["configuration"]
+    return how["cname"] == _ZSTD and how["shuffle"] in _SHUFFLES
 
 
 def _inner_codecs(codecs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
