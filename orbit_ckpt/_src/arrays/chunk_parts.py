@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region
 
 
@@ -46,3 +47,24 @@ def bounding_box(parts: Sequence[ChunkPart]) -> Region:
     start = tuple(map(min, *(part.source.start for part in parts), parts[0].source.start))
     stop = tuple(map(max, *(part.source.stop for part in parts), parts[0].source.stop))
     return Region(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
+
+
+def copy_parts(
+    block: Region,
+    values: HostArray,
+    parts: Sequence[ChunkPart],
+    targets: Sequence[HostArray],
+) -> None:
+    """Copy what a block of a chunk has of its parts.
+
+    Args:
+        block: The block, in the chunk's coordinates.
+        values: Its elements.
+        parts: Parts of the chunk.
+        targets: Where each goes.
+    """
+    for part, target in zip(parts, targets, strict=True):
+        common = part.source.intersect(block)
+        if common is not None:
+            source = values[(*common.within(block).slices, ...)]
+            target[(*common.within(part.source).slices, ...)] = source

@@ -252,7 +252,8 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             `orbit_ckpt.t5x`; None detects it.
         memory_limit: Most bytes of host memory, besides the result, for data being read, cast or
             computed; a leaf that needs more is loaded alone. None for 64 MiB per core, and no limit
-            on data read directly into the result.
+            on data read directly into the result. Also the most bytes of chunks that lazy arrays
+            keep between slices, by default 256 MiB.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`.

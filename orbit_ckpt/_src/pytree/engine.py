@@ -75,7 +75,8 @@ class MemoryOptions:
         write_concurrent_bytes: Maximum bytes in host memory for writing at once; 2 GiB by default.
         read_concurrent_bytes: Maximum bytes being read at once. By default 64 MiB per core (128 MiB
             at least, 2 GiB at most) for data that is decoded, cast or moved to devices, and no
-            limit for data read straight into the result.
+            limit for data read straight into the result. Also the most bytes that the lazy arrays
+            of one load keep of their chunks between slices, by default 256 MiB.
         transfer_concurrent_bytes: Maximum bytes being copied from devices at once; no limit by
             default. `"auto"` is half of the host memory that is free when the save begins.
         max_auto_transfer_bytes: Upper bound of `"auto"`.

@@ -25,7 +25,7 @@ from typing import cast
 
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, parts_by_chunk
+from orbit_ckpt._src.arrays.chunk_parts import parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, whole
 from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
@@ -38,13 +38,16 @@ from orbit_ckpt._src.storage.chunk_read import (
     ChunkReader,
     cut_in_order,
     damaged_chunk,
-    read_document,
     stored_size,
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
+from orbit_ckpt._src.storage.document_read import read_document
+from orbit_ckpt._src.storage.kept_chunks import KEPT_BYTES, KeptChunks
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.layout import Extent, Value, join_key
+from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.read_threads import ReadThreads
+from orbit_ckpt._src.storage.read_units import ReadUnits
+from orbit_ckpt._src.storage.slice_read import SliceReader
 from orbit_ckpt._src.storage.store_path import is_damage, map_requests
 from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt._src.storage.value_read import ValueReader
@@ -52,9 +55,6 @@ from orbit_ckpt._src.storage.zarr import ZarrArray, document_name, parse_array
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _BYTES_PER_CORE = 1 << 26
-_DIVIDED_BYTES = 1 << 23
-"""Threads share the chunks of an array from this size on; smaller ones each read whole arrays."""
-
 _MOST_BYTES = 1 << 31
 """Upper limit of the default budget: each core decodes or casts while the next data is read."""
 
@@ -92,22 +92,6 @@ class ChunkCheck(Struct, frozen=True, gc=False):
     absent: int
 
 
-class _Unit(Struct, frozen=True, gc=False):
-    """One chunk of a large array, read by one thread.
-
-    Attributes:
-        number: Position of the array among the reads.
-        index: The chunk's grid index.
-        parts: Its parts that belong to regions of the array.
-        nbytes: Size of its elements.
-    """
-
-    number: int
-    index: Shape
-    parts: Sequence[ChunkPart]
-    nbytes: int
-
-
 class BatchReader:
     """Reads arrays of one store.
 
@@ -142,6 +126,8 @@ class BatchReader:
         self._fill_missing = fill_missing
         self._layouts: dict[bytes, ZarrArray] = {}
         self._layout_of: dict[str, ZarrArray] = {}
+        self.kept: KeptChunks | None = None
+        self._kept_bytes = KEPT_BYTES if max_bytes is None else max_bytes
         self._fetched = ByteCount()
         self._decoder = TensorStoreReader(
             store, self._chunks, self._fetched, fill_missing=fill_missing
@@ -153,9 +139,13 @@ class BatchReader:
         return self._fetched.total
 
     def unlimited(self) -> BatchReader:
-        """Return a reader of the same store without a byte limit, for callers on any thread."""
+        """Return a reader of the same store without a byte limit, for callers on any thread.
+
+        The limit bounds what the reader keeps between slices instead.
+        """
         reader = copy(self)
         reader.limiter = ByteLimiter()
+        reader.kept = KeptChunks(self._kept_bytes)
         return reader
 
     def layouts(self, leaves: Iterable[tuple[KeyPath, str]]) -> list[ZarrArray]:
@@ -273,85 +263,38 @@ class BatchReader:
             CorruptionError: A chunk is missing, truncated or damaged.
         """
         results: list[list[HostArray]] = [[] for _ in reads]
-        divided: list[int] = []
-        together: list[int] = []
+        direct: list[int] = []
         others: list[int] = []
         for i, read in enumerate(reads):
-            if not self.can_stream(read.layout):
-                others.append(i)
-            else:
-                (divided if self._is_divided(read) else together).append(i)
-        units: list[_Unit] = []
-        if divided:
-            units = await asyncio.to_thread(self._divide, reads, divided, results)
+            (direct if self.can_stream(read.layout) else others).append(i)
+        units = ReadUnits(
+            self._chunks,
+            reads,
+            direct,
+            is_remote=self._store.is_remote,
+            in_order=self._threads.share_objects,
+        )
         has_sums = bool(self.sums)
-        sizes = [reads[i].nbytes for i in together] + [unit.nbytes for unit in units]
-
-        def in_order(positions: Sequence[int], reading: ValueReader) -> Sequence[int]:
-            """Return positions in the order of their places in objects, where those matter."""
-            if not self._threads.share_objects:
-                return positions
-            places: dict[int, list[Extent]] = {}
-            for i in positions:
-                unit = units[i - len(together)] if i >= len(together) else None
-                read = reads[together[i] if unit is None else unit.number]
-                indices = parts_by_chunk(read.regions, read.layout.chunk_shape)
-                places[i] = self._places(read, indices if unit is None else [unit.index])
-            reading.expect(place for found in places.values() for place in found)
-            return sorted(positions, key=lambda i: [(p.file, p.offset) for p in places[i][:1]])
+        if units.divided:
+            await asyncio.to_thread(units.allocate, results)
 
         def read_directly(positions: Sequence[int]) -> None:
-            with self._reading(sum(sizes[i] for i in positions)) as reading:
-                for i in in_order(positions, reading):
-                    if i < len(together):
-                        read = reads[together[i]]
-                        results[together[i]] = self._chunks.read(read, reading)
-                        if has_sums:
-                            self.sums.compare(read, results[together[i]])
-                    else:
-                        unit = units[i - len(together)]
-                        read, values = reads[unit.number], results[unit.number]
-                        self._chunks.fill(read, unit.index, unit.parts, values, reading)
+            with self._reading(sum(units.sizes[i] for i in positions)) as reading:
+                for i in units.read(positions, results, reading):
+                    if has_sums:
+                        self.sums.compare(reads[i], results[i])
 
         async def read_decoded(i: int) -> None:
             results[i] = await self._decoder.read(reads[i])
 
-        threads = self._threads.run(read_directly, range(len(sizes)), sizes)
+        threads = self._threads.run(read_directly, range(len(units.sizes)), units.sizes)
         await run_all([threads, *map(read_decoded, others)])
         if has_sums:
             compare = self.sums.compare
-            late = (*divided, *others)
+            late = (*units.divided, *others)
             await run_all(asyncio.to_thread(compare, reads[i], results[i]) for i in late)
         found, results = results, []  # threads release a finished call a little later
         return found
-
-    def _places(self, read: ArrayRead, indices: Iterable[Shape]) -> list[Extent]:
-        """Return the places of some chunks, without those in the index or missing."""
-        keys = (read.layout.chunk_key(read.name, index) for index in indices)
-        values = (self._chunks.find(read.path, key) for key in keys)
-        return [value for value in values if isinstance(value, Extent)]
-
-    def _is_divided(self, read: ArrayRead) -> bool:
-        """Return whether the chunks of an array are read in any order, by several threads."""
-        if read.nbytes >= _DIVIDED_BYTES:
-            return True
-        is_chunk = len(read.regions) == 1 and read.regions[0].shape == read.layout.chunk_shape
-        return self._store.is_remote and not is_chunk
-
-    def _divide(
-        self, reads: Sequence[ArrayRead], numbers: Sequence[int], results: list[list[HostArray]]
-    ) -> list[_Unit]:
-        """Allocate the results of some reads; return their chunks, for several threads."""
-        units: list[_Unit] = []
-        for number in numbers:
-            read = reads[number]
-            results[number] = self._chunks.allocate(read)
-            nbytes = read.layout.chunk_nbytes
-            units += [
-                _Unit(number, index, parts, nbytes)
-                for index, parts in parts_by_chunk(read.regions, read.layout.chunk_shape).items()
-            ]
-        return units
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
         """Return the key of one chunk of an array, and the stored chunk or its place.
@@ -375,9 +318,23 @@ class BatchReader:
             with self._reading(read.nbytes) as reading:
                 results = self._chunks.read(read, reading)
         else:
-            results = run_sync(self._decoder.read(read))
+            results = self._decode_now(read)
         self.sums.compare(read, results)
         return results
+
+    def read_slice(self, read: ArrayRead, region: Region) -> HostArray:
+        """Read the values of one part as `read_part` does, and keep what further slices need.
+
+        Only a reader that is `unlimited` keeps anything.
+        """
+        if self.kept is None or region == whole(read.layout.shape):
+            return self.read_part(read, region)
+        decode = None if self.can_stream(read.layout) else self._decode_now
+        with self._reading(0) as reading:
+            return SliceReader(self._chunks, self.kept, decode).read(read, region, reading)
+
+    def _decode_now(self, read: ArrayRead) -> list[HostArray]:
+        return run_sync(self._decoder.read(read))
 
     def read_part(self, read: ArrayRead, region: Region) -> HostArray:
         """Read the values of one part as `read` does, synchronously."""

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from crc32c import crc32c
 from msgspec import Struct
 
-from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, parts_by_chunk
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, copy_parts, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import Arena, aligned_empty, byte_view
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_region, split_by_rows, whole
-from orbit_ckpt._src.errors import CorruptionError, FormatError, UnsafePathError
-from orbit_ckpt._src.storage.box_read import box_bytes, read_box
+from orbit_ckpt._src.errors import CorruptionError, UnsafePathError
+from orbit_ckpt._src.storage.box_read import PAGE_BYTES, SPAN_BYTES, box_bytes, read_box
 from orbit_ckpt._src.storage.codec import ChunkStream, decode_chunk, decode_stream
+from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.plain_stream import PlainStream
@@ -24,7 +24,7 @@ from orbit_ckpt._src.storage.value_read import (
     MAX_OBJECT_AHEAD_BYTES,
     ValueReader,
     open_value,
-    read_value,
+    part_of,
     within_file,
 )
 from orbit_ckpt._src.storage.zarr import ZarrArray, most_decoded
@@ -34,9 +34,9 @@ SMALL_BYTES = 1 << 14
 """Smaller reads use one thread; several would mostly wait for the interpreter lock."""
 
 _LARGE_BYTES = 1 << 26
-_MAX_DOCUMENT_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _OBJECT_BLOCK_BYTES = 1 << 23
+_OBJECT_SPAN_BYTES = 1 << 25
 _MIN_BLOCK_BYTES = 1 << 16
 """Parts of chunks that are read block by block."""
 
@@ -85,6 +85,7 @@ class ChunkReader:
 
     def __init__(self, store: ValueStore) -> None:
         self._store = store
+        self._max_gap_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else PAGE_BYTES
         self._alone_bytes = MAX_OBJECT_AHEAD_BYTES if store.is_remote else SMALL_BYTES
 
     def read(self, read: ArrayRead, reading: ValueReader) -> list[HostArray]:
@@ -129,6 +130,8 @@ class ChunkReader:
         parts: Sequence[ChunkPart],
         results: Sequence[HostArray],
         reading: ValueReader,
+        *,
+        sums: BlockSums | None = None,
     ) -> None:
         """Read a chunk once and copy its parts into the regions that they belong to.
 
@@ -138,6 +141,8 @@ class ChunkReader:
             parts: Its parts, see `parts_by_chunk`.
             results: The values of each region.
             reading: Reads.
+            sums: Receives checksums of the chunk's blocks, if it is uncompressed and not all of it
+                belongs to one region.
 
         Raises:
             CorruptionError: The chunk is missing, truncated or damaged.
@@ -153,15 +158,16 @@ class ChunkReader:
                 self._read_part(read, index, part.source, target, reading)
         else:
             max_bytes = _OBJECT_BLOCK_BYTES if self._store.is_remote else _BLOCK_BYTES
-            for block, values in self._blocks(read, index, reading, max_bytes, reading.buffer):
+            allocate = reading.buffer
+            for block, values in self._blocks(read, index, reading, max_bytes, allocate, sums=sums):
                 copy_parts(block, values, parts, targets)
 
     def _are_less(self, parts: Sequence[ChunkPart], layout: ZarrArray) -> bool:
         """Return whether separate reads of parts of a plain chunk take fewer bytes than all."""
         if len(parts) == 1:
             return True
-        in_store = self._store.is_remote
-        nbytes = sum(box_bytes(layout, part.source, in_store=in_store) for part in parts)
+        gap = self._max_gap_bytes
+        nbytes = sum(box_bytes(layout, part.source, max_gap_bytes=gap) for part in parts)
         return nbytes < layout.chunk_nbytes
 
     def _check_size(self, read: ArrayRead, region: Region) -> None:
@@ -209,9 +215,19 @@ class ChunkReader:
             reading.nbytes += len(value)
             into[...] = chunk[(*part.slices, ...)]
         else:
+            span_bytes = _OBJECT_SPAN_BYTES if self._store.is_remote else SPAN_BYTES
+            gap = self._max_gap_bytes
+
+            def fetch(position: int, buffer: memoryview) -> str | None:
+                place = part_of(value, position, buffer.nbytes)
+                reading.nbytes += buffer.nbytes
+                is_whole = reading.read_into(place, [buffer]) == buffer.nbytes
+                return None if is_whole else "the file ends before it does"
+
             try:
-                if not read_box(value, layout, part, into, reading):
-                    problem = "the file ends before it does"
+                problem = read_box(
+                    layout, part, into, fetch, max_gap_bytes=gap, span_bytes=span_bytes
+                )
             except FileNotFoundError:
                 problem = "the file is missing"
         if problem is not None:
@@ -239,6 +255,8 @@ class ChunkReader:
         reading: ValueReader,
         max_bytes: int,
         allocate: Callable[[int], memoryview],
+        *,
+        sums: BlockSums | None = None,
     ) -> Iterator[tuple[Region, HostArray]]:
         """Yield a chunk as `blocks` does, with regions in the chunk's coordinates.
 
@@ -248,10 +266,11 @@ class ChunkReader:
             reading: Reads.
             max_bytes: Approximate size of a block.
             allocate: Returns memory for a block; may return the same for each.
+            sums: Receives checksums of an uncompressed chunk's blocks.
         """
         layout = read.layout
         chunk = whole(layout.chunk_shape)
-        if layout.chunk_nbytes <= max_bytes:
+        if sums is None and layout.chunk_nbytes <= max_bytes:
             memory = allocate(layout.chunk_nbytes)
             self._read_chunk(read, index, memory, reading)
             yield chunk, np.ndarray(chunk.shape, layout.dtype, memory)
@@ -265,7 +284,7 @@ class ChunkReader:
                 raise damaged_chunk(read, key, value, problem)
 
         try:
-            stream = self._open_stream(layout, value, reading)
+            stream = self._open_stream(layout, value, reading, sums)
             for block in cut_in_order(chunk, layout, max_bytes):
                 memory = allocate(block.size * layout.dtype.itemsize)
                 check(stream.read_into(memory))
@@ -275,12 +294,12 @@ class ChunkReader:
             check("the file is missing")
 
     def _open_stream(
-        self, layout: ZarrArray, value: Value, reading: ValueReader
+        self, layout: ZarrArray, value: Value, reading: ValueReader, sums: BlockSums | None
     ) -> ChunkStream | PlainStream:
         if isinstance(value, bytes):
             return ChunkStream(layout, open_value(value), len(value))
         if layout.compression is None:
-            return PlainStream(layout, value, reading)
+            return PlainStream(layout, value, reading, sums)
         return ChunkStream(layout, reading.stream(value), value.length, value.checksum)
 
     def chunk(self, read: ArrayRead, index: Shape) -> tuple[str, Value]:
@@ -369,57 +388,9 @@ def stored_size(value: Value) -> int:
     return len(value) if isinstance(value, bytes) else value.length
 
 
-def read_document(path: KeyPath, key: str, value: Extent) -> bytes:
-    """Read a metadata document that is too large for the index.
-
-    Raises:
-        CorruptionError: It is not the one that was written.
-        FormatError: It is larger than one can be.
-    """
-    where = format_path(path)
-    if value.length > _MAX_DOCUMENT_BYTES:
-        raise FormatError(
-            f"{where} ({key}): a metadata document of {value.length} bytes, more than "
-            f"{_MAX_DOCUMENT_BYTES}. The checkpoint is damaged."
-        )
-    document = read_value(value)
-    if value.checksum in {None, crc32c(document)}:
-        return document
-    what = "it is not the document that was written"
-    raise CorruptionError(
-        f"{where}: {key!r} in {value.file} at byte {value.offset} is damaged: {what}. Restore an "
-        "earlier checkpoint or another copy of this one.",
-        path=where,
-        chunk=key,
-        file=value.file,
-        what=what,
-    )
-
-
 def recorded_checksum(value: Value) -> int | None:
     """Return the recorded checksum of a value, None if nothing records it."""
     return None if isinstance(value, bytes) else value.checksum
-
-
-def copy_parts(
-    block: Region,
-    values: HostArray,
-    parts: Sequence[ChunkPart],
-    targets: Sequence[HostArray],
-) -> None:
-    """Copy what a block of a chunk has of its parts.
-
-    Args:
-        block: The block, in the chunk's coordinates.
-        values: Its elements.
-        parts: Parts of the chunk.
-        targets: Where each goes.
-    """
-    for part, target in zip(parts, targets, strict=True):
-        common = part.source.intersect(block)
-        if common is not None:
-            source = values[(*common.within(block).slices, ...)]
-            target[(*common.within(part.source).slices, ...)] = source
 
 
 def _new_block(nbytes: int) -> memoryview:

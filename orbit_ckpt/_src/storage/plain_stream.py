@@ -5,6 +5,7 @@ from __future__ import annotations
 from crc32c import crc32c
 
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, NOT_THE_WRITTEN
+from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_read import ValueReader, part_of
@@ -26,9 +27,17 @@ class PlainStream:
         layout: How the chunk's array is stored.
         value: The place of the chunk.
         reading: Reads; the caller counts the bytes.
+        sums: Receives checksums of the chunk's blocks.
     """
 
-    def __init__(self, layout: ZarrArray, value: Extent, reading: ValueReader) -> None:
+    def __init__(
+        self,
+        layout: ZarrArray,
+        value: Extent,
+        reading: ValueReader,
+        sums: BlockSums | None = None,
+    ) -> None:
+        self._sums = sums
         self._value = value
         self._reading = reading
         self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
@@ -47,12 +56,16 @@ class PlainStream:
                 return self._wrong_size
             if self._checksum_bytes:
                 self._sum = crc32c(piece, self._sum)
+            if self._sums is not None:
+                self._sums.add(piece)
         return None
 
     def finish(self) -> str | None:
         """Check the chunk, all of whose elements have been read; return what is wrong with it."""
         if self._position + self._checksum_bytes != self._nbytes:
             return self._wrong_size
+        if self._sums is not None:
+            self._sums.finish()
         if not self._checksum_bytes:
             return None
         stored = memoryview(bytearray(self._checksum_bytes))

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import tensorstore as ts
 
-from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, bounding_box, parts_by_chunk
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, bounding_box, copy_parts, parts_by_chunk
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.memory import aligned_empty, check_available
 from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_region
@@ -20,7 +20,6 @@ from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
     ChunkReader,
-    copy_parts,
     damaged_chunk,
     stored_size,
 )

@@ -59,6 +59,7 @@ class ZarrArray(Struct, frozen=True):
             without TensorStore.
         separator: Separator of the indices in a zarr2 chunk key.
         is_sharded: Whether a chunk consists of smaller ones, not all of which need exist.
+        has_inner_chunks: Whether a chunk consists of several smaller ones, each read alone.
         metadata_key: File name of the metadata document, None for the standard one of its format.
     """
 
@@ -71,6 +72,7 @@ class ZarrArray(Struct, frozen=True):
     is_direct: bool
     separator: str = "."
     is_sharded: bool = False
+    has_inner_chunks: bool = False
     metadata_key: str | None = None
 
     @property
@@ -282,6 +284,11 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
             and encoding == {"name": "default"}
         ),
         is_sharded="sharding_indexed" in names,
+        has_inner_chunks=any(
+            codec["name"] == "sharding_indexed"
+            and tuple(codec["configuration"]["chunk_shape"]) != chunks
+            for codec in codecs
+        ),
     )
 
 

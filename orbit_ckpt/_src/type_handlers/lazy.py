@@ -95,7 +95,7 @@ class LazyLeaf(Struct, frozen=True, gc=False):
         reader = load_batch_of(self.info).reader
         result: HostArray | None = None
         for part in selection.chunk_selections(layout.chunk_shape, layout.shape):
-            values = reader.read_part(self.read, part.region)
+            values = reader.read_slice(self.read, part.region)
             chosen = part.apply(values)
             if values.shape == chosen.shape == shape:  # the only part, and all of it
                 result = self._cast(values)
@@ -211,7 +211,10 @@ class LazyArray:
     """An array in a checkpoint, read on demand.
 
     `get()` returns the same as a load that is not lazy. Indexing reads the chunks that it touches,
-    and gives a numpy array. Nothing is cached: every request reads again. The checkpoint must still
+    and gives a numpy array. The first slice of a chunk reads and checks the whole chunk. Of a large
+    uncompressed chunk on a local disk, further slices read and check only the blocks of 64 KiB that
+    they touch. Of other chunks the values are kept, until the arrays of the same load are gone, up
+    to the limit of the load's reads or 256 MiB for all of them together. The checkpoint must still
     exist; if it was deleted or replaced this is an error, never other data.
 
     A lazy array can be saved, even over its own checkpoint; the save reads it in parts. It is a

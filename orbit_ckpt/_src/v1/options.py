@@ -315,7 +315,8 @@ class MemoryOptions(Options):
 
     Attributes:
         write_concurrent_bytes: Most bytes held for writing at once; None for 2 GiB.
-        read_concurrent_bytes: Most bytes being read at once; None for a default by core.
+        read_concurrent_bytes: Most bytes being read at once; None for a default by core. Also the
+            most bytes that lazy arrays keep of their chunks; None for 256 MiB.
         transfer_concurrent_bytes: Most bytes being copied from devices at once; None for no limit.
         regulator_options: Ignored.
         expected_surge_bytes: Ignored.

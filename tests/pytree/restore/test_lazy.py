@@ -147,7 +147,8 @@ def test_only_the_chunks_are_read_that_an_index_touches(
     assert chunks_read(lambda w: w[60:3:-30, ::-63]) == about(4)
     assert chunks_read(lambda w: w[[0, 63, 1], [9, 8, 63]]) == about(4)
     assert chunks_read(lambda w: w.get()) == about(64)
-    assert chunks_read(lambda w: (w[0, 0], w[0, 0])) == about(2)
+    is_in_index = layout["use_ocdbt"] and not (use_compression or layout["use_zarr3"])
+    assert chunks_read(lambda w: (w[0, 0], w[0, 1], w[1, :9])) == about(4 if is_in_index else 2)
 
 
 @pytest.fixture(scope="module")
@@ -416,15 +417,15 @@ def test_a_file_that_changes_after_it_was_read_is_checked_again(
     layout: Layout, tmp_path: Path
 ) -> None:
     """zarr2 has no checksums in its chunks, only the manifest has some of its files."""
-    value = np.random.default_rng(0).normal(size=(64, 64))
+    value = np.random.default_rng(0).normal(size=(640, 64))
     checkpointer(**layout, use_compression=False).save(tmp_path / "x", {"w": value})
     lazy = ocp.load(tmp_path / "x", lazy=True)["w"]
-    assert_same_leaf(lazy[1], value[1])
+    assert_same_leaf(lazy[320], value[320])
     (file,) = (f for f in (tmp_path / "x").rglob("*") if f.is_file() and f.stat().st_size > 9999)
     damaged = bytearray(file.read_bytes())
     damaged[file.stat().st_size // 2] ^= 1
     file.write_bytes(damaged)
-    for read in (lazy.get, lambda: lazy[1]):
+    for read in (lazy.get, lambda: lazy[319:321]):
         with pytest.raises(CorruptionError, match=r"^w: "):
             read()
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays import memory
-from orbit_ckpt._src.storage import batch_read, chunk_read
+from orbit_ckpt._src.storage import chunk_read, read_units
 from orbit_ckpt.errors import CorruptionError
 from tests.support import LAYOUTS, checkpointer, counted, damage_chunk, make_mesh, scratch
 
@@ -122,7 +122,7 @@ def test_any_sharding_is_loaded_onto_any_other(data: st.DataObject) -> None:
     with scratch() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_read, "_BLOCK_BYTES", 40)
         patch.setattr(chunk_read, "_MIN_BLOCK_BYTES", 16)
-        patch.setattr(batch_read, "_DIVIDED_BYTES", data.draw(st.sampled_from([1, 1 << 30])))
+        patch.setattr(read_units, "_DIVIDED_BYTES", data.draw(st.sampled_from([1, 1 << 30])))
         tree = {"w": jax.device_put(value, saved)}
         checkpointer(**options).save(path / "x", args=ocp.args.PyTreeSave(tree, args))
         with counted() as total:

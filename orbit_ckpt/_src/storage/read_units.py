@@ -1,0 +1,124 @@
+"""Divide reads of arrays into units: whole small arrays, and single chunks of large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from orbit_ckpt._src.arrays.chunk_parts import ChunkPart, parts_by_chunk
+from orbit_ckpt._src.arrays.dtypes import HostArray
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.storage.chunk_read import ArrayRead, ChunkReader
+from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.value_read import ValueReader
+
+_DIVIDED_BYTES = 1 << 23
+"""Threads share the chunks of an array from this size on; a smaller one is read by one thread."""
+
+
+class _Unit(Struct, frozen=True, gc=False):
+    """One chunk of a large array.
+
+    Attributes:
+        number: Position of the array among the reads.
+        index: The chunk's grid index.
+        parts: Its parts that belong to regions of the array.
+    """
+
+    number: int
+    index: Shape
+    parts: Sequence[ChunkPart]
+
+
+class ReadUnits:
+    """The units of several reads, at positions from 0 on.
+
+    Args:
+        chunks: Reads chunks.
+        reads: The reads.
+        numbers: Which of them to divide.
+        is_remote: Whether they are in an object store, where every array is divided that has
+            several chunks.
+        in_order: Whether the chunks lie together in objects and are read in that order.
+
+    Attributes:
+        sizes: The number of bytes of every unit.
+        divided: Positions of the reads that consist of several units.
+    """
+
+    def __init__(
+        self,
+        chunks: ChunkReader,
+        reads: Sequence[ArrayRead],
+        numbers: Sequence[int],
+        *,
+        is_remote: bool,
+        in_order: bool,
+    ) -> None:
+        self._chunks = chunks
+        self._reads = reads
+        self._in_order = in_order
+        self._units: list[_Unit] = []
+        self._whole: list[int] = []
+        self.divided: list[int] = []
+        for number in numbers:
+            is_divided = _is_divided(reads[number], is_remote=is_remote)
+            (self.divided if is_divided else self._whole).append(number)
+        self.sizes = [reads[number].nbytes for number in self._whole]
+
+    def allocate(self, results: list[list[HostArray]]) -> None:
+        """Allocate the results of reads that consist of several units, and add these units.
+
+        Raises:
+            CorruptionError: Chunks are too small for what their array claims to be.
+        """
+        for number in self.divided:
+            read = self._reads[number]
+            results[number] = self._chunks.allocate(read)
+            found = parts_by_chunk(read.regions, read.layout.chunk_shape)
+            self._units += [_Unit(number, index, parts) for index, parts in found.items()]
+            self.sizes += [read.layout.chunk_nbytes] * len(found)
+
+    def read(
+        self, positions: Sequence[int], results: list[list[HostArray]], reading: ValueReader
+    ) -> Iterator[int]:
+        """Read the units at some positions; yield the numbers of reads that are then complete.
+
+        Raises:
+            CorruptionError: A chunk is missing, truncated or damaged.
+        """
+        for position in self._sorted(positions, reading) if self._in_order else positions:
+            if position < len(self._whole):
+                number = self._whole[position]
+                results[number] = self._chunks.read(self._reads[number], reading)
+                yield number
+            else:
+                unit = self._units[position - len(self._whole)]
+                read, values = self._reads[unit.number], results[unit.number]
+                self._chunks.fill(read, unit.index, unit.parts, values, reading)
+
+    def _sorted(self, positions: Sequence[int], reading: ValueReader) -> Sequence[int]:
+        """Sort positions by their places in objects, and let nothing else be read ahead."""
+        places = {position: self._places(position) for position in positions}
+        reading.expect(place for found in places.values() for place in found)
+        return sorted(positions, key=lambda i: [(p.file, p.offset) for p in places[i][:1]])
+
+    def _places(self, position: int) -> list[Extent]:
+        """Return the places of a unit's chunks, without those in the index or missing."""
+        if position < len(self._whole):
+            read = self._reads[self._whole[position]]
+            indices: Iterable[Shape] = parts_by_chunk(read.regions, read.layout.chunk_shape)
+        else:
+            unit = self._units[position - len(self._whole)]
+            read, indices = self._reads[unit.number], [unit.index]
+        keys = (read.layout.chunk_key(read.name, index) for index in indices)
+        values = (self._chunks.find(read.path, key) for key in keys)
+        return [value for value in values if isinstance(value, Extent)]
+
+
+def _is_divided(read: ArrayRead, *, is_remote: bool) -> bool:
+    if read.nbytes >= _DIVIDED_BYTES:
+        return True
+    is_chunk = len(read.regions) == 1 and read.regions[0].shape == read.layout.chunk_shape
+    return is_remote and not is_chunk
