@@ -104,6 +104,17 @@ def test_a_timer_keeps_nothing_alive() -> None:
         time.sleep(0.001)
 
 
+def test_without_threads_memory_is_given_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = KeptMemory(max_age_s=1000)
+    memory.allocate(2 * MB)
+    memory.start_ageing()
+    assert memory.nbytes == 0
+
+
 def test_memory_may_return_while_another_block_is_allocated() -> None:
     memory = KeptMemory()
     errors: list[BaseException] = []

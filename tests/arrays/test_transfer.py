@@ -10,7 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from orbit_ckpt._src.arrays.slices import Region, whole
 from orbit_ckpt._src.arrays.snapshot import Snapshots
-from orbit_ckpt._src.arrays.transfer import copy_to_host, host_blocks, local_regions, shards_of
+from orbit_ckpt._src.arrays.transfer import (
+    begin_transfers,
+    copy_to_host,
+    host_blocks,
+    local_regions,
+    shards_of,
+)
 from tests.support import make_mesh, put
 
 VALUES = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -48,7 +54,8 @@ def test_numpy_array_is_one_shard() -> None:
 def test_a_copy_outlives_its_source(on_device: bool) -> None:
     source = VALUES.copy()
     array = put(source, "x", x=8) if on_device else source
-    copies = copy_to_host(shards_of(array), Snapshots())
+    shards = shards_of(array)
+    copies = copy_to_host(shards, begin_transfers(shards), Snapshots())
     if isinstance(array, jax.Array):
         array.delete()
     else:

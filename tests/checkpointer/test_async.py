@@ -21,7 +21,7 @@ import pytest
 import orbit_ckpt as ocp
 from orbit_ckpt._src.checkpointer.transaction import SaveSession
 from orbit_ckpt._src.runtime.commit import Commit
-from orbit_ckpt._src.storage import batch_write
+from orbit_ckpt._src.storage import staging
 from orbit_ckpt._src.storage.batch_write import BatchWriter
 from orbit_ckpt._src.type_handlers import array
 from orbit_ckpt._src.type_handlers.numpy import NumpyHandler
@@ -440,14 +440,14 @@ def test_copies_from_devices_keep_their_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held: list[int] = []
-    copy = batch_write.copy_to_host
+    copy = staging.copy_to_host
 
     def spy(shards: Any, *args: Any) -> Any:
         held.append(sum(shard.nbytes for shard in shards))
         return copy(shards, *args)
 
-    monkeypatch.setattr(batch_write, "copy_to_host", spy)
-    monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    monkeypatch.setattr(staging, "copy_to_host", spy)
+    monkeypatch.setattr(staging, "is_on_host", lambda _: False)
     monkeypatch.setattr(array, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     memory = ocp.MemoryOptions(transfer_concurrent_bytes=2100)

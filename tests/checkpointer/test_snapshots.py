@@ -13,14 +13,16 @@ import pytest
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays import transfer
+from orbit_ckpt._src.arrays.device_copies import DeviceBudgets, DeviceCopy, copies_of
 from orbit_ckpt._src.arrays.memory import aligned_empty
+from orbit_ckpt._src.arrays.snapshot import Snapshots
 from orbit_ckpt.errors import UnsupportedLeafError
 from orbit_ckpt.testing.background import held_commits
 from tests.forks import in_child
-from tests.support import put
+from tests.support import LAYOUTS, put
 
 SIZE = 1 << 16
-MODES = ["auto", "reference", "copy"]
+MODES = ["auto", "reference", "copy", "device"]
 
 
 @jax.jit
@@ -154,6 +156,90 @@ def test_kept_memory_is_bounded(tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "x", [double(jnp.ones(1 << 20)) for _ in range(6)])
         checkpointer.wait_until_finished()
         assert checkpointer._snapshots.memory.nbytes == 8 << 20
+
+
+@pytest.fixture
+def device_copies(monkeypatch: pytest.MonkeyPatch) -> list[DeviceCopy]:
+    """The copies that saves have made on devices."""
+    seen: list[DeviceCopy] = []
+
+    def spy(makers: Any) -> Any:
+        copies = copies_of(makers)
+        seen.extend(copy for copy in copies if copy is not None)
+        return copies
+
+    monkeypatch.setattr(transfer, "copies_of", spy)
+    return seen
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_on_devices_are_freed_as_they_are_written(
+    layout: Any, device_copies: list[DeviceCopy], tmp_path: Path
+) -> None:
+    state = outputs(3)
+    options = ocp.AsyncOptions(snapshot="device")
+    handler = ocp.PyTreeHandler(**layout)
+    with ocp.AsyncCheckpointer(handler, async_options=options) as checkpointer:
+        with held_commits():
+            checkpointer.save(tmp_path / "x", state)
+            assert len(device_copies) == 1 + 1 + 8 + 1 + 1
+            assert not any(copy.array.is_deleted() for copy in device_copies)
+            for leaf in state.values():
+                leaf.delete()
+        checkpointer.wait_until_finished()
+    assert all(copy.array.is_deleted() for copy in device_copies)
+    assert_saved(tmp_path / "x", 3)
+
+
+@pytest.mark.parametrize("budget", [0, 100_000, 300_000])
+def test_what_does_not_fit_on_a_device_is_copied_to_the_host(
+    budget: int, device_copies: list[DeviceCopy], tmp_path: Path
+) -> None:
+    def stats(device: jax.Device) -> dict[str, int]:
+        is_full = device.id == 3
+        return {"bytes_limit": 0 if is_full else 2 * budget, "bytes_in_use": 0}
+
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = outputs(0)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer._snapshots = Snapshots("device", budgets=DeviceBudgets(stats))
+        for number in range(3):
+            device_copies.clear()
+            with held_commits():
+                checkpointer.save(tmp_path / str(number), state)
+                state = jax.block_until_ready(step(state))
+            checkpointer.wait_until_finished()
+            taken = dict.fromkeys(jax.devices(), 0)
+            for copy in device_copies:
+                taken[next(iter(copy.array.sharding.device_set))] += copy.array.nbytes
+            assert max(taken.values()) <= budget
+            assert bool(device_copies) is bool(budget)
+            assert taken[jax.devices()[3]] == 0
+    for number in range(3):
+        assert_saved(tmp_path / str(number), number)
+
+
+def test_all_transfers_begin_before_the_first_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events: list[str] = []
+    begin, fetch = transfer.begin_transfer, transfer._fetched
+
+    def begin_watched(data: Any, **options: Any) -> Any:
+        events.append("begin")
+        return begin(data, **options)
+
+    def fetch_watched(*args: Any) -> Any:
+        events.append("end")
+        return fetch(*args)
+
+    monkeypatch.setattr(transfer, "begin_transfer", begin_watched)
+    monkeypatch.setattr(transfer, "_fetched", fetch_watched)
+    monkeypatch.setattr(transfer, "is_on_host", lambda data: not isinstance(data, jax.Array))
+    state = [jnp.full(1 << 22, i) for i in range(5)]  # several tasks' worth
+    ocp.save_async(tmp_path / "x", state).result()
+    assert events == ["begin"] * 5 + ["end"] * 5
+    assert [leaf[7] for leaf in ocp.load(tmp_path / "x")] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

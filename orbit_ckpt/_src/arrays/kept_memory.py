@@ -86,7 +86,7 @@ class KeptMemory:
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError:  # no thread can be had, as when the interpreter exits
+        except RuntimeError:  # no more threads, or the interpreter is ending
             self.trim()
         else:
             self._timer = timer

@@ -76,11 +76,12 @@ class AsyncOptions:
         barrier_sync_fn: Ignored; processes synchronize through JAX's coordination service.
         post_finalization_callback: Called in the background once a checkpoint is durable.
         create_directories_asynchronously: Ignored; the directory exists when a save returns.
-        snapshot: What a save does with JAX arrays on the CPU before it returns. `"reference"`
-            refers to outputs of compiled functions, so that it blocks for next to no time, and
-            copies arrays that may share the memory of a numpy array. Until it ends, XLA copies
-            arrays that are donated. `"copy"` copies all arrays. `"auto"` copies if arrays were
-            donated during the last save, and refers otherwise.
+        snapshot: What a save does with JAX arrays before it returns. `"reference"` refers to
+            outputs of compiled functions on the CPU, which takes next to no time, and copies arrays
+            that may share the memory of a numpy array; until it ends, XLA copies arrays that are
+            donated. `"copy"` copies all arrays to the host. `"device"` copies them on their
+            devices, as far as these have room. `"auto"` is `"device"` on accelerators; on the CPU
+            it is `"copy"` if arrays were donated during the last save, `"reference"` otherwise.
         kept_memory_bytes: Maximum bytes of host memory to keep for the copies of the next save;
             None for as much as the last one used, 0 for none. `close` gives it back.
         kept_memory_secs: After how many seconds without a save to give it back.

@@ -8,7 +8,6 @@ hold.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -22,12 +21,10 @@ from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
 from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.arrays.references import sample_checksum
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
-from orbit_ckpt._src.arrays.snapshot import Snapshots, current_snapshots
 from orbit_ckpt._src.arrays.transfer import (
     DeferredData,
     Shard,
     begin_transfer,
-    copy_to_host,
     host_blocks,
     is_on_host,
 )
@@ -45,6 +42,7 @@ from orbit_ckpt._src.storage.small_write import (
     small_batches,
     write_batch,
 )
+from orbit_ckpt._src.storage.staging import TASK_BYTES, THREADS, copy_to_host_within
 from orbit_ckpt._src.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.text import shorten_list
@@ -52,9 +50,6 @@ from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _MAX_BYTES = 1 << 31
 """Default limit of bytes held at once."""
-
-_TASK_BYTES = 1 << 25
-_THREADS = max(2, min(16, os.cpu_count() or 2))
 
 
 class ArrayWrite(Struct, frozen=True, gc=False):
@@ -183,57 +178,9 @@ class BatchWriter:
             ) from error
 
 
-async def copy_to_host_within(max_bytes: int | None, shards: Sequence[Shard]) -> list[Shard]:
-    """Bring parts of arrays to host memory that nothing changes, as `current_snapshots` takes them.
-
-    Deferred data, and those that are read in place, are returned unchanged.
-
-    Args:
-        max_bytes: Maximum bytes being copied from devices at once, None for no limit.
-        shards: The parts.
-    """
-    if any(map(_stays, shards)):
-        moved = [shard for shard in shards if not _stays(shard)]
-        moved_copies = iter(await copy_to_host_within(max_bytes, moved))
-        return [shard if _stays(shard) else next(moved_copies) for shard in shards]
-    snapshots = current_snapshots()
-    limiter = ByteLimiter(max_bytes)
-    total = sum(shard.nbytes for shard in shards)
-    most = max(_TASK_BYTES, total // _THREADS)  # small data is not worth several threads
-    groups = batched(shards, _nbytes_of, most if max_bytes is None else min(most, max_bytes))
-
-    async def copy(group: Sequence[Shard]) -> list[Shard]:
-        if max_bytes is None:
-            return await asyncio.to_thread(_copy_watched, group, snapshots)
-        remote = sum(shard.nbytes for shard in group if not is_on_host(shard.data))
-        async with limiter.reserve(remote):
-            return await asyncio.to_thread(_copy_watched, group, snapshots)
-
-    copies = await run_all(copy(group) for group, _ in groups)
-    return [shard for group in copies for shard in group]
-
-
-def _copy_watched(shards: Sequence[Shard], snapshots: Snapshots) -> list[Shard]:
-    watched = [(shard.watch, shard) for shard in shards if shard.watch is not None]
-    for watch, _ in watched:
-        watch.begin_transfer()
-    copies = copy_to_host(shards, snapshots)
-    for watch, shard in watched:
-        watch.transferred(shard.region.size)
-    return copies
-
-
-def _stays(shard: Shard) -> bool:
-    return shard.in_place or isinstance(shard.data, DeferredData)
-
-
 def _priority(write: ArrayWrite) -> int:
     watch = write.shards[0].watch if write.shards else None
     return 0 if watch is None else watch.priority
-
-
-def _nbytes_of(shard: Shard) -> int:
-    return shard.nbytes
 
 
 class _Part(Struct, frozen=True, gc=False):
@@ -277,11 +224,11 @@ async def _write(
 ) -> None:
     limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
     transfers = ByteLimiter(options.max_transfer_bytes)
-    limits = (limiter.max_bytes, transfers.max_bytes, _TASK_BYTES)
+    limits = (limiter.max_bytes, transfers.max_bytes, TASK_BYTES)
     task_bytes = min(limit for limit in limits if limit is not None)
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
-    pool = Workers(_THREADS, "orbit_ckpt-write")
+    pool = Workers(THREADS, "orbit_ckpt-write")
 
     async def run(parts: Sequence[_Part], nbytes: int) -> None:
         remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))
@@ -372,6 +319,8 @@ def _write_parts(
                 writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
         if watch is not None:
             watch.written(part.region.size)
+        if part.shard.on_device is not None:
+            part.shard.on_device.release(part.region.size)
 
 
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:

@@ -25,7 +25,7 @@ from orbit_ckpt._src.runtime.futures import Future, begin
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import Process
-from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions, copy_to_host_within
+from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
@@ -37,6 +37,7 @@ from orbit_ckpt._src.storage.ocdbt import (
     write_part_record,
 )
 from orbit_ckpt._src.storage.path import as_epath
+from orbit_ckpt._src.storage.staging import copy_to_host_within
 from orbit_ckpt._src.storage.zarr import ZarrArray
 from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveBatch, TypeHandler
 from orbit_ckpt._src.type_handlers.capabilities import (
