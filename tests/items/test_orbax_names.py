@@ -14,7 +14,7 @@ from typing_extensions import override
 
 import orbit_ckpt as ocp
 from orbit_ckpt import args, handlers, options
-from orbit_ckpt._src.storage import batch_write
+from orbit_ckpt._src.storage import staging
 from orbit_ckpt._src.type_handlers import array
 from tests.support import assert_same_tree
 
@@ -64,14 +64,14 @@ def test_limit_bounds_what_is_copied_from_devices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held: list[int] = []
-    copy = batch_write.copy_to_host
+    copy = staging.copy_to_host
 
-    def spy(shards: Any) -> Any:
+    def spy(shards: Any, *args: Any) -> Any:
         held.append(sum(shard.nbytes for shard in shards))
-        return copy(shards)
+        return copy(shards, *args)
 
-    monkeypatch.setattr(batch_write, "copy_to_host", spy)
-    monkeypatch.setattr(batch_write, "is_on_host", lambda _: False)
+    monkeypatch.setattr(staging, "copy_to_host", spy)
+    monkeypatch.setattr(staging, "is_on_host", lambda _: False)
     monkeypatch.setattr(array, "is_on_host", lambda _: False)
     tree = [jnp.full(256, i, jnp.float32) for i in range(7)]
     limits = options.MemoryLimitOptions(max_transfer_concurrent_gb=2.1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
@@ -108,7 +109,7 @@ class LeafGroup(Struct, frozen=True):
     Attributes:
         handler: Their type handler.
         args: Their options.
-        form: How each is stored as an array, None if the handler decides leaf by leaf.
+        form: How each is stored as a small array, None if the handler decides leaf by leaf.
         positions: Their places in the order of the tree's leaves.
     """
 
@@ -256,6 +257,9 @@ def plan_save(
     )
 
 
+_SMALL = 1 << 13
+"""Arrays of at most this many elements are planned by form."""
+
 _DEFAULT_ARGS = SaveArgs()
 _position = attrgetter("position")
 
@@ -312,6 +316,12 @@ def _shared(forms: Sequence[Hashable]) -> list[Hashable]:
     return [known.setdefault(form, form) for form in forms]
 
 
+def _small_form(former: FormHandler, value: object) -> ArrayForm | None:
+    """Return how a value is stored; None if it is large, and worth the work of its handler."""
+    form = former.array_form(value)
+    return form if form is not None and math.prod(form.shape) <= _SMALL else None
+
+
 def _group(
     flat: FlatTree, found: Sequence[LeavesOfClass], args: Mapping[NamePath, SaveArgs]
 ) -> list[LeafGroup]:
@@ -327,7 +337,7 @@ def _group(
             group = groups.get(key)
             if group is None:
                 value = flat.values[position]
-                array = None if former is None else former.array_form(value)
+                array = None if former is None else _small_form(former, value)
                 group = groups[key] = LeafGroup(leaves.handler, arg, array, [])
             group.positions.append(position)
     return list(groups.values())

@@ -167,7 +167,7 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
     if None in found.values() or has_chunks:
         return None
     values = list(plan.flat.values)
-    large = copy_whole(plan, values)
+    copy_whole(plan, values)
     arrays: list[ArraySnapshot] = []
     is_limited = options.max_transfer_bytes is not None
     for handler, leaves in plan.batches():
@@ -182,12 +182,9 @@ async def snapshot_leaves(plan: SavePlan, options: TreeSaveOptions) -> SavePlan 
                 if value.sharding is None and not options.process.is_primary:
                     value.shards.clear()  # also keeps none of the caller's data alive
     shards = [shard for array in arrays for shard in array.shards]
-    shards += [shard for _, shard in large]
     copies = iter(await copy_to_host_within(options.max_transfer_bytes, shards))
     for array in arrays:
         array.shards[:] = islice(copies, len(array.shards))
-    for (position, _), copied in zip(large, copies, strict=True):
-        values[position] = copied.data
     return plan.with_values(values)
 
 

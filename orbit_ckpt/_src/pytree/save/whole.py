@@ -1,4 +1,4 @@
-"""Leaves that a save writes as whole arrays, planned once for all that are alike."""
+"""Small leaves that a save writes as whole arrays, planned once for all that are alike."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
-from orbit_ckpt._src.arrays.slices import Shape, whole
-from orbit_ckpt._src.arrays.transfer import Shard
+from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.arrays.snapshot import current_snapshots
 from orbit_ckpt._src.pytree.save.plan import LeafGroup, PlannedLeaf, SavePlan
 from orbit_ckpt._src.storage.small_write import WholeArrays
 from orbit_ckpt._src.type_handlers.array_io import plan_array
 from orbit_ckpt._src.type_handlers.base import ParamInfo, SaveArgs, SaveBatch
 from orbit_ckpt._src.type_handlers.capabilities import FormHandler
-
-_SMALL = 1 << 13
-"""Arrays of at most this many elements are copied one by one."""
 
 
 class LeafColumns(Struct, frozen=True):
@@ -46,24 +43,16 @@ class LeafColumns(Struct, frozen=True):
         return columns
 
 
-def copy_whole(plan: SavePlan, values: list[object]) -> list[tuple[int, Shard]]:
-    """Replace small whole arrays by copies; return the large ones, with their positions."""
-    large: list[tuple[int, Shard]] = []
+def copy_whole(plan: SavePlan, values: list[object]) -> None:
+    """Replace arrays that the save writes itself by copies."""
+    snapshots = current_snapshots()
     for group in plan.groups:
-        form = group.form
-        if form is None or form.is_immutable:
+        if group.form is None or group.form.is_immutable:
             continue
-        region = whole(form.shape)
         arrays = _arrays(plan, group)
-        if region.size <= _SMALL:
-            for position, array in zip(group.positions, arrays, strict=True):
-                values[position] = np.array(array, order="C")
-        else:
-            large += [
-                (position, Shard(region, array))
-                for position, array in zip(group.positions, arrays, strict=True)
-            ]
-    return large
+        snapshots.observe(array for array in arrays if isinstance(array, jax.Array))
+        for position, array in zip(group.positions, arrays, strict=True):
+            values[position] = np.array(array, order="C")
 
 
 def add_whole(
