@@ -119,14 +119,13 @@ class _Team:
         self._workers = workers
         self._order = order
         operations = [name for name in plan.operations if name in self._tree.operations]
-        self._rows = {(o, c): Row(o, c) for o, c in product(operations, plan.contenders)}
         self.group = Group(
             tree,
             storage.label,
             self._tree.compression if plan.compression is None else plan.compression,
             suite=plan.suite,
             memory_limit_gb=plan.memory_limit_gb,
-            rows=list(self._rows.values()),
+            rows=[Row(o, c) for o, c in product(operations, plan.contenders)],
         )
 
     def prepare(self) -> bool:
