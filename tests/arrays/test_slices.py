@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbit_ckpt._src.arrays import slices
 from orbit_ckpt._src.arrays.slices import (
     Region,
     chunk_indices,
     chunk_region,
+    default_chunk_shape,
     from_index,
     split_by_rows,
     whole,
@@ -133,3 +137,41 @@ def test_scalar_is_one_element_in_one_chunk() -> None:
 
 def test_empty_region_touches_no_chunk() -> None:
     assert list(chunk_indices(Region((2, 0), (0, 4)), (2, 2))) == []
+
+
+@given(data=st.data())
+def test_default_chunks_divide_what_a_device_writes_and_are_blocks_of_its_rows(
+    data: st.DataObject,
+) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 97), max_size=3)))
+    itemsize = data.draw(st.sampled_from([1, 4, 8]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "_CHUNK_BYTES", 256)
+        patch.setattr(slices, "_MIN_CHUNK_BYTES", 16)
+        chunk = default_chunk_shape(shape, itemsize)
+    assert all(max(1, n) % c == 0 for n, c in zip(shape, chunk, strict=True))
+    nbytes = math.prod(chunk) * itemsize
+    if math.prod(max(1, n) for n in shape) * itemsize <= 256:
+        assert chunk == tuple(max(1, n) for n in shape)
+    elif nbytes > 512:
+        assert any(c == n > 1 for n, c in zip(shape, chunk, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "expected"),
+    [
+        ((4096, 4096), 4, (2048, 4096)),
+        ((50257, 768), 4, (1733, 768)),  # 29 * 1733 rows
+        ((50021, 768), 4, (50021, 128)),  # a prime number of rows
+        ((3, 4096, 4096), 4, (1, 2048, 4096)),
+        ((50_000_017,), 4, (50_000_017,)),
+        ((2 * 4_194_319, 2), 4, (4_194_319, 2)),  # 32 MiB and a little
+        ((1000, 1000), 4, (1000, 1000)),
+        ((0, 5), 4, (1, 5)),
+        ((), 4, ()),
+    ],
+)
+def test_default_chunks_have_whole_rows(
+    shape: tuple[int, ...], itemsize: int, expected: tuple[int, ...]
+) -> None:
+    assert default_chunk_shape(shape, itemsize) == expected

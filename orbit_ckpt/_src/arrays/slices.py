@@ -12,6 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+_CHUNK_BYTES = 1 << 25
+"""Threads share the chunks of a large array, and a slice reads no more than a few of them."""
+
+_MIN_CHUNK_BYTES = 1 << 21
+
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 
@@ -184,7 +189,37 @@ def choose_chunk_shape(
     return tuple(chunk)
 
 
+def default_chunk_shape(write_shape: Shape, itemsize: int) -> Shape:
+    """Return the chunk shape of an array for which none is requested.
+
+    A chunk is a block of whole rows of what one device writes, so that a load on the same sharding
+    reads it straight into place: at most `_CHUNK_BYTES`, and more only if its rows have no divisor
+    near that. A part whose dimensions are primes stays whole.
+    """
+    chunk = [max(1, n) for n in write_shape]
+    for axis, length in enumerate(chunk):
+        nbytes = math.prod(chunk) * itemsize
+        row = nbytes // length
+        if nbytes <= _CHUNK_BYTES:
+            break
+        if row > _CHUNK_BYTES:
+            chunk[axis] = 1
+            continue
+        found = _divisors(length)
+        fitting = [d for d in found if _MIN_CHUNK_BYTES <= d * row <= _CHUNK_BYTES]
+        larger = [d for d in found if _CHUNK_BYTES < d * row <= 2 * _CHUNK_BYTES]
+        if fitting or larger:
+            chunk[axis] = fitting[-1] if fitting else larger[0]
+            break
+    return tuple(chunk)
+
+
 def _divisor_below(limit: int, n: int) -> int:
     """Return the largest divisor of `n` below `limit`; `limit` is a divisor itself."""
+    return max(d for d in _divisors(n) if d < limit)
+
+
+def _divisors(n: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return max(d for pair in ((d, n // d) for d in small) for d in pair if d < limit)
+    return sorted({*small, *(n // d for d in small)})

@@ -17,7 +17,13 @@ from orbit_ckpt._src.arrays.dtypes import (
     logical_name,
     stored_dtype,
 )
-from orbit_ckpt._src.arrays.slices import Shape, choose_chunk_shape, effective_chunk_bytes, whole
+from orbit_ckpt._src.arrays.slices import (
+    Shape,
+    choose_chunk_shape,
+    default_chunk_shape,
+    effective_chunk_bytes,
+    whole,
+)
 from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import LeafDetail
@@ -191,21 +197,7 @@ def plan_array(
     """
     logical = dtype if arg.dtype is None else as_dtype(arg.dtype)
     stored = stored_dtype(logical)
-    max_bytes = effective_chunk_bytes(
-        math.prod(write_shape) * stored.itemsize,
-        chunk_bytes=arg.chunk_byte_size,
-        file_bytes=info.data_file_bytes,
-    )
-    try:
-        chunk_shape = choose_chunk_shape(
-            shape,
-            write_shape,
-            itemsize=stored.itemsize,
-            max_bytes=max_bytes,
-            shard_axes=arg.shard_axes,
-        )
-    except ValueError as error:
-        raise ValueError(f"{info.label}: {error}") from error
+    chunk_shape = _chunk_shape(shape, write_shape, stored.itemsize, info, arg)
     layout, document = describe_array(
         shape,
         chunk_shape,
@@ -217,6 +209,34 @@ def plan_array(
     detail = LeafDetail(leaf_type, name) if leaf_type or name else None
     native = logical.newbyteorder("<") if name else stored
     return ArrayPlan(layout, document, native, detail, arg)
+
+
+def _chunk_shape(
+    shape: Shape, write_shape: Shape, itemsize: int, info: ParamInfo, arg: SaveArgs
+) -> Shape:
+    """Return the requested chunk shape of an array, else the default one.
+
+    Raises:
+        ValueError: The options do not fit the array.
+    """
+    file_bytes = info.data_file_bytes
+    if arg.chunk_byte_size is None and not arg.shard_axes:
+        chunk_shape = default_chunk_shape(write_shape, itemsize)
+        if not file_bytes or math.prod(chunk_shape) * itemsize <= file_bytes:
+            return chunk_shape
+    write_nbytes = math.prod(write_shape) * itemsize
+    chunk_bytes = arg.chunk_byte_size
+    max_bytes = effective_chunk_bytes(write_nbytes, chunk_bytes=chunk_bytes, file_bytes=file_bytes)
+    try:
+        return choose_chunk_shape(
+            shape,
+            write_shape,
+            itemsize=itemsize,
+            max_bytes=max_bytes,
+            shard_axes=arg.shard_axes,
+        )
+    except ValueError as error:
+        raise ValueError(f"{info.label}: {error}") from error
 
 
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:

@@ -49,7 +49,8 @@ class SaveArgs:
     Attributes:
         aggregate: Ignored; every array has chunks of its own.
         dtype: Dtype to cast to before writing, as any value that names one.
-        chunk_byte_size: Maximum bytes of one chunk.
+        chunk_byte_size: Maximum bytes of one chunk. None for what one device writes, in blocks of
+            rows of at most 32 MiB if the array permits.
         shard_axes: Axes to cut into chunks of length one.
     """
 

@@ -143,8 +143,8 @@ def _regions(leaf: LazyLeaf) -> list[Region]:
 
 
 def _keep_chunk_size(leaf: LazyLeaf, arg: SaveArgs) -> SaveArgs:
-    """Return options that keep chunks from growing, where they cannot stay the same."""
-    if _has_whole_chunks(leaf) or arg.chunk_byte_size is not None or arg.shard_axes:
+    """Return options that keep the size of chunks, unless others are requested."""
+    if arg.chunk_byte_size is not None or arg.shard_axes:
         return arg
     itemsize = leaf.dtype.itemsize if arg.dtype is None else as_dtype(arg.dtype).itemsize
     nbytes = math.prod(leaf.read.layout.chunk_shape) * itemsize

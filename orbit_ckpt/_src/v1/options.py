@@ -180,7 +180,7 @@ class ArrayOptions(Options):
 
             Attributes:
                 dtype: Dtype to cast to.
-                chunk_byte_size: Maximum bytes of one chunk.
+                chunk_byte_size: Maximum bytes of one chunk; None as in `SaveArgs`.
                 shard_axes: Axes to cut first.
             """
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.arrays import memory
+from orbit_ckpt._src.arrays import memory, slices
 from orbit_ckpt._src.storage import chunk_read, read_units
 from orbit_ckpt.errors import CorruptionError
 from tests.support import LAYOUTS, checkpointer, counted, damage_chunk, make_mesh, scratch
@@ -167,3 +167,56 @@ def test_no_more_than_blocks_is_held_beside_the_result(
     assert np.array_equal(load(tmp_path / "x", value, shardings()["columns"]), value)
     threads = max(2, min(8, os.cpu_count() or 2))
     assert value.nbytes <= sum(held) <= value.nbytes + threads * (1 << 20)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr(slices, "_MIN_CHUNK_BYTES", 1 << 12)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("use_compression", [True, False])
+def test_a_load_on_the_same_sharding_reads_default_chunks_into_place(
+    use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = np.random.default_rng(0).integers(0, 1 << 20, (1024, 4096), np.int32)
+    sharding = shardings()["grid"]
+    tree = {"w": jax.device_put(value, sharding)}
+    checkpointer(use_compression=use_compression).save(tmp_path / "x", tree)
+    assert ocp.metadata(tmp_path / "x")["w"].storage.chunk_shape == (64, 1024)
+    held: list[int] = []
+    allocate = memory._aligned
+
+    def count(nbytes: int) -> memoryview:
+        held.append(nbytes)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(memory, "_aligned", count)
+    assert np.array_equal(load(tmp_path / "x", value, sharding), value)
+    assert sum(held) == value.nbytes
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("small_chunks")
+def test_orbax_restores_default_chunks(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).integers(0, 1 << 20, (1024, 4096), np.int32)
+    tree = {"w": jax.device_put(value, shardings()["grid"]), "n": value[:3]}
+    ocp.save(tmp_path / "x", tree)
+    wanted = orbax.ArrayRestoreArgs(sharding=shardings()["rows"])
+    with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as theirs:
+        args = orbax.args.PyTreeRestore(restore_args={"w": wanted, "n": orbax.RestoreArgs()})
+        found = theirs.restore(tmp_path / "x", args=args)
+    assert np.array_equal(found["w"], value)
+    assert np.array_equal(found["n"], value[:3])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_requested_chunks_are_not_cut_by_default(tmp_path: Path) -> None:
+    value = np.zeros((1024, 1024), np.int32)
+    args = {"a": ocp.SaveArgs(chunk_byte_size=1 << 20), "b": ocp.SaveArgs(shard_axes=(1,))}
+    args["c"] = ocp.SaveArgs(chunk_byte_size=1 << 30)
+    tree = dict.fromkeys("abc", value)
+    checkpointer().save(tmp_path / "x", args=ocp.args.PyTreeSave(tree, args))
+    shapes = {k: m.storage.chunk_shape for k, m in ocp.metadata(tmp_path / "x").items()}
+    assert shapes == {"a": (512, 512), "b": (1024, 1), "c": (1024, 1024)}
