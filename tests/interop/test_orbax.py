@@ -64,6 +64,10 @@ def arrays() -> dict[str, Any]:
         "partly_replicated": put(values, "x", x=4, y=2),
         "replicated": put(values, x=8),
         "large": noise,
+        "large_dtypes": {
+            name: jnp.asarray(noise[:, :-1] * 9).astype(name)
+            for name in "bfloat16 float16 int16 int32 complex64 int8 float8_e4m3fn bool".split()
+        },
         "large_split": put(noise, None, "x", x=8),
         "keys": jax.random.split(jax.random.key(3), 4),
         "rbg_key": jax.random.key(1, impl="rbg"),

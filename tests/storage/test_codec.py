@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import zstandard
 from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
 
+from orbit_ckpt._src.storage.checksums import join_checksums
 from orbit_ckpt._src.storage.codec import decode_chunk, decode_stream, encode_chunk, split
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 
@@ -111,3 +114,26 @@ def test_a_file_that_ends_early_is_noticed_before_its_checksum() -> None:
     for kept in (0, 1, 1000, len(encoded) - 4, len(encoded) - 1):
         found = decode_in_pieces(layout, encoded[:kept], len(NOISE), claimed=len(encoded))
         assert found == f"it does not have {len(encoded)} bytes"
+
+
+@given(
+    st.binary(max_size=50),
+    st.binary(max_size=50) | st.binary(min_size=1, max_size=1).map(lambda byte: byte * 300_001),
+)
+def test_checksums_of_two_parts_give_that_of_both(first: bytes, second: bytes) -> None:
+    joined = join_checksums(crc32c(first), crc32c(second), len(second))
+    assert joined == crc32c(first + second)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_damage_is_noticed_without_a_checksum_of_zarr(decode: Callable[..., bytes | str]) -> None:
+    data = np.random.default_rng(0).normal(0, 9, 60_000).astype(np.int8).tobytes()
+    layout = layout_of(data, compress=True, zarr_format=2)
+    encoded = encode(layout, data)
+    assert len(encoded) < 0.8 * len(data)
+    for position in range(0, len(encoded), 997):
+        damaged = bytearray(encoded)
+        damaged[position] ^= 1 << position % 8
+        assert isinstance(decode(layout, bytes(damaged), len(data)), str)
+    for missing in range(1, 9):
+        assert isinstance(decode(layout, encoded[:-missing], len(data)), str)

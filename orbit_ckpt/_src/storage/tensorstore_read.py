@@ -15,6 +15,7 @@ from orbit_ckpt._src.arrays.slices import Region, Shape, chunk_indices, chunk_re
 from orbit_ckpt._src.errors import CorruptionError, FormatError, StorageError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.storage.blosc import HEADER_BYTES, FrameError, check_header, parse_header
 from orbit_ckpt._src.storage.buckets import shared_context, store_failure
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
@@ -24,10 +25,11 @@ from orbit_ckpt._src.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt._src.storage.client_bucket import NotInTensorStoreError
+from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
 from orbit_ckpt._src.storage.kvstore import ValueStore, open_array
-from orbit_ckpt._src.storage.layout import join_key
+from orbit_ckpt._src.storage.layout import Value, join_key
 from orbit_ckpt._src.storage.ocdbt import Json
-from orbit_ckpt._src.storage.value_read import read_value
+from orbit_ckpt._src.storage.value_read import part_of, read_value
 from orbit_ckpt._src.storage.zarr import most_decoded
 
 _LARGE_BYTES = 1 << 26
@@ -118,6 +120,8 @@ class TensorStoreReader:
         if value is not None and most_decoded(layout, nbytes) < layout.chunk_nbytes:
             problem = f"its {nbytes} bytes cannot be {layout.chunk_nbytes}"
             raise damaged_chunk(read, key, value, problem)
+        if value is not None and layout.has_frames:
+            _check_frame(read, key, value)
         self._fetched.add(nbytes)
 
     async def _open(self, read: ArrayRead) -> ts.TensorStore:
@@ -179,6 +183,24 @@ class TensorStoreReader:
             except (ValueError, OSError) as chunk_error:
                 return damaged_chunk(read, key, value, f"it cannot be decoded: {chunk_error}")
         return damaged_chunk(read, read.name, None, str(error))
+
+
+def _check_frame(read: ArrayRead, key: str, value: Value) -> None:
+    """Check the sizes that a Blosc frame claims, because TensorStore allocates memory by them.
+
+    Raises:
+        CorruptionError: They are not its own, or not those of a chunk of the array.
+    """
+    layout = read.layout
+    nbytes = stored_size(value) - (CHECKSUM_BYTES if layout.checksum else 0)
+    first = min(HEADER_BYTES, max(0, nbytes))
+    start = value[:first] if isinstance(value, bytes) else part_of(value, 0, first)
+    try:
+        check_header(parse_header(read_value(start)), nbytes, layout.chunk_nbytes)
+    except FrameError as error:
+        raise damaged_chunk(read, key, value, f"it cannot be decompressed: {error}") from error
+    except FileNotFoundError:
+        raise damaged_chunk(read, key, value, "the file is missing") from None
 
 
 def _is_text(path: str) -> bool:

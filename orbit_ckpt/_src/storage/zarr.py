@@ -60,6 +60,7 @@ class ZarrArray(Struct, frozen=True):
         separator: Separator of the indices in a zarr2 chunk key.
         is_sharded: Whether a chunk consists of smaller ones, not all of which need exist.
         has_inner_chunks: Whether a chunk consists of several smaller ones, each read alone.
+        has_frames: Whether a chunk is a Blosc frame, up to its checksum.
         metadata_key: File name of the metadata document, None for the standard one of its format.
     """
 
@@ -73,6 +74,7 @@ class ZarrArray(Struct, frozen=True):
     separator: str = "."
     is_sharded: bool = False
     has_inner_chunks: bool = False
+    has_frames: bool = False
     metadata_key: str | None = None
 
     @property
@@ -148,6 +150,7 @@ def describe_array(
         compression=compression,
         checksum=zarr_format == 3,
         is_direct=True,
+        has_frames=compression == BLOSC,
     )
     build = _zarr2_document if zarr_format == 2 else _zarr3_document
     return array, json.dumps(build(array), separators=(",", ":")).encode()
@@ -254,6 +257,7 @@ def _parse_zarr2(fields: Mapping[str, Any]) -> ZarrArray:
             and not dtype_name.startswith(">")
         ),
         separator=separator,
+        has_frames=bool(compressor) and compressor["id"] == BLOSC and not fields.get("filters"),
     )
 
 
@@ -289,6 +293,7 @@ def _parse_zarr3(fields: Mapping[str, Any]) -> ZarrArray:
             and tuple(codec["configuration"]["chunk_shape"]) != chunks
             for codec in codecs
         ),
+        has_frames=names[: len(others) + 1][-2:] == ["bytes", BLOSC],
     )
 
 
