@@ -9,6 +9,7 @@
     python -m benchmarks --small                        # check all values, without figures
     python -m benchmarks --replay results.json          # print or plot a past run
     python -m benchmarks.import_time                    # the cost of an import
+    python -m benchmarks.codecs                         # size and speed of codecs
 
 `nox -s benchmarks -- ARGUMENTS` first installs all requirements except PyTorch.
 

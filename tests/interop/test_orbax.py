@@ -48,6 +48,7 @@ def arrays() -> dict[str, Any]:
     noise = np.random.default_rng(0).normal(size=(128, 96)).astype(np.float32)
     jax_dtypes = "bool int8 uint8 int16 int32 uint32 float16 bfloat16 float32 complex64 int4"
     fp8 = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e4m3b11fnuz"
+    large_dtypes = "bfloat16 float16 int16 int32 complex64 int8 float8_e4m3fn bool"
     np_dtypes = "int64 uint64 float64 complex128 float16 int16 uint8 bool"
     return {
         "jax": {
@@ -65,8 +66,7 @@ def arrays() -> dict[str, Any]:
         "replicated": put(values, x=8),
         "large": noise,
         "large_dtypes": {
-            name: jnp.asarray(noise[:, :-1] * 9).astype(name)
-            for name in "bfloat16 float16 int16 int32 complex64 int8 float8_e4m3fn bool".split()
+            name: jnp.asarray(noise[:, :-1] * 9).astype(name) for name in large_dtypes.split()
         },
         "large_split": put(noise, None, "x", x=8),
         "keys": jax.random.split(jax.random.key(3), 4),
