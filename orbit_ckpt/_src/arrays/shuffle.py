@@ -13,6 +13,9 @@ from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 
+_PART = 1 << 15
+"""Elements of four bytes that are put together at once, for which memory is needed."""
+
 
 def shuffle(data: memoryview, planes: HostArray) -> None:
     """Shuffle the bytes of elements.
@@ -46,10 +49,14 @@ def unshuffle(planes: Sequence[Buffer], data: memoryview) -> None:
     if itemsize == 2:
         _join(rows[0], rows[1], np.frombuffer(data, "<u2"))
     elif itemsize == 4:
-        odd, even = np.empty((2, len(rows[0])), "<u2")
-        _join(rows[0], rows[2], even)
-        _join(rows[1], rows[3], odd)
-        _join(even.view(np.uint8), odd.view(np.uint8), np.frombuffer(data, "<u2"))
+        halves = np.frombuffer(data, "<u2")
+        for start in range(0, len(rows[0]), _PART):
+            first, second, third, fourth = (row[start : start + _PART] for row in rows)
+            even, odd = np.empty((2, len(first)), "<u2")
+            _join(first, third, even)
+            _join(second, fourth, odd)
+            into = halves[2 * start : 2 * (start + _PART)]
+            _join(even.view(np.uint8), odd.view(np.uint8), into)
     else:
         elements = np.frombuffer(data, np.uint8).reshape(-1, itemsize)
         for i, row in enumerate(rows):

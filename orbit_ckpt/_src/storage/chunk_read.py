@@ -19,6 +19,7 @@ from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.plain_stream import PlainStream
+from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
     MAX_OBJECT_AHEAD_BYTES,
@@ -33,6 +34,7 @@ from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 SMALL_BYTES = 1 << 14
 """Smaller reads use one thread; several would mostly wait for the interpreter lock."""
 
+_STREAMED_BYTES = 1 << 18
 _LARGE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
 _OBJECT_BLOCK_BYTES = 1 << 23
@@ -411,11 +413,16 @@ def _read_plain(
     return stream.read_into(chunk) or stream.finish()
 
 
+def _is_streamed(value: Extent) -> bool:
+    """Return whether a compressed value is decoded while it is read, so that it is not held."""
+    return value.length > (MAX_AHEAD_BYTES if is_store_url(value.file) else _STREAMED_BYTES)
+
+
 def _read_encoded(
     layout: ZarrArray, value: Value, chunk: memoryview, reading: ValueReader
 ) -> str | None:
     """Read a chunk and decode it; return what is wrong with it."""
-    if isinstance(value, Extent) and value.length > MAX_AHEAD_BYTES and layout.compression:
+    if isinstance(value, Extent) and layout.compression and _is_streamed(value):
         stream = reading.stream(value)
         return decode_stream(layout, stream, value.length, chunk, value.checksum)
     encoded = reading.read(value)

@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 CHECKSUM_BYTES = 4
 
-_MAX_HELD_BYTES = 1 << 22
+_MAX_HELD_BYTES = 1 << 20
 """Larger chunks are not held whole while they are encoded."""
 
 _EMPTY_FRAME = bytes.fromhex("502a4d18 00000000")

@@ -32,8 +32,8 @@ BLOCK_BYTES = 1 << 20
 class RegionStream:
     """Reads consecutive parts of one array, each chunk once.
 
-    Chunks stay open while parts of them remain. A compressed one then holds the decompressor's
-    window: half a megabyte, or its size if that is less.
+    Chunks stay open while parts of them remain. A compressed one then holds what its decompressor
+    needs: half a megabyte, or its size if that is less.
 
     Args:
         reader: Finds the chunks.

@@ -35,8 +35,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rules", "expected", "limit"),
     [
-        ([Unstack("all", r"\g<i>")], 16, 0.5),
-        ([Split("all", tuple(map(str, range(16))), axis=0)], 16, 0.5),
+        ([Unstack("all", r"\g<i>")], 16, 0.75),
+        ([Split("all", tuple(map(str, range(16))), axis=0)], 16, 0.75),
         ([Rename("part/**", r"\1"), Stack("*", "all")], 16, 2.5),
         ([Rename("part/**", r"\1"), Stack("*", "all", axis=1)], 16, 2.5),
         ([Rename("part/**", r"\1"), Transpose("*"), Stack("*", "all")], 16, 4.5),
