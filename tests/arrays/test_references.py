@@ -77,6 +77,22 @@ def test_arrays_that_share_memory_of_numpy_are_never_referred_to(
         assert all(view_of_output(shard) is None for shard in shards)
 
 
+@pytest.mark.parametrize("make", SHARERS.values(), ids=SHARERS)
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x, jnp.copy, lambda x: x * 1, lambda x: x.reshape(-1, 8), lambda x: x.at[0].set(5)],
+    ids=["identity", "copy", "multiply", "reshape", "update"],
+)
+def test_donated_memory_of_numpy_does_not_become_that_of_an_output(
+    function: Callable[[Any], Any], make: Callable[[np.ndarray], jax.Array]
+) -> None:
+    source = aligned()
+    result = jax.jit(function, donate_argnums=0)(make(source))
+    before = np.array(result)
+    source[:] = 7
+    assert np.array_equal(result, before)
+
+
 def test_device_put_shares_memory_here() -> None:
     assert sharing(jax.device_put)  # else the test above shows nothing
 

@@ -9,6 +9,7 @@ Arrays on accelerators are copied there as far as they fit, else sent to the hos
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator, Iterable
 from contextvars import ContextVar
 from itertools import islice
@@ -55,6 +56,7 @@ class Snapshots:
         self._budgets = budgets or DeviceBudgets()
         self._reserved: dict[jax.Device, int] = {}
         self._free: dict[jax.Device, int | None] = {}
+        self._lock = threading.Lock()
 
     def reference(self, array: jax.Array) -> HostArray | None:
         """Return a view of an array on one CPU device to save instead of a copy.
@@ -77,12 +79,13 @@ class Snapshots:
             return False
         if not is_in_device_memory(array):
             return False
-        if device not in self._free:
-            self._free[device] = self._budgets.free_bytes(device)
-        free, reserved = self._free[device], self._reserved.get(device, 0) + nbytes
-        fits = self._mode == "device" if free is None else reserved <= free
-        if fits:
-            self._reserved[device] = reserved
+        with self._lock:  # several items of one save may be staged at once
+            if device not in self._free:
+                self._free[device] = self._budgets.free_bytes(device)
+            free, reserved = self._free[device], self._reserved.get(device, 0) + nbytes
+            fits = self._mode == "device" if free is None else reserved <= free
+            if fits:
+                self._reserved[device] = reserved
         return fits
 
     def observe(self, arrays: Iterable[jax.Array]) -> None:
@@ -122,6 +125,7 @@ class Snapshots:
     def after_fork_in_child(self) -> None:
         """Give back the memory in the child, which has no save in progress."""
         self._witnesses.clear()
+        self._lock = threading.Lock()
         self.memory.after_fork_in_child()
 
 
