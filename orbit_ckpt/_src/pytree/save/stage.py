@@ -13,11 +13,9 @@ from msgspec import Struct, structs
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
-from orbit_ckpt._src.metadata.files import encode_shardings
-from orbit_ckpt._src.metadata.outline import encode_rich_types
-from orbit_ckpt._src.metadata.schema import LeafRecord, TreeDetails, TreeDocument, encode_values
-from orbit_ckpt._src.metadata.user_json import copy_json, encode_user_json
+from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
+from orbit_ckpt._src.pytree.save.documents import TreeDocuments, encode_documents
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
 from orbit_ckpt._src.pytree.save.whole import LeafColumns, add_whole, copy_whole
 from orbit_ckpt._src.runtime.commit import Commit, Progress
@@ -213,7 +211,7 @@ class _TreeSave:
         )
         self._arrays: list[tuple[str, ZarrArray]] = []
         self._futures: list[Future] = []
-        self._documents: _Documents | None = None
+        self._documents: TreeDocuments | None = None
 
     def _place(self, part: str) -> BatchWriter:
         """Return the writer of a database, given its directory.
@@ -271,7 +269,14 @@ class _TreeSave:
             columns.write_shapes[position] = info.write_shape
             columns.shardings[position] = self._batch.shardings.get(info.name)
         if self._options.process.is_primary:
-            self._documents = _documents(plan, columns, self._batch, self._options)
+            self._documents = encode_documents(
+                plan,
+                columns,
+                self._batch.details,
+                use_ocdbt=self._options.use_ocdbt,
+                use_zarr3=self._options.use_zarr3,
+                custom_metadata=self._options.custom_metadata,
+            )
 
     def _record_extra(self, infos: Mapping[str, ParamInfo]) -> None:
         """Add the JSON that handlers have set to the records of arrays."""
@@ -382,58 +387,6 @@ def _info_maker(
         )
 
     return make
-
-
-class _Documents(Struct, frozen=True):
-    """The documents of a tree, which the primary process writes.
-
-    Attributes:
-        tree: `_METADATA`.
-        shardings: `_sharding`, None without one.
-        details: What these lose.
-    """
-
-    tree: bytes
-    shardings: bytes | None
-    details: TreeDetails
-
-
-def _documents(
-    plan: SavePlan, columns: LeafColumns, batch: SaveBatch, options: TreeSaveOptions
-) -> _Documents:
-    custom = encode_user_json(options.custom_metadata)
-    given = (columns.write_shapes, options.use_ocdbt, options.use_zarr3, custom)
-    shardings = columns.shardings
-    return _Documents(
-        plan.derive("tree", given, lambda: _tree_document(plan, columns, options).encode()),
-        plan.derive("shardings", shardings, lambda: encode_shardings(plan.names, shardings)),
-        TreeDetails(plan.key_kinds, {**plan.details, **batch.details}),
-    )
-
-
-def _tree_document(plan: SavePlan, columns: LeafColumns, options: TreeSaveOptions) -> TreeDocument:
-    flat, empty = plan.flat, plan.empty
-    records = list(
-        map(
-            LeafRecord,
-            flat.paths,
-            flat.names,
-            plan.names,
-            plan.typestrs,
-            [position in empty for position in range(len(plan.names))],
-            columns.write_shapes,
-        )
-    )
-    rich_types = None
-    if plan.outline is not None:
-        rich_types = encode_rich_types(plan.outline, encode_values(records))
-    return TreeDocument(
-        leaves=records,
-        use_ocdbt=options.use_ocdbt,
-        use_zarr3=options.use_zarr3,
-        custom_metadata=options.custom_metadata,
-        rich_types=rich_types,
-    )
 
 
 def _wait(futures: Sequence[Future]) -> None:
