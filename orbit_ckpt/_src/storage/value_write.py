@@ -281,8 +281,8 @@ class DatabaseWriter(ValueWriter):
                 sizes[file.name] = file.nbytes
             else:
                 files[file.name] = whole
-        values = (self._values[key] for key in sorted(self._values))
-        checksums = [value.checksum for value in values if isinstance(value, Extent)]
+        places = [(k, v.checksum) for k, v in self._values.items() if isinstance(v, Extent)]
+        checksums = [checksum for _, checksum in sorted(places)]
         is_known = not self._whole_files and None not in checksums
         packed = np.array(checksums, "<u4").tobytes() if is_known else b""
         database = DatabaseRecord(index_checksum(nodes), packed, sizes)
