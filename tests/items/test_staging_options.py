@@ -180,7 +180,7 @@ def test_a_callback_hears_of_a_save_in_the_foreground(tmp_path: Path) -> None:
 def test_prioritized_arrays_are_written_before_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_write, "_THREADS", 1)
+    monkeypatch.setattr(batch_write, "THREADS", 1)
     log = Log(a=LATER, b=SOONER)
     tree = {name: jnp.arange(4.0) for name in "abc"}
     handler = watched(log, save_device_host_concurrent_gb=1e-9)

@@ -186,13 +186,13 @@ def test_a_load_on_the_same_sharding_reads_default_chunks_into_place(
     checkpointer(use_compression=use_compression).save(tmp_path / "x", tree)
     assert ocp.metadata(tmp_path / "x")["w"].storage.chunk_shape == (64, 1024)
     held: list[int] = []
-    allocate = memory._aligned
+    allocate = memory.allocate_aligned
 
     def count(nbytes: int) -> memoryview:
         held.append(nbytes)
         return allocate(nbytes)
 
-    monkeypatch.setattr(memory, "_aligned", count)
+    monkeypatch.setattr(memory, "allocate_aligned", count)
     assert np.array_equal(load(tmp_path / "x", value, sharding), value)
     assert sum(held) == value.nbytes
 

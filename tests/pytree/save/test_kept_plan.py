@@ -73,7 +73,7 @@ def assert_saved_as_alone(
             assert contents(directory / f"shared{i}") == contents(directory / f"alone{i}")
 
 
-def _checkpointer(rich: object, options: dict[str, Any]) -> ocp.Checkpointer:
+def _checkpointer(rich: Any, options: dict[str, Any]) -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeHandler(pytree_metadata_options=rich, **options))
 
 
@@ -161,7 +161,7 @@ def test_changed_save_args_are_planned_anew() -> None:
 def test_save_args_that_the_caller_changes_are_planned_anew(tmp_path: Path) -> None:
     saved, args = {"a": jnp.ones(4)}, {"a": ocp.SaveArgs()}
     with ocp.Checkpointer(ocp.PyTreeHandler()) as checkpointer:
-        for dtype in (jnp.float32, jnp.float16):
+        for dtype in (np.float32, np.float16):
             args["a"].dtype = dtype
             path = tmp_path / dtype.__name__
             checkpointer.save(path, args=ocp.args.PyTreeSave(saved, args))
