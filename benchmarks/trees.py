@@ -68,8 +68,8 @@ def _leaf_nbytes(leaf: object) -> int:
 
 def _normal(rng: Generator, *shape: int, dtype: Any = np.float32) -> jax.Array:
     values = rng.standard_normal(shape, np.float32).astype(dtype)
-    # A copy, so that the arrays are in the same kind of memory as a model's.
-    return jax.device_put(values, may_alias=False)
+    # An output of XLA, as the arrays of a model are, whatever memory `device_put` uses.
+    return jnp.copy(jax.device_put(values))
 
 
 def _small_leaves(rng: Generator, *, count: int) -> Branch:
@@ -137,7 +137,7 @@ def _sharded(rng: Generator, *, layers: int, width: int) -> Branch:
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
 
     def put(value: jax.Array, *axes: str | None) -> jax.Array:
-        return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes)))
+        return jnp.copy(jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes))))
 
     return {
         f"layer_{i:02}": {
