@@ -149,21 +149,28 @@ def test_damage_is_found_by_whoever_needs_the_chunk(use_compression: bool, tmp_p
         lazy[6 * 128 - 1, 0]
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the buffers that are allocated from now on."""
+    sizes: list[int] = []
+    allocate = memory.allocate_aligned
+
+    def count(nbytes: int) -> memoryview:
+        sizes.append(nbytes)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(memory, "allocate_aligned", count)
+    return sizes
+
+
 @pytest.mark.parametrize("use_compression", [True, False])
 def test_no_more_than_blocks_is_held_beside_the_result(
-    use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use_compression: bool, held: list[int], tmp_path: Path
 ) -> None:
     value = np.random.default_rng(0).integers(0, 1 << 20, (2048, 2176), np.int32)
     tree = {"w": jax.device_put(value, shardings()["rows"])}
     checkpointer(use_compression=use_compression).save(tmp_path / "x", tree)
-    held: list[int] = []
-    allocate = memory.allocate_aligned
-
-    def count(nbytes: int) -> memoryview:
-        held.append(nbytes)
-        return allocate(nbytes)
-
-    monkeypatch.setattr(memory, "allocate_aligned", count)
+    held.clear()
     assert np.array_equal(load(tmp_path / "x", value, shardings()["columns"]), value)
     threads = max(2, min(8, os.cpu_count() or 2))
     assert value.nbytes <= sum(held) <= value.nbytes + threads * (1 << 20)
@@ -178,21 +185,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("use_compression", [True, False])
 def test_a_load_on_the_same_sharding_reads_default_chunks_into_place(
-    use_compression: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use_compression: bool, held: list[int], tmp_path: Path
 ) -> None:
     value = np.random.default_rng(0).integers(0, 1 << 20, (1024, 4096), np.int32)
     sharding = shardings()["grid"]
     tree = {"w": jax.device_put(value, sharding)}
     checkpointer(use_compression=use_compression).save(tmp_path / "x", tree)
     assert ocp.metadata(tmp_path / "x")["w"].storage.chunk_shape == (64, 1024)
-    held: list[int] = []
-    allocate = memory.allocate_aligned
-
-    def count(nbytes: int) -> memoryview:
-        held.append(nbytes)
-        return allocate(nbytes)
-
-    monkeypatch.setattr(memory, "allocate_aligned", count)
+    held.clear()
     assert np.array_equal(load(tmp_path / "x", value, sharding), value)
     assert sum(held) == value.nbytes
 
