@@ -441,7 +441,8 @@ def test_a_save_in_the_background_does_not_hold_what_it_has_copied(
 ) -> None:
     state = {"w": jnp.arange(5000.0)}
     held = weakref.ref(state["w"])
-    with ocp.CheckpointManager(tmp_path) as manager:
+    options = ocp.CheckpointManagerOptions(async_options=ocp.AsyncOptions(snapshot="copy"))
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
         manager.save(1, state)
         del state
         gc.collect()

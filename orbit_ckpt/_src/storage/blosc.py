@@ -19,7 +19,7 @@ from zstandard import ZstdCompressor, ZstdDecompressor
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.shuffle import shuffle, unshuffle
-from orbit_ckpt._src.storage.zstd import choose_number_compressor
+from orbit_ckpt._src.storage.zstd import NumberCompressors
 
 _MAX_NBYTES = 2**31 - 2**24
 """Maximum bytes of elements in a frame, whose lengths are signed numbers of four bytes."""
@@ -47,6 +47,9 @@ _BLOCK_BYTES = 1 << 18
 _LENGTH_BYTES = 4
 _SAMPLE_BYTES = 1 << 13
 _GLANCE_BYTES, _GLANCES = 256, 8
+_BLOCKS_PER_GLANCE = 4
+"""After how many blocks to look again at what is noise."""
+
 _UNKNOWN = -1
 """zstandard's size of contents that a stream does not say."""
 
@@ -158,6 +161,8 @@ class FrameWriter:
         count = -(-nbytes // _BLOCK_BYTES)
         self._block_bytes = nbytes // itemsize // count * itemsize
         self._compressors: Sequence[ZstdCompressor] = ()
+        self._noise: Sequence[bool] = ()
+        self._until_glance = 0
         blocks = -(-nbytes // self._block_bytes)
         self.head = bytearray(HEADER_BYTES + _LENGTH_BYTES * blocks)
 
@@ -195,9 +200,13 @@ class FrameWriter:
         shuffle(block, planes)
         if not self._compressors:
             self._compressors = [_choose(plane) for plane in planes]
+        if not self._until_glance:
+            self._until_glance = _BLOCKS_PER_GLANCE
+            self._noise = [*map(_is_noise, planes, self._compressors)]
+        self._until_glance -= 1
         unwritten = 0
         for i, (plane, compressor) in enumerate(zip(planes, self._compressors, strict=True)):
-            if _is_noise(plane, compressor):
+            if self._noise[i]:
                 continue
             compressed = compressor.compress(plane)
             if len(compressed) < length:
@@ -209,9 +218,12 @@ class FrameWriter:
             yield streams[unwritten:].reshape(-1).data
 
 
+_compressors = NumberCompressors()
+
+
 def _choose(plane: HostArray) -> ZstdCompressor:
     start = max(0, len(plane) - _SAMPLE_BYTES) // 2
-    return choose_number_compressor(plane[start : start + _SAMPLE_BYTES].tobytes())
+    return _compressors.choose(plane[start : start + _SAMPLE_BYTES].tobytes())
 
 
 def _is_noise(plane: HostArray, compressor: ZstdCompressor) -> bool:
@@ -298,7 +310,8 @@ class FrameReader:
             self._decode_next(header, self._decoded)
         part = self._decoded[: buffer.nbytes]
         buffer[: part.nbytes] = part
-        self._decoded = self._decoded[part.nbytes :]
+        rest = self._decoded[part.nbytes :]
+        self._decoded = rest or memoryview(b"")  # an empty view would hold the block
         return part.nbytes
 
     def _read_header(self) -> FrameHeader:

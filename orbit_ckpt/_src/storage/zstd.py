@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import zstandard
@@ -34,15 +35,23 @@ def choose_compressor(sample: bytes, *, checksum: bool) -> ZstdCompressor:
         checksum: Whether the result is to end in a checksum, which every decompressor compares.
     """
     entropy = _entropy_coder(checksum=checksum)
-    compressor = _choose_search(sample, entropy, checksum=checksum)
+    level = ZstdCompressor(level=_LEVEL, write_checksum=checksum)
+    compressor = _searching(sample, level, entropy)
     if len(compressor.compress(sample)) <= (1 - _MIN_SAVING) * len(sample):
         return compressor
     return ZstdCompressor(level=_FAST_LEVEL, write_checksum=checksum)
 
 
-def choose_number_compressor(sample: bytes) -> ZstdCompressor:
-    """Return the compressor for bytes of numbers like a sample, which may change to zeros."""
-    return _choose_search(sample, _entropy_coder(checksum=False), checksum=False)
+class NumberCompressors(threading.local):
+    """The compressors of a thread for bytes of numbers, whose memory takes long to prepare."""
+
+    def __init__(self) -> None:
+        self._entropy = _entropy_coder(checksum=False)
+        self._level = ZstdCompressor(level=_LEVEL)
+
+    def choose(self, sample: bytes) -> ZstdCompressor:
+        """Return the compressor for bytes like a sample, which may change to zeros."""
+        return _searching(sample, self._level, self._entropy)
 
 
 def _entropy_coder(*, checksum: bool) -> ZstdCompressor:
@@ -50,8 +59,7 @@ def _entropy_coder(*, checksum: bool) -> ZstdCompressor:
     return ZstdCompressor(compression_params=parameters)
 
 
-def _choose_search(sample: bytes, entropy: ZstdCompressor, *, checksum: bool) -> ZstdCompressor:
+def _searching(sample: bytes, level: ZstdCompressor, entropy: ZstdCompressor) -> ZstdCompressor:
     """Return level 1 if the data repeats itself, else the entropy coder."""
-    level = ZstdCompressor(level=_LEVEL, write_checksum=checksum)
     size = len(entropy.compress(sample))
     return level if len(level.compress(sample)) <= (1 - _MIN_LEVEL_SAVING) * size else entropy
