@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 
-_PART = 1 << 15
+_PART = 1 << 16
 """Elements of four bytes that are put together at once, for which memory is needed."""
 
 
