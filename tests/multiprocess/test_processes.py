@@ -76,8 +76,8 @@ def test_every_process_writes_a_database_and_every_chunk_is_written_once(exchang
         sum(file.stat().st_size for file in (path / f"ocdbt.process_{i}" / "d").iterdir())
         for i in range(2)
     ]
-    chunks = 64 * 64 * 4
-    assert all(chunks / 2 <= size < chunks / 2 + 2000 for size in sizes)
+    assert abs(sizes[0] - sizes[1]) < 2000
+    assert sum(sizes) < 64 * 64 * 4 + 4000
     assert (path / "d").is_dir()
     assert sorted(p.name for p in (path / "array_metadatas").iterdir()) == [
         "process_0",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.metadata.files import encode_shardings
 from orbit_ckpt._src.metadata.outline import encode_rich_types
 from orbit_ckpt._src.metadata.schema import (
@@ -38,6 +39,7 @@ def encode_documents(
     plan: SavePlan,
     columns: LeafColumns,
     details: Mapping[str, LeafDetail],
+    others: Mapping[str, ShardingMetadata],
     *,
     use_ocdbt: bool,
     use_zarr3: bool,
@@ -49,13 +51,15 @@ def encode_documents(
         plan: The tree.
         columns: What is recorded of its leaves.
         details: What handlers have recorded of leaves, by storage name.
+        others: Shardings of arrays that are parts of leaves, by storage name.
         use_ocdbt: Whether arrays are in one database.
         use_zarr3: Whether arrays are zarr3.
         custom_metadata: Any JSON value of the user.
     """
     custom = encode_user_json(custom_metadata)
     given = (columns.write_shapes, use_ocdbt, use_zarr3, custom)
-    shardings = columns.shardings
+    names = [*plan.names, *others]
+    shardings = [*columns.shardings, *others.values()]
 
     def encode_tree() -> bytes:
         records = _records(plan, columns)
@@ -72,7 +76,7 @@ def encode_documents(
 
     return TreeDocuments(
         plan.derive("tree", given, encode_tree),
-        plan.derive("shardings", shardings, lambda: encode_shardings(plan.names, shardings)),
+        plan.derive("shardings", (names, shardings), lambda: encode_shardings(names, shardings)),
         TreeDetails(plan.key_kinds, {**plan.details, **details}),
     )
 

@@ -264,15 +264,16 @@ class _TreeSave:
 
         await run_all(serialize(handler, leaves) for handler, leaves in plan.batches())
         self._record_extra({info.name: info for info in infos.values()})
-        columns = LeafColumns.of(plan)
+        columns, shardings = LeafColumns.of(plan), dict(self._batch.shardings)
         for position, info in infos.items():
             columns.write_shapes[position] = info.write_shape
-            columns.shardings[position] = self._batch.shardings.get(info.name)
+            columns.shardings[position] = shardings.pop(info.name, None)
         if self._options.process.is_primary:
             self._documents = encode_documents(
                 plan,
                 columns,
                 self._batch.details,
+                shardings,
                 use_ocdbt=self._options.use_ocdbt,
                 use_zarr3=self._options.use_zarr3,
                 custom_metadata=self._options.custom_metadata,
