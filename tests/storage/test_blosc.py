@@ -1,4 +1,4 @@
-"""Blosc frames: ours are read everywhere, those of others here, and damaged ones nowhere."""
+"""Blosc frames: other readers decode ours, we decode theirs, and damage raises an error."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MemoryStats = Callable[[jax.Device], Mapping[str, int] | None]
 """Returns the memory statistics of a device, in bytes; None if it has none."""
 
 _SHARE = 2
-"""Copies take up to one part in so many of the memory that training has never used."""
+"""Copies take up to half of the memory that training has never used."""
 
 DeviceError = cast(type[Exception], cast(Any, jax.errors).JaxRuntimeError)
 """What JAX raises where a device has no memory left, for example."""

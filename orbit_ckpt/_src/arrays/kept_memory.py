@@ -18,11 +18,11 @@ from orbit_ckpt._src.arrays.memory import HUGE_PAGE_BYTES, allocate_aligned
 class KeptMemory:
     """Allocates blocks of memory, and keeps those that are no longer used for the next save.
 
-    A block returns when the last view of it is gone, whoever holds that. Any thread may use this.
+    A block is free again once no view of it is left. All methods are thread-safe.
     """
 
-    # Invariant: blocks in `_returned` are appended from finalizers, which may run in any thread at
-    # any time, even in one that holds the lock; whoever releases the lock sorts them in.
+    # Invariant: finalizers append blocks to `_returned`, without the lock: they may run in a thread
+    # that holds it. Every method moves these blocks to `_free` after it has released the lock.
 
     def __init__(self, max_bytes: int | None = None, max_age_s: float | None = None) -> None:
         """Make one without memory.

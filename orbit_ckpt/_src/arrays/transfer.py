@@ -222,7 +222,7 @@ def copy_on_devices(shards: Sequence[Shard], snapshots: Snapshots) -> list[Shard
     for shard, make in zip(shards, makers, strict=True):
         copy = None if make is None else next(copies)
         if copy is not None:
-            shard = structs.replace(shard, data=copy.array, on_device=copy)  # noqa: PLW2901
+            shard = structs.replace(shard, data=copy.array, on_device=copy)  # noqa: PLW2901 - the same shard, copied
         results.append(shard)
     return results
 

@@ -98,7 +98,7 @@ class _ForkServer:
             return ForkedProcess(self, *self._began.pop())
 
     def status_of(self, run: int, timeout_s: float | None) -> int | None:
-        """Return the exit status of a run, None if it still goes on after some time."""
+        """Return the exit status of a run, None if it has not ended before the timeout."""
         with self._lock:
             while run not in self._statuses and self._read(timeout_s):
                 pass

@@ -94,7 +94,7 @@ def _is_alike(
 
 
 def _are_alike(leaves: LeavesOfClass, flat: FlatTree, registry: TypeHandlerRegistry) -> bool:
-    """Return whether the leaves in the places of others are stored like these."""
+    """Return whether the leaves of another tree at the same positions are stored alike."""
     kind, handler, former = leaves.kind, leaves.handler, leaves.former
     values = [flat.values[position] for position in leaves.positions]
     return (
