@@ -32,6 +32,7 @@ from orbit_ckpt._src.errors import CorruptionError, FormatError, VersionError
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import run_all, run_sync
 from orbit_ckpt._src.storage.array_checksums import ArrayChecksum, ArrayChecksums
+from orbit_ckpt._src.storage.array_layouts import ArrayLayouts
 from orbit_ckpt._src.storage.chunk_read import (
     ArrayRead,
     ByteCount,
@@ -41,18 +42,17 @@ from orbit_ckpt._src.storage.chunk_read import (
     stored_size,
 )
 from orbit_ckpt._src.storage.codec import PIECE_BYTES
-from orbit_ckpt._src.storage.document_read import read_document
 from orbit_ckpt._src.storage.kept_chunks import KEPT_BYTES, KeptChunks
 from orbit_ckpt._src.storage.kvstore import ValueStore
-from orbit_ckpt._src.storage.layout import Value, join_key
+from orbit_ckpt._src.storage.layout import Value
 from orbit_ckpt._src.storage.read_threads import ReadThreads
 from orbit_ckpt._src.storage.read_units import ReadUnits
 from orbit_ckpt._src.storage.slice_read import SliceReader
-from orbit_ckpt._src.storage.store_path import is_damage, map_requests
+from orbit_ckpt._src.storage.store_path import is_damage
 from orbit_ckpt._src.storage.tensorstore_read import TensorStoreReader
 from orbit_ckpt._src.storage.value_read import ValueReader
-from orbit_ckpt._src.storage.zarr import ZarrArray, document_name, parse_array
-from orbit_ckpt._src.tree.keypath import KeyPath, format_path
+from orbit_ckpt._src.storage.zarr import ZarrArray
+from orbit_ckpt._src.tree.keypath import KeyPath
 
 _BYTES_PER_CORE = 1 << 26
 _MOST_BYTES = 1 << 31
@@ -119,13 +119,15 @@ class BatchReader:
         self._store = store
         self._chunks = ChunkReader(store)
         self._threads = ReadThreads(store)
-        self._zarr_format = zarr_format
-        self._document_name = document_name(zarr_format)
+        self._array_layouts = ArrayLayouts(
+            store,
+            self._chunks,
+            zarr_format=zarr_format,
+            asks_for_each=self._threads.asks_for_each,
+        )
         self.limiter = ByteLimiter(max_bytes or _default_max_bytes())
         self._counts_all = max_bytes is not None
         self._fill_missing = fill_missing
-        self._layouts: dict[bytes, ZarrArray] = {}
-        self._layout_of: dict[str, ZarrArray] = {}
         self.kept: KeptChunks | None = None
         self._kept_bytes = KEPT_BYTES if max_bytes is None else max_bytes
         self._fetched = ByteCount()
@@ -158,53 +160,11 @@ class BatchReader:
             CorruptionError: A metadata document is missing.
             FormatError: A metadata document is not understood.
         """
-        if self._threads.asks_for_each:
-            return self._ask_for_layouts(list(leaves))
-        known, document_name, find = self._layouts, self._document_name, self._chunks.find
-        of_name = self._layout_of  # asked for twice where a target is checked
-        found: list[ZarrArray] = []
-        for path, name in leaves:
-            layout = of_name.get(name)
-            if layout is None:
-                value = find(path, join_key(name, document_name))
-                layout = known.get(value) if type(value) is bytes else None
-                of_name[name] = layout = layout or self._parse(path, name, value)
-            found.append(layout)
-        return found
+        return self._array_layouts.find(leaves)
 
     def names(self) -> list[str]:
         """Return the storage names of all arrays in the store, including those of no leaf."""
-        keys = self._store.keys_below("")
-        document = self._document_name
-        named = [key.removesuffix(f"/{document}") for key in keys if key.endswith(f"/{document}")]
-        return ["", *named] if document in keys else named
-
-    def _ask_for_layouts(self, leaves: Sequence[tuple[KeyPath, str]]) -> list[ZarrArray]:
-        def ask(leaf: tuple[KeyPath, str]) -> ZarrArray:
-            path, name = leaf
-            return self._parse(path, name, self._chunks.find(path, join_key(name, document_name)))
-
-        document_name = self._document_name
-        return map_requests(ask, leaves)
-
-    def _parse(self, path: KeyPath, name: str, value: Value | None) -> ZarrArray:
-        key = join_key(name, self._document_name)
-        if value is None:
-            where = format_path(path)
-            raise CorruptionError(
-                f"{where}: the array's metadata document {key!r} is missing. "
-                f"{self._chunks.other_names(name)}",
-                path=where,
-                chunk=key,
-                what="the array's metadata document is missing",
-            )
-        document = value if isinstance(value, bytes) else read_document(path, key, value)
-        known = self._layouts.get(document)
-        if known is None:
-            where = f"{format_path(path)} ({key})"
-            known = parse_array(document, zarr_format=self._zarr_format, where=where)
-            self._layouts[document] = known
-        return known
+        return self._array_layouts.names()
 
     def cost(self, read: ArrayRead) -> ReadCost:
         """Return the cost of a read, from the index or file sizes."""
