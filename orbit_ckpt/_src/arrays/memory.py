@@ -6,7 +6,8 @@ import contextlib
 import errno
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -48,6 +49,13 @@ class Arena:
         start = self._used
         self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return self._block[start : start + nbytes]
+
+    def allocate_each(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Allocate aligned bytes for several small arrays together."""
+        ends = list(accumulate([-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]))
+        memory = self.allocate(ends[-1] if ends else 0)
+        starts = (0, *ends)
+        return [memory[start : start + n] for start, n in zip(starts, sizes, strict=False)]
 
 
 def aligned_empty(shape: Shape, dtype: DType) -> HostArray:

@@ -48,17 +48,16 @@ class ArrayLayouts:
         """
         if self._asks_for_each:
             return self._ask(list(leaves))
-        known, document_name, find = self._by_document, self._document_name, self._chunks.find
-        by_name = self._by_name  # asked for twice where a target is checked
-        found: list[ZarrArray] = []
-        for path, name in leaves:
-            layout = by_name.get(name)
-            if layout is None:
-                value = find(path, join_key(name, document_name))
+        leaves = list(leaves)
+        by_name, known = self._by_name, self._by_document  # names recur where a target is checked
+        new = [(path, name) for path, name in leaves if name not in by_name]
+        if new:
+            keys = [join_key(name, self._document_name) for _, name in new]
+            values = self._chunks.find_all([path for path, _ in new], keys)
+            for (path, name), value in zip(new, values, strict=True):
                 layout = known.get(value) if type(value) is bytes else None
-                by_name[name] = layout = layout or self._parse(path, name, value)
-            found.append(layout)
-        return found
+                by_name[name] = layout or self._parse(path, name, value)
+        return [by_name[name] for _, name in leaves]
 
     def names(self) -> list[str]:
         """Return the storage names of all arrays in the store, including those of no leaf."""

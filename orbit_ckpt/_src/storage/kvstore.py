@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import tensorstore as ts
@@ -61,6 +61,10 @@ class ValueStore(Protocol):
         """
         ...
 
+    def find_all(self, keys: Sequence[str]) -> list[Value | None]:
+        """Return what `find` returns for several keys."""
+        return list(map(self.find, keys))
+
     def length(self, key: str) -> int | None:
         """Return the size of a value in bytes, None if the key does not exist."""
         ...
@@ -102,11 +106,18 @@ class OcdbtStore(ValueStore):
             document = self._renamed.get(key)
             return None if document is None else self.find(document)
         if isinstance(value, Extent):
-            file = value.file
-            name = self._names[file] if file in self._names else self._name_of(file)
+            name = self._name_of(value.file)
             if name is not None:
                 self._directory.verify(name)
         return value
+
+    @override
+    def find_all(self, keys: Sequence[str]) -> list[Value | None]:
+        values = list(map(self._index.get, keys))
+        files = {value.file for value in values if isinstance(value, Extent)}
+        if None in values or any(self._name_of(file) is not None for file in files):
+            return list(map(self.find, keys))
+        return values
 
     @functools.cached_property
     def _renamed(self) -> Mapping[str, str]:
@@ -114,8 +125,9 @@ class OcdbtStore(ValueStore):
 
     def _name_of(self, file: str) -> str | None:
         # only the manifest of a zarr2 checkpoint records data files
-        name = os.path.relpath(file, self._directory.path)
-        self._names[file] = name if self._directory.has_record(name) else None
+        if file not in self._names:
+            name = os.path.relpath(file, self._directory.path)
+            self._names[file] = name if self._directory.has_record(name) else None
         return self._names[file]
 
     @override

@@ -11,6 +11,7 @@ from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.slices import Shape
 from orbit_ckpt._src.storage.chunk_read import ArrayRead, ChunkReader
 from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.small_read import SmallReader, is_small
 from orbit_ckpt._src.storage.value_read import ValueReader
 
 _DIVIDED_BYTES = 1 << 23
@@ -29,6 +30,25 @@ class _Unit(Struct, frozen=True, gc=False):
     number: int
     index: Shape
     parts: Sequence[ChunkPart]
+
+
+class _Kind(Struct, frozen=True, gc=False):
+    """What reads of the same regions of arrays of the same layout have in common.
+
+    Attributes:
+        nbytes: Size of the regions in bytes.
+        is_divided: Whether each consists of several units.
+        is_small: Whether they are read together.
+    """
+
+    nbytes: int
+    is_divided: bool
+    is_small: bool
+
+    @classmethod
+    def of(cls, read: ArrayRead, *, is_remote: bool) -> _Kind:
+        is_divided = _is_divided(read, is_remote=is_remote)
+        return cls(read.nbytes, is_divided, not is_remote and is_small(read))
 
 
 class ReadUnits:
@@ -61,11 +81,21 @@ class ReadUnits:
         self._in_order = in_order
         self._units: list[_Unit] = []
         self._whole: list[int] = []
+        self._small: set[int] = set()
         self.divided: list[int] = []
+        self.sizes: list[int] = []
+        kinds: dict[tuple[int, int], _Kind] = {}  # most arrays are alike
         for number in numbers:
-            is_divided = _is_divided(reads[number], is_remote=is_remote)
-            (self.divided if is_divided else self._whole).append(number)
-        self.sizes = [reads[number].nbytes for number in self._whole]
+            read = reads[number]
+            key = id(read.layout), id(read.regions)
+            kind = kinds.get(key) or kinds.setdefault(key, _Kind.of(read, is_remote=is_remote))
+            if kind.is_divided:
+                self.divided.append(number)
+                continue
+            if kind.is_small:
+                self._small.add(len(self._whole))
+            self._whole.append(number)
+            self.sizes.append(kind.nbytes)
 
     def allocate(self, results: list[list[HostArray]]) -> None:
         """Allocate the results of reads that consist of several units, and add these units.
@@ -88,6 +118,10 @@ class ReadUnits:
         Raises:
             CorruptionError: A chunk is missing, truncated or damaged.
         """
+        if self._small:
+            small = [self._whole[i] for i in positions if i in self._small]
+            yield from self._read_small(small, results, reading)
+            positions = [i for i in positions if i not in self._small]
         for position in self._sorted(positions, reading) if self._in_order else positions:
             if position < len(self._whole):
                 number = self._whole[position]
@@ -97,6 +131,15 @@ class ReadUnits:
                 unit = self._units[position - len(self._whole)]
                 read, values = self._reads[unit.number], results[unit.number]
                 self._chunks.fill(read, unit.index, unit.parts, values, reading)
+
+    def _read_small(
+        self, numbers: Sequence[int], results: list[list[HostArray]], reading: ValueReader
+    ) -> Sequence[int]:
+        small = SmallReader(self._chunks, [self._reads[number] for number in numbers], reading)
+        small.read()
+        for number, values in zip(numbers, small.results, strict=True):
+            results[number] = values
+        return numbers
 
     def _sorted(self, positions: Sequence[int], reading: ValueReader) -> Sequence[int]:
         """Sort positions by their places in objects, and let nothing else be read ahead."""

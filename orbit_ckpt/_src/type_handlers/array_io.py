@@ -242,7 +242,8 @@ def _chunk_shape(
 def whole_reads(infos: Sequence[ParamInfo]) -> list[ArrayRead]:
     """Return reads of whole arrays."""
     layouts = layouts_of(infos)
-    regions = {id(layout): (whole(layout.shape),) for layout in layouts}
+    distinct = {id(layout): layout for layout in layouts}  # few: most arrays are alike
+    regions = {key: (whole(layout.shape),) for key, layout in distinct.items()}
     return [
         ArrayRead(info.location, info.name, layout, regions[id(layout)])
         for info, layout in zip(infos, layouts, strict=True)
@@ -288,6 +289,8 @@ def _are_cast(
     infos: Sequence[ParamInfo], args: Sequence[RestoreArgs], reads: Sequence[ArrayRead]
 ) -> list[bool]:
     """Return for each array whether its values are cast."""
+    if all(arg.dtype is None for arg in {id(arg): arg for arg in args}.values()):
+        return [False] * len(reads)
     details = load_batch_of(infos[0]).details
     known: dict[tuple[int, int, str | None], bool] = {}  # most arrays share dtypes
     found: list[bool] = []

@@ -27,9 +27,10 @@ from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.storage import store_path
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ChunkReader
-from orbit_ckpt._src.storage.layout import Extent
+from orbit_ckpt._src.storage.layout import Extent, Value
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.region_stream import RegionStream
+from orbit_ckpt._src.tree.keypath import KeyPath
 from orbit_ckpt._src.type_handlers.base import Future, ParamInfo, RestoreArgs, SaveArgs
 from orbit_ckpt._src.type_handlers.registry import create_type_handler_registry
 from orbit_ckpt.errors import CorruptionError
@@ -246,14 +247,24 @@ def test_keys_are_never_cut(layout: dict[str, bool], tmp_path: Path) -> None:
 def test_no_chunk_is_read_twice(
     grids: tuple[Any, Any], max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads: Counter[tuple[int, Shape]] = Counter()
-    original = ChunkReader.chunk
+    reads: Counter[tuple[int, str]] = Counter()
+    find, find_all = ChunkReader.find, ChunkReader.find_all
 
-    def counted(self: ChunkReader, read: Any, index: Shape) -> Any:
-        reads[id(self), index] += 1
-        return original(self, read, index)
+    def count(reader: ChunkReader, keys: Sequence[str]) -> None:
+        reads.update((id(reader), key) for key in keys if "/c/" in key)
 
-    monkeypatch.setattr(ChunkReader, "chunk", counted)
+    def counted(self: ChunkReader, path: KeyPath, key: str) -> Value | None:
+        count(self, [key])
+        return find(self, path, key)
+
+    def all_counted(
+        self: ChunkReader, paths: Sequence[KeyPath], keys: Sequence[str]
+    ) -> list[Value | None]:
+        count(self, keys)
+        return find_all(self, paths, keys)
+
+    monkeypatch.setattr(ChunkReader, "find", counted)
+    monkeypatch.setattr(ChunkReader, "find_all", all_counted)
     layout = {"use_compression": False}
     save_grid(tmp_path / "a", NOISE, grids[0], layout)
     save_grid(tmp_path / "b", NOISE, grids[1], layout)

@@ -1,18 +1,14 @@
-"""Read stored leaves through their handlers, open them for later, or convert values in memory."""
+"""Read stored leaves through their handlers, or open them for later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from msgspec import structs
 
-from orbit_ckpt._src.arrays.dtypes import HostArray, as_dtype, is_prng_dtype, python_scalar
-from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
-from orbit_ckpt._src.arrays.sharding import check_divides
-from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.arrays.dtypes import is_host_array
 from orbit_ckpt._src.errors import (
     TreeMismatchError,
 )
@@ -26,18 +22,16 @@ from orbit_ckpt._src.metadata.schema import (
 )
 from orbit_ckpt._src.metadata.values import Metadata
 from orbit_ckpt._src.pytree.describe import DescribedLeaves, empty_value, no_handler
+from orbit_ckpt._src.pytree.restore.convert import convert_value, is_keys
 from orbit_ckpt._src.runtime.checks import is_overridden
 from orbit_ckpt._src.runtime.loop import run_all, run_blocking
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.fingerprint import OpenedDirectory
 from orbit_ckpt._src.storage.integrity import open_checked
-from orbit_ckpt._src.tree.keypath import KeyPath, NamePath, format_path
+from orbit_ckpt._src.tree.keypath import NamePath, format_path
 from orbit_ckpt._src.type_handlers.array import ArrayHandler
-from orbit_ckpt._src.type_handlers.array_io import cast_host
 from orbit_ckpt._src.type_handlers.array_target import (
     ArrayRestoreArgs,
-    check_width,
-    requested_sharding,
 )
 from orbit_ckpt._src.type_handlers.base import (
     LoadBatch,
@@ -54,7 +48,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     capability,
     plain_arrays,
 )
-from orbit_ckpt._src.type_handlers.described import layouts_of
+from orbit_ckpt._src.type_handlers.described import BuiltInDescriber, layouts_of
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyHostArray, open_leaf
 from orbit_ckpt._src.type_handlers.numpy import bytes_type
 from orbit_ckpt._src.type_handlers.registry import TypeHandlerRegistry
@@ -67,9 +61,6 @@ AS_SAVED = RestoreArgs()
 
 _CHECKED = (ArrayStorage, TextStorage, ReadPlanner)
 """Capabilities of handlers that read nothing but arrays and text, which are checked on the way."""
-
-_SCALARS = (bool, int, float, complex)
-_HOST_TYPES = (np.ndarray, np.generic, *_SCALARS)
 
 
 class StoredLeaves(DescribedLeaves):
@@ -115,6 +106,39 @@ class StoredLeaves(DescribedLeaves):
                     found[record.names] = Metadata(record.name, self.source.path)
         return found
 
+    def unlike(
+        self, records: Sequence[LeafRecord], wanted: Mapping[NamePath, object]
+    ) -> Sequence[LeafRecord]:
+        """Return the leaves without arrays that have the shape and dtype of a target's leaf.
+
+        Args:
+            records: The leaves.
+            wanted: The target's leaves.
+        """
+        batch = self.batch
+        built_in = {
+            record.typestr: isinstance(self._describer(record.typestr, record), BuiltInDescriber)
+            for record in {r.typestr: r for r in records if r.typestr in _ARRAYS}.values()
+        }
+        arrays = [
+            record
+            for record in records
+            if built_in.get(record.typestr)
+            and record.name not in batch.details
+            and record.name not in batch.arrays
+        ]
+        layouts = batch.reader.layouts((record.path, record.name) for record in arrays)
+        alike: set[NamePath] = set()
+        for record, layout in zip(arrays, layouts, strict=True):
+            leaf = wanted.get(record.names)
+            if (
+                (is_host_array(leaf) or isinstance(leaf, jax.Array))
+                and leaf.shape == layout.shape
+                and leaf.dtype == layout.dtype
+            ):
+                alike.add(record.names)
+        return [record for record in records if record.names not in alike]
+
     def split(
         self, records: Sequence[LeafRecord], args: Mapping[NamePath, RestoreArgs]
     ) -> tuple[list[LeafRecord], list[tuple[TypeHandler, list[LeafRecord]]]]:
@@ -130,14 +154,19 @@ class StoredLeaves(DescribedLeaves):
             groups.setdefault(id(handler), (handler, []))[1].extend(found)
 
         for record in records:
-            if record.is_empty or record.name in inline:
+            if record.is_empty or (inline and record.name in inline):
                 others.append(record)
-            elif not args or record.names not in args:
+                continue
+            arg = args.get(record.names) if args else None
+            if arg is None:
                 as_saved.setdefault(record.typestr, []).append(record)
+                continue
+            key = (record.typestr, id(arg))  # many leaves share their arguments
+            group = wanted.get(key)
+            if group is None:
+                wanted[key] = (arg, [record])
             else:
-                arg = args[record.names]
-                key = (record.typestr, id(arg))  # many leaves share their arguments
-                wanted.setdefault(key, (arg, []))[1].append(record)
+                group[1].append(record)
         for arg, found in wanted.values():
             add(found, arg)
         for found in as_saved.values():
@@ -272,115 +301,3 @@ def _find_handler(
     if not registry.has(key):
         raise no_handler(record, key)
     return registry.get(key)
-
-
-def convert_value(batch: LoadBatch, path: KeyPath, value: object, arg: RestoreArgs) -> object:
-    """Convert a value as requested; strings and values of other types stay unchanged.
-
-    Raises:
-        TreeMismatchError: Another shape is requested, or numbers do not fit the dtype.
-        UnsupportedLeafError: A dtype needs JAX's 64-bit mode, which is off.
-        ValueError: The sharding does not divide the shape.
-    """
-    if isinstance(value, LazyArray):
-        value = value.get()
-    if not _is_numeric(value):
-        return value
-    if is_keys(value):
-        return _placed_keys(path, cast(jax.Array, value), arg)
-    if isinstance(arg, ArrayRestoreArgs) or arg.restore_type is jax.Array:
-        return _on_devices(batch, path, value, as_array_args(arg))
-    wanted = arg.restore_type
-    is_known = isinstance(wanted, type) and issubclass(wanted, _HOST_TYPES)
-    if not is_known and arg.dtype is None:
-        return value
-    if not is_known and isinstance(value, jax.Array):
-        stays = ArrayRestoreArgs(dtype=arg.dtype, sharding=value.sharding)
-        return _on_devices(batch, path, value, stays)
-    return _on_host(path, value, arg, cast(type, wanted) if is_known else type(value))
-
-
-def _is_numeric(value: object) -> bool:
-    return isinstance(value, (jax.Array, *_HOST_TYPES))
-
-
-def is_keys(value: object) -> bool:
-    """Return whether a value is an array of typed PRNG keys."""
-    return isinstance(value, jax.Array) and is_prng_dtype(value.dtype)
-
-
-def as_array_args(arg: RestoreArgs) -> ArrayRestoreArgs:
-    """Convert arguments to those of a JAX array."""
-    return arg if isinstance(arg, ArrayRestoreArgs) else ArrayRestoreArgs(dtype=arg.dtype)
-
-
-def _on_host(path: KeyPath, value: object, arg: RestoreArgs, kind: type) -> object:
-    host = cast_host(np.asarray(value), arg.dtype, path)
-    if issubclass(kind, np.ndarray):
-        return host
-    if host.ndim:
-        raise _other_shape(path, (), host.shape)
-    if issubclass(kind, np.generic):
-        return host[()] if arg.dtype is not None else cast_host(host, kind, path)[()]
-    number = python_scalar(host)
-    return number if arg.restore_type is None else cast(Callable[[object], object], kind)(number)
-
-
-def _on_devices(batch: LoadBatch, path: KeyPath, value: object, arg: ArrayRestoreArgs) -> jax.Array:
-    sharding = requested_sharding(arg, path)
-    if isinstance(value, jax.Array) and _is_as_wanted(value, arg, sharding):
-        return value
-    host = _fitted(path, cast_host(np.asarray(value), arg.dtype, path), arg)
-    check_width(path, host.dtype)
-    if not isinstance(sharding, jax.sharding.Sharding):
-        sharding = batch.resolver.resolve(sharding, host.shape)
-    return _put(path, host, sharding)
-
-
-def _placed_keys(path: KeyPath, keys: jax.Array, arg: RestoreArgs) -> jax.Array:
-    sharding = requested_sharding(arg, path) if isinstance(arg, ArrayRestoreArgs) else None
-    if not isinstance(sharding, jax.sharding.Sharding) or sharding == keys.sharding:
-        return keys
-    return _put(path, keys, sharding)
-
-
-def _put(path: KeyPath, value: HostArray | jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    try:
-        check_divides(sharding, value.shape, value.ndim)
-    except ValueError as error:
-        raise ValueError(f"{format_path(path)}: {error}") from error
-    return jax.device_put(value, sharding)  # pyright: ignore[reportUnknownMemberType] - partly untyped
-
-
-def _fitted(path: KeyPath, host: HostArray, arg: ArrayRestoreArgs) -> HostArray:
-    """Return an array of the requested shape, padded with zeros or cut if allowed."""
-    shape = host.shape if arg.global_shape is None else tuple(arg.global_shape)
-    if shape == host.shape:
-        return host
-    if arg.strict or len(shape) != host.ndim:
-        raise _other_shape(path, shape, host.shape)
-    result = np.zeros(shape, host.dtype)
-    common = tuple(slice(min(pair)) for pair in zip(shape, host.shape, strict=True))
-    result[common] = host[common]
-    return result
-
-
-def _other_shape(path: KeyPath, wanted: Shape, found: Shape) -> TreeMismatchError:
-    label = format_path(path)
-    return TreeMismatchError(
-        f"{label}: shape {wanted} is asked for, the value has shape {found}. Give a target of "
-        "that shape, or strict=False to pad or cut JAX arrays of as many dimensions.",
-        paths=[label],
-    )
-
-
-def _is_as_wanted(
-    value: jax.Array,
-    arg: ArrayRestoreArgs,
-    sharding: jax.sharding.Sharding | ShardingMetadata | None,
-) -> bool:
-    return (
-        (arg.dtype is None or value.dtype == as_dtype(arg.dtype))
-        and (sharding is None or sharding == value.sharding)
-        and (arg.global_shape is None or tuple(arg.global_shape) == value.shape)
-    )

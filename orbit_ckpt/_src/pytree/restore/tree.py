@@ -25,11 +25,10 @@ from orbit_ckpt._src.pytree.restore.align import (
     made_of,
     mismatch,
 )
+from orbit_ckpt._src.pytree.restore.convert import as_array_args, convert_value
 from orbit_ckpt._src.pytree.restore.leaves import (
     AS_SAVED,
     StoredLeaves,
-    as_array_args,
-    convert_value,
     lazy_leaves,
     read_leaves,
 )
@@ -158,6 +157,8 @@ async def _with_patterns(resolved: ResolvedRestore) -> ResolvedRestore:
     found: dict[NamePath, object] = {}
     if is_checked or options.cast_rules:
         records = [record for record in resolved.records if record.name not in inline]
+        if not options.cast_rules and not transformed.casts:
+            records = resolved.stored.unlike(records, alignment.wanted or {})
         found = await resolved.stored.described(records)
     casts: Mapping[NamePath, object] = {}
     if options.cast_rules:
