@@ -131,8 +131,12 @@ class SmallReader:
         for (i, data), elements in zip(stored, memory, strict=True):
             layout, value, nbytes = reads[i].layout, values[i], forms[i].nbytes
             expected = value.checksum if type(value) is Extent else None
-            if expected is None and layout.checksum and crc32c(data) == OWN_CHECKSUM:
-                elements[:] = data[:nbytes]  # true of nearly all
+            if (  # true of nearly all
+                layout.checksum
+                and crc32c(data) == OWN_CHECKSUM
+                and (expected is None or expected == int.from_bytes(data[nbytes:], "little"))
+            ):
+                elements[:] = data[:nbytes]
             else:
                 problem = decode_chunk(layout, data, elements, expected)
                 if problem is not None:
