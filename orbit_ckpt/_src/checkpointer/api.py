@@ -76,6 +76,7 @@ def save(
     custom_metadata: Mapping[str, object] | None = None,
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
+    base: PathLike | None = None,
 ) -> None:
     """Save a pytree; it is durable when this returns.
 
@@ -92,6 +93,8 @@ def save(
             of the same kind of number are cast as they are written.
         transforms: Functions that change the tree before it is saved, as in T5X: each receives the
             tree as nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
+        base: An earlier checkpoint: chunks of arrays that it holds are not written again. Both are
+            complete checkpoints by themselves, and can be deleted in any order.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -106,7 +109,7 @@ def save(
         >>> orbit_ckpt.load("run/step_1")["step"]
         1
     """
-    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms)
+    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms, base)
     save_now(request, SessionOptions())
 
 
@@ -119,6 +122,7 @@ def save_async(
     custom_metadata: Mapping[str, object] | None = None,
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
+    base: PathLike | None = None,
 ) -> SaveHandle:
     """Save a pytree in the background; its leaves may be changed, deleted or donated at once.
 
@@ -132,6 +136,7 @@ def save_async(
         custom_metadata: As for `save`.
         cast: As for `save`.
         transforms: As for `save`.
+        base: As for `save`.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -143,7 +148,7 @@ def save_async(
         >>> handle = orbit_ckpt.save_async("run/step_2", {"w": np.ones((2, 3)), "step": 2})
         >>> handle.result()
     """
-    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms)
+    request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms, base)
     return begin_save(request, SessionOptions())
 
 
@@ -154,6 +159,7 @@ def _save_request(
     custom_metadata: Mapping[str, object] | None,
     cast: PatternMap[object] | DTypeLike | None,
     transforms: Sequence[StateFunction],
+    base: PathLike | None,
 ) -> SaveRequest:
     place = resolve_path(path)
     try:
@@ -167,6 +173,8 @@ def _save_request(
         _TREES.item(tree, save_args, custom_metadata),
         overwrite=as_flag("overwrite", overwrite),
         custom_metadata=custom_metadata,
+        is_incremental=base is not None,
+        base=None if base is None else resolve_path(base),
     )
 
 

@@ -32,6 +32,7 @@ from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
 from orbit_ckpt._src.runtime.process import reset_in_child
 from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
+from orbit_ckpt._src.storage.incremental import Base, saving_from
 from orbit_ckpt._src.storage.path import storage_errors
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
@@ -194,6 +195,9 @@ class SaveRequest(Struct, frozen=True):
         details: Further facts to record about a step.
         when_done: Called once the checkpoint is durable; its exceptions are only logged.
         is_item: Whether the path is an item to add to the checkpoint that it is in.
+        is_incremental: Whether chunks that `base` holds are not written again.
+        base: An earlier checkpoint; None without one.
+        full_every: See `Base`.
     """
 
     path: Path
@@ -204,6 +208,13 @@ class SaveRequest(Struct, frozen=True):
     details: StepDetails | None = None
     when_done: Callable[[], object] | None = None
     is_item: bool = False
+    is_incremental: bool = False
+    base: Path | None = None
+    full_every: int | None = None
+
+    def from_base(self, root: Path) -> Base | None:
+        """Return what the save refers to, given the directory that it writes to."""
+        return Base(self.base, root, self.full_every) if self.is_incremental else None
 
     def open(self, options: SessionOptions) -> SaveSession:
         """Return a session that writes the checkpoint.
@@ -233,7 +244,8 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
 
     async def both_phases() -> Commit:
         session.set_phase("staging")
-        commit = await request.item.stage(session.directory, False)
+        with saving_from(request.from_base(session.directory)):
+            commit = await request.item.stage(session.directory, False)
         await session.write(commit)
         return commit
 
@@ -269,7 +281,7 @@ def begin_save(
         with storage_errors(path, "saving", _ADVICE), session.called():
             stack.enter_context(session)
             session.set_phase("staging")
-            with snapshots.taking():
+            with snapshots.taking(), saving_from(request.from_base(session.directory)):
                 commit = run_sync(request.item.stage(session.directory, True))
         opened = stack.pop_all()
 

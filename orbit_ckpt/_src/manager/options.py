@@ -103,6 +103,10 @@ class CheckpointManagerOptions:
             manager opens; by default the next step replaces them.
         clock: Returns the time, for policies and for the times that are recorded with steps; a time
             without a zone is local. None for the system's clock.
+        incremental: Whether chunks of arrays that the newest step holds are not written again; see
+            the `base` of `orbit_ckpt.save`.
+        full_every: Of so many incremental saves in a row one is written in full, so that damage of
+            a file that steps share has an end; None for none.
         template: A tree of arrays or `jax.ShapeDtypeStruct` like every tree to save, or an
             `args.Composite` of such trees by item; `save` refuses trees with other leaves, shapes
             or dtypes.
@@ -154,6 +158,8 @@ class CheckpointManagerOptions:
     keep_old_temporary_steps: bool = False
     clock: Callable[[], datetime] | None = None
     template: object = None
+    incremental: bool = False
+    full_every: int | None = 50
 
     def __post_init__(self) -> None:
         if self.best_mode not in ("min", "max"):
@@ -225,7 +231,12 @@ class CheckpointManagerOptions:
 
     def _check_numbers(self) -> None:
         check_int("save_interval_steps", self.save_interval_steps, least=1)
-        counts = {"max_to_keep": 0, "keep_period": 1, "step_format_fixed_length": 0}
+        counts = {
+            "max_to_keep": 0,
+            "keep_period": 1,
+            "step_format_fixed_length": 0,
+            "full_every": 1,
+        }
         for name, least in counts.items():
             check_int(name, getattr(self, name), least=least, optional=True)
         if self.keep_time_interval is not None:
@@ -332,6 +343,7 @@ _FLAGS = (
     "lightweight_initialize",
     "keep_latest",
     "keep_old_temporary_steps",
+    "incremental",
 )
 
 

@@ -387,12 +387,21 @@ class StepWriter:
             custom_metadata=request.custom_metadata,
             step=step,
             details=StepDetails(temporary=True) if request.decision.temporary else None,
+            is_incremental=self._options.incremental,
+            base=self._newest(besides=path) if self._options.incremental else None,
+            full_every=self._options.full_every,
             when_done=lambda: self._committed(step, path, metrics),
         )
         if self.saves_at_once(request.decision) and request.decision.seconds is None:
             save_now(save, self._session)
             return None
         return begin_save(save, self._session, self._snapshots)
+
+    def _newest(self, besides: Path) -> Path | None:
+        """Return the newest durable step that is not the one to save."""
+        own = self._store.own
+        paths = [own.path(info.step) for info in own.infos()]
+        return next((path for path in reversed(paths) if path != besides), None)
 
     def _committed(self, step: int, path: Path, metrics: Mapping[str, object] | None) -> None:
         if self._coordinator.is_primary:

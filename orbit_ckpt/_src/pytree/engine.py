@@ -31,6 +31,7 @@ from orbit_ckpt._src.pytree.save.stage import StagingOptions, TreeSaveOptions, s
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
+from orbit_ckpt._src.storage.incremental import current_base
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ class TreeIO:
         """
         if isinstance(tree, TreeMetadata):
             raise ValueError("Cannot save TreeMetadata.")
+        base = current_base()
         options = TreeSaveOptions(
             use_ocdbt=self.use_ocdbt,
             use_zarr3=self.use_zarr3,
@@ -213,6 +215,7 @@ class TreeIO:
             custom_metadata=custom_metadata,
             process=self.process or this_process(),
             staging=self.staging,
+            base=None if base is None else base.below(directory),
         )
         plan = (self.kept or KeptPlan()).plan(
             tree,

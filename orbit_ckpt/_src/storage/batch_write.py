@@ -33,6 +33,7 @@ from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
 from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
+from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
@@ -82,6 +83,7 @@ class WriteOptions(Struct, frozen=True):
         max_bytes: Maximum bytes held in memory for writing at once, None for the default.
         max_transfer_bytes: Maximum bytes being copied from devices at once, None for no limit.
         chunks_have_checksums: Whether stored chunks end in their own checksum, as in zarr3.
+        base: What an incremental save refers to; None for a save that is not incremental.
     """
 
     directory: Path
@@ -90,6 +92,7 @@ class WriteOptions(Struct, frozen=True):
     max_bytes: int | None = None
     max_transfer_bytes: int | None = None
     chunks_have_checksums: bool = True
+    base: Base | None = None
 
 
 class BatchWriter:
@@ -98,11 +101,13 @@ class BatchWriter:
     Attributes:
         progress: Progress of the writing.
         record: The manifest's record of the database, after `commit`; None without a database.
+        reused: How much of an incremental save the base step holds, after `commit`.
     """
 
     def __init__(self, options: WriteOptions) -> None:
         self.progress = ProgressCounter()
         self.record: Manifest | None = None
+        self.reused = ReusedBytes()
         self._options = options
         self._writes: list[ArrayWrite] = []
         self._small: list[WholeArrays] = []
@@ -162,8 +167,12 @@ class BatchWriter:
             here += sum(len(arrays.names) for arrays in small)
             nbytes = sum(map(_nbytes, writes)) + sum(arrays.nbytes for arrays in small)
             self.progress.plan(here, nbytes)
-            await _write(writes, small, writer, options, self.progress)
+            incremental = None
+            if options.base is not None and isinstance(writer, DatabaseWriter):
+                incremental = await asyncio.to_thread(IncrementalWrite, options.base, writer)
+            await _write(writes, small, writer, options, self.progress, incremental)
             self.record = writer.record if isinstance(writer, DatabaseWriter) else None
+            self.reused = incremental.reused if incremental is not None else ReusedBytes()
         except (ValueError, OSError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -221,6 +230,7 @@ async def _write(
     writer: ValueWriter,
     options: WriteOptions,
     progress: ProgressCounter,
+    incremental: IncrementalWrite | None,
 ) -> None:
     limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
     transfers = ByteLimiter(options.max_transfer_bytes)
@@ -234,7 +244,9 @@ async def _write(
         remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))
         async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
             try:
-                await loop.run_in_executor(pool, _write_parts, parts, writer, task_bytes, stopped)
+                await loop.run_in_executor(
+                    pool, _write_parts, parts, writer, task_bytes, stopped, incremental
+                )
             except BaseException:  # re-raised; the others have to stop
                 stopped.set()
                 raise
@@ -243,23 +255,30 @@ async def _write(
     async def run_small(batch: Sequence[SmallArray], nbytes: int) -> None:
         async with limiter.reserve(nbytes):
             if not stopped.is_set():
-                await loop.run_in_executor(pool, write_batch, batch, writer)
+                await loop.run_in_executor(pool, write_batch, batch, writer, incremental)
             progress.add(len(batch), nbytes)
 
     def give_up() -> None:
         pool.shutdown(cancel_futures=True)  # nothing may be written once this has returned
         writer.abort()
 
-    try:
+    async def write_all() -> None:
         await run_all(
             chain(
                 (run(*task) for task in _tasks(writes, task_bytes)),
                 (run_small(*batch) for batch in small_batches(small, task_bytes)),
             )
         )
+
+    try:
+        await write_all()
+        if incremental is not None and not await loop.run_in_executor(pool, incremental.refer):
+            await write_all()  # the base step is damaged
         await loop.run_in_executor(pool, _check_unchanged, writes)
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
+        if incremental is not None:
+            await loop.run_in_executor(pool, incremental.write_digests)
     except GeneratorExit:  # the loop is gone
         stopped.set()
         give_up()
@@ -294,7 +313,11 @@ def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
 
 
 def _write_parts(
-    parts: Sequence[_Part], writer: ValueWriter, max_bytes: int, stopped: threading.Event
+    parts: Sequence[_Part],
+    writer: ValueWriter,
+    max_bytes: int,
+    stopped: threading.Event,
+    incremental: IncrementalWrite | None,
 ) -> None:
     if stopped.is_set():
         return
@@ -309,10 +332,15 @@ def _write_parts(
             writer.put(join_key(write.name, layout.document_name), write.document)
         for index in chunk_indices(part.region, layout.chunk_shape):
             chunk = chunk_region(index, layout.chunk_shape)
+            key = layout.chunk_key(write.name, index)
+            is_inline = layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES
+            if incremental is not None and not is_inline:
+                pieces = _pieces(source, chunk, write, max_bytes)
+                if incremental.is_stored(write.name, layout, write.document, key, pieces):
+                    continue
             pieces = _pieces(source, chunk, write, max_bytes)
             encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
-            key = layout.chunk_key(write.name, index)
-            if layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES:
+            if is_inline:
                 writer.put(key, b"".join(encoded))
             else:
                 nbytes = layout.chunk_nbytes

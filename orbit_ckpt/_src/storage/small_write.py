@@ -20,6 +20,7 @@ from orbit_ckpt._src.arrays.dtypes import DType
 from orbit_ckpt._src.arrays.memory import byte_view
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES
+from orbit_ckpt._src.storage.incremental import IncrementalWrite, SmallChunk
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
 from orbit_ckpt._src.storage.value_write import ValueWriter
@@ -81,6 +82,7 @@ class _Form(Struct, frozen=True, gc=False):
         has_checksum: Whether the chunk ends in its checksum.
         is_inline: Whether it is small enough for the index.
         is_buffer: Whether numpy arrays of the dtype are buffers.
+        layout: The arrays' layout.
     """
 
     nbytes: int
@@ -90,6 +92,7 @@ class _Form(Struct, frozen=True, gc=False):
     has_checksum: bool
     is_inline: bool
     is_buffer: bool
+    layout: ZarrArray
 
     @classmethod
     def of(cls, arrays: WholeArrays) -> _Form:
@@ -102,6 +105,7 @@ class _Form(Struct, frozen=True, gc=False):
             layout.checksum,
             layout.chunk_nbytes <= MAX_INLINE_BYTES,
             dtype.kind in _BUFFER_KINDS and dtype.type.__module__ == "numpy",
+            layout,
         )
 
 
@@ -125,12 +129,21 @@ def _nbytes_of(array: SmallArray) -> int:
     return array[3].nbytes
 
 
-def write_batch(batch: Sequence[SmallArray], writer: ValueWriter) -> None:
-    """Write arrays of one save with their metadata documents."""
+def write_batch(
+    batch: Sequence[SmallArray], writer: ValueWriter, incremental: IncrementalWrite | None = None
+) -> None:
+    """Write arrays of one save with their metadata documents.
+
+    Args:
+        batch: The arrays.
+        writer: Where to write them.
+        incremental: Tells which need not be written, in an incremental save.
+    """
     chunks = [_chunk(np.asarray(value), form) for _, _, value, form in batch]
     checksums = _checksums(chunks) if batch[0][3].has_checksum else ()
     inline: list[tuple[str, bytes]] = []
     others: list[tuple[str, Buffer, bytes]] = []
+    small: list[SmallChunk] = []
     for (_, name, _, form), chunk, checksum in zip(
         batch, chunks, checksums or repeat(b""), strict=False
     ):
@@ -141,7 +154,13 @@ def write_batch(batch: Sequence[SmallArray], writer: ValueWriter) -> None:
             inline.append((key, b"".join((chunk, checksum))))
         else:
             others.append((key, chunk, checksum))
+            if incremental is not None:
+                document_key = join_key(name, form.document_key)
+                small.append(SmallChunk(key, form.layout, document_key, form.document, chunk))
     writer.put_all(inline)
+    if incremental is not None:
+        are_stored = incremental.are_stored(small)
+        others = [other for other, is_kept in zip(others, are_stored, strict=True) if not is_kept]
     if others:
         keys, values, tails = zip(*others, strict=True)
         writer.append_all(keys, values, tails if checksums else ())

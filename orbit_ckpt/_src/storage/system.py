@@ -29,6 +29,7 @@ NO_DESCRIPTOR = -2
 
 _AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
 _SYNC_FILE_RANGE_WRITE = 2
+_FICLONE = 0x40049409
 
 
 def open_to_read(path: str | os.PathLike[str]) -> int:
@@ -214,3 +215,25 @@ def _libc_function(name: str) -> Callable[..., int] | None:
     except (OSError, TypeError):  # Windows has no such library
         return None
     return getattr(library, name, None)
+
+
+def clone_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Create a file that shares the blocks of another one until either is written to.
+
+    Raises:
+        OSError: The file system has no such copies.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "the system cannot clone files", os.fspath(path))
+    original = open_to_read(source)
+    try:
+        copy = create_to_write(path)
+        try:
+            fcntl.ioctl(copy, _FICLONE, original)
+        except BaseException:  # re-raised
+            os.unlink(path)
+            raise
+        finally:
+            os.close(copy)
+    finally:
+        os.close(original)

@@ -25,6 +25,7 @@ from orbit_ckpt._src.runtime.loop import run_all
 from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.buckets import get_ts_context
+from orbit_ckpt._src.storage.incremental import Base
 from orbit_ckpt._src.storage.integrity import write_manifest
 from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
@@ -85,6 +86,7 @@ class TreeSaveOptions(Struct, frozen=True):
             These are merged too.
         has_own_databases: Whether some type handlers have databases besides those of processes.
         staging: How leaves are copied, and what checks their records.
+        base: The tree of an earlier step that an incremental save refers to; None for others.
     """
 
     use_ocdbt: bool = True
@@ -98,6 +100,7 @@ class TreeSaveOptions(Struct, frozen=True):
     has_other_writers: bool = False
     has_own_databases: bool = False
     staging: StagingOptions = StagingOptions()
+    base: Base | None = None
 
     @property
     def has_parts(self) -> bool:
@@ -233,6 +236,7 @@ class _TreeSave:
                 max_transfer_bytes=options.max_transfer_bytes,
                 # nothing is known of the values in databases of other writers
                 chunks_have_checksums=options.use_zarr3 and not options.has_other_writers,
+                base=None if options.has_parts or not options.use_zarr3 else options.base,
             )
         )
         return writer

@@ -1,0 +1,202 @@
+"""Decide which chunks of a save the base step holds already."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Generator, Iterable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+
+from msgspec import Struct
+from typing_extensions import Buffer
+
+from orbit_ckpt._src.errors import CorruptionError
+from orbit_ckpt._src.storage.base_database import BaseDatabase, BaseError
+from orbit_ckpt._src.storage.digests import Digests, digest_of, digests_of
+from orbit_ckpt._src.storage.durable import write_file
+from orbit_ckpt._src.storage.layout import DIGESTS, join_key
+from orbit_ckpt._src.storage.value_write import DatabaseWriter
+from orbit_ckpt._src.storage.zarr import ZarrArray
+
+_logger = logging.getLogger(__name__)
+
+
+class Base(Struct, frozen=True):
+    """The step whose unchanged chunks a save refers to.
+
+    Attributes:
+        path: Its directory; None if there is none yet, so that only digests are recorded.
+        root: The directory that the save writes to.
+        full_every: Of so many saves in a row one is written in full; None for none.
+    """
+
+    path: Path | None
+    root: Path
+    full_every: int | None = None
+
+    def below(self, directory: Path) -> Base:
+        """Return the base of an item of the save, given the item's directory."""
+        if self.path is None:
+            return self
+        path = self.path / directory.relative_to(self.root)
+        return Base(path, directory, self.full_every)
+
+
+_current: ContextVar[Base | None] = ContextVar("orbit_ckpt_base", default=None)
+
+
+def current_base() -> Base | None:
+    """Return the base of the save that is being staged; None for one that is not incremental."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def saving_from(base: Base | None) -> Generator[None]:
+    """Set the base of the save that is staged in the block."""
+    token = _current.set(base)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class ReusedBytes(Struct, frozen=True):
+    """How much of a save is what the base step holds.
+
+    Attributes:
+        referred: Bytes in files that both steps share.
+        copied: Bytes copied from files of the base step of which little is live.
+        why_not: Why the base step could not be used; None if it was, or if there was none.
+    """
+
+    referred: int = 0
+    copied: int = 0
+    why_not: str | None = None
+
+
+class SmallChunk(Struct, frozen=True, gc=False):
+    """A chunk that is a whole array.
+
+    Attributes:
+        key: Its key.
+        layout: How the array is stored.
+        document_key: Key of the metadata document of the array.
+        document: The document.
+        elements: The elements in C order.
+    """
+
+    key: str
+    layout: ZarrArray
+    document_key: str
+    document: bytes | None
+    elements: Buffer
+
+
+class IncrementalWrite:
+    """Receives the chunks of one save of one database.
+
+    Attributes:
+        reused: How much of the save the base step holds, after `finish`.
+    """
+
+    def __init__(self, base: Base, writer: DatabaseWriter) -> None:
+        """Open the base step; log why it cannot be used.
+
+        Args:
+            base: The base step, and the root of the new database.
+            writer: Writes the new database.
+        """
+        self.reused = ReusedBytes()
+        self._writer = writer
+        self._root = base.root
+        self._base: BaseDatabase | None = None
+        self._digests: dict[bytes, bytes] = {}
+        if base.path is None:
+            return
+        try:
+            self._base = _linked(base.path, base)
+        except BaseError as error:
+            self.reused = ReusedBytes(why_not=f"{base.path}: {error}")
+            _logger.debug("%s is written in full. %s: %s", base.root, base.path, error)
+
+    def is_stored(
+        self,
+        name: str,
+        layout: ZarrArray,
+        document: bytes | None,
+        key: str,
+        pieces: Iterable[Buffer],
+    ) -> bool:
+        """Return whether the base step holds a chunk, which then need not be written.
+
+        Args:
+            name: Storage name of its array.
+            layout: How that is stored.
+            document: The metadata document of that.
+            key: Key of the chunk.
+            pieces: Its elements in C order.
+        """
+        digest = self._digests[key.encode()] = digest_of(pieces)
+        base = self._base
+        if base is None or not base.has_document(join_key(name, layout.document_name), document):
+            return False
+        return base.keep(key, layout, digest)
+
+    def are_stored(self, small: Sequence[SmallChunk]) -> list[bool]:
+        """Return for small chunks whether the base step holds each."""
+        digests = digests_of([chunk.elements for chunk in small])
+        self._digests.update(zip([chunk.key.encode() for chunk in small], digests, strict=True))
+        base = self._base
+        if base is None:
+            return [False] * len(small)
+        return [
+            base.has_document(chunk.document_key, chunk.document)
+            and base.keep(chunk.key, chunk.layout, digest)
+            for chunk, digest in zip(small, digests, strict=True)
+        ]
+
+    def refer(self) -> bool:
+        """Add the chunks that the base step holds to the new database.
+
+        Returns:
+            Whether that succeeded. If not, it is damaged: write all chunks, which this then does
+            not call stored.
+        """
+        if self._base is None:
+            return True
+        try:
+            self.reused = ReusedBytes(*self._base.refer_from(self._writer, self._root))
+        except CorruptionError as error:
+            _logger.warning("%s is written in full: its base is damaged. %s", self._root, error)
+            self.reused = ReusedBytes(why_not=str(error))
+            self._base.unlink(self._root)
+            self._base = None
+            return False
+        return True
+
+    def write_digests(self) -> None:
+        """Write the digests beside the database, which is complete."""
+        record = self._writer.record.database
+        if record is not None:
+            generation = 0 if self._base is None else self._base.generation + 1
+            keys = self._writer.keys_in_files()
+            data = Digests(self._digests, generation).encode(record.index, keys)
+            write_file(self._root / DIGESTS, data)
+
+
+def _linked(path: Path, how: Base) -> BaseDatabase:
+    """Return the database of the base step, with its files linked into the new one.
+
+    Raises:
+        BaseError: It cannot be used.
+    """
+    base = BaseDatabase(path)
+    if how.full_every is not None and base.generation + 1 >= how.full_every:
+        raise BaseError(f"one of {how.full_every} saves is written in full")
+    try:
+        base.link_into(how.root)
+    except BaseError:
+        base.unlink(how.root)
+        raise
+    return base
