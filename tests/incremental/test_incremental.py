@@ -173,7 +173,8 @@ def test_a_base_in_another_layout_is_not_used(layout: dict[str, bool], tmp_path:
 def test_damage_of_a_shared_file_is_found_in_every_step(run: list[tuple[Path, Any]]) -> None:
     found = [{file.name for file in (path / "d").iterdir()} for path, _ in run]
     shared = max(set.intersection(*found), key=lambda name: (run[0][0] / "d" / name).stat().st_size)
-    BitFlip(f"d/{shared}", 1000, 3).apply(run[2][0])
+    for offset in range(0, (run[2][0] / "d" / shared).stat().st_size, 1 << 15):
+        BitFlip(f"d/{shared}", offset, 3).apply(run[2][0])
     for path, _ in run:
         assert not ocp.verify(path).is_intact
         with pytest.raises(ocp.errors.CorruptionError):
