@@ -21,7 +21,7 @@ import tensorstore as ts
 import zstandard
 from crc32c import crc32c
 
-from orbit_ckpt._src.storage.codec import decode_chunk, encode_chunk, split
+from orbit_ckpt._src.storage.codec import PIECE_BYTES, decode_chunk, encode_chunk
 from orbit_ckpt._src.storage.zarr import describe_array
 
 Codec = tuple[Callable[[np.ndarray], bytes], Callable[[bytes, np.ndarray], object]]
@@ -72,7 +72,7 @@ def ours(*, compress: bool) -> Codec:
         )[0]
 
     def encode(array: np.ndarray) -> bytes:
-        parts = list(encode_chunk(layout(array), split(_bytes_of(array)), array.nbytes))
+        parts = list(encode_chunk(layout(array), [_bytes_of(array)], array.nbytes))
         return b"".join(parts)
 
     def decode(encoded: bytes, into: np.ndarray) -> None:
@@ -86,7 +86,9 @@ def zstd(level: int) -> Codec:
 
     def encode(array: np.ndarray) -> bytes:
         compressor = zstandard.ZstdCompressor(level=level).compressobj(size=array.nbytes)
-        parts = [compressor.compress(piece) for piece in split(_bytes_of(array))]
+        data = _bytes_of(array)
+        starts = range(0, data.nbytes, PIECE_BYTES)
+        parts = [compressor.compress(data[i : i + PIECE_BYTES]) for i in starts]
         encoded = b"".join([*parts, compressor.flush()])
         return encoded + crc32c(encoded).to_bytes(4, "little")
 

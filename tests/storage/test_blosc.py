@@ -24,7 +24,7 @@ from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.blosc import FrameError, FrameReader, FrameWriter
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
-from orbit_ckpt._src.storage.codec import encode_chunk, split
+from orbit_ckpt._src.storage.codec import encode_chunk
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import open_store
 from orbit_ckpt._src.storage.zarr import describe_array
@@ -114,7 +114,7 @@ def test_elements_come_back_from_a_frame(
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8, 16])
-@pytest.mark.parametrize("count", [128, 1001, 65_536, 70_001, 200_003])
+@pytest.mark.parametrize("count", [128, 1001, 65_536, 70_001, 700_003])
 def test_tensorstore_decodes_our_frames(count: int, itemsize: int) -> None:
     data = RNG.standard_normal(count * itemsize // 2).astype(np.float16).tobytes()
     assert decode_with_tensorstore(encode(data, itemsize), len(data), itemsize) == data
@@ -138,7 +138,7 @@ def test_a_large_chunk_is_encoded_in_little_memory() -> None:
     )
     tracemalloc.start()
     try:
-        pieces = split(memoryview(values).cast("B"))
+        pieces = [memoryview(values).cast("B")]
         nbytes = sum(memoryview(p).nbytes for p in encode_chunk(layout, pieces, values.nbytes))
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -169,7 +169,7 @@ def test_blocks_may_be_in_any_order() -> None:
 
 @given(st.data())
 def test_a_changed_frame_is_refused_or_has_the_size_of_its_elements(drawn: st.DataObject) -> None:
-    data = WEIGHTS[: drawn.draw(st.sampled_from([200, 3000, 40_000]))].tobytes() * 3
+    data = WEIGHTS[: drawn.draw(st.sampled_from([200, 3000, 40_000]))].tobytes() * 8
     frame = bytearray(encode(data, 4))
     for _ in range(drawn.draw(st.integers(1, 3))):
         last = drawn.draw(st.sampled_from([4, 16, 40, len(frame) - 1]))
@@ -203,7 +203,7 @@ def test_a_changed_frame_is_refused_or_has_the_size_of_its_elements(drawn: st.Da
 def test_absurd_numbers_are_refused_before_memory_is_taken(
     field: int, value: int, expected: str
 ) -> None:
-    data = np.tile(WEIGHTS, 3).tobytes()
+    data = np.tile(WEIGHTS, 8).tobytes()  # of two blocks
     frame = bytearray(encode(data, 4))
     struct.pack_into("<i", frame, field, value)
     tracemalloc.start()

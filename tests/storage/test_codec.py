@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbit_ckpt._src.storage.checksums import join_checksums
-from orbit_ckpt._src.storage.codec import decode_chunk, decode_stream, encode_chunk, split
+from orbit_ckpt._src.storage.codec import decode_chunk, decode_stream, encode_chunk
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 
 NOISE = np.random.default_rng(0).bytes(3_000_000)
@@ -27,7 +27,7 @@ def layout_of(data: bytes, *, compress: bool, zarr_format: int = 3) -> ZarrArray
 
 
 def encode(layout: ZarrArray, data: bytes) -> bytes:
-    pieces = split(memoryview(data))
+    pieces = [memoryview(data)]
     return b"".join(map(bytes, encode_chunk(layout, pieces, len(data))))
 
 

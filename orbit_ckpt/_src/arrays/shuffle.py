@@ -13,10 +13,6 @@ from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 
-_PART = 1 << 16
-"""Elements of four bytes that are put together at once, for which memory is needed."""
-
-
 def shuffle(data: memoryview, planes: HostArray) -> None:
     """Shuffle the bytes of elements.
 
@@ -31,7 +27,7 @@ def shuffle(data: memoryview, planes: HostArray) -> None:
         values = np.frombuffer(data, "<u4")
         halves = values.astype("<u2")
         _split(halves, planes[:2])
-        halves[...] = np.right_shift(values, 16)
+        np.right_shift(values, 16, out=halves, dtype="<u4", casting="unsafe")
         _split(halves, planes[2:])
     else:
         planes[...] = np.frombuffer(data, np.uint8).reshape(-1, itemsize).T
@@ -49,26 +45,25 @@ def unshuffle(planes: Sequence[Buffer], data: memoryview) -> None:
     if itemsize == 2:
         _join(rows[0], rows[1], np.frombuffer(data, "<u2"))
     elif itemsize == 4:
-        halves = np.frombuffer(data, "<u2")
-        for start in range(0, len(rows[0]), _PART):
-            first, second, third, fourth = (row[start : start + _PART] for row in rows)
-            even, odd = np.empty((2, len(first)), "<u2")
-            _join(first, third, even)
-            _join(second, fourth, odd)
-            into = halves[2 * start : 2 * (start + _PART)]
-            _join(even.view(np.uint8), odd.view(np.uint8), into)
+        even, odd = np.empty((2, len(rows[0])), "<u2")
+        _join(rows[0], rows[2], even)
+        _join(rows[1], rows[3], odd)
+        _join(even.view(np.uint8), odd.view(np.uint8), np.frombuffer(data, "<u2"))
     else:
         elements = np.frombuffer(data, np.uint8).reshape(-1, itemsize)
         for i, row in enumerate(rows):
             elements[:, i] = row
 
 
+# Few calls on much data: each lets go of the interpreter lock, and to get it back takes longer than
+# to cast 64 KiB if another thread has it. NumPy casts in parts that fit a processor's first cache.
+
+
 def _split(values: HostArray, planes: HostArray) -> None:
-    planes[0] = values
-    planes[1] = np.right_shift(values, 8)
+    np.copyto(planes[0], values, casting="unsafe")
+    np.right_shift(values, 8, out=planes[1], dtype="<u2", casting="unsafe")
 
 
 def _join(low: HostArray, high: HostArray, into: HostArray) -> None:
-    into[...] = high
-    np.multiply(into, 256, out=into)  # faster than a shift
-    np.bitwise_or(into, low, out=into)
+    np.multiply(high, 256, out=into, dtype="<u2")  # faster than a shift
+    np.bitwise_or(into, low, out=into, dtype="<u2")

@@ -32,7 +32,7 @@ from orbit_ckpt._src.errors import CheckpointError, StorageError, UnsupportedLea
 from orbit_ckpt._src.runtime.commit import ProgressCounter
 from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
 from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
-from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk, split
+from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
@@ -426,8 +426,7 @@ def _pieces(
 def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
     """Yield elements of the stored dtype as bytes, without a copy where possible."""
     if block.dtype == write.dtype and block.flags.c_contiguous:
-        data = byte_view(block)
-        yield from split(data) if data.nbytes > PIECE_BYTES else (data,)
+        yield byte_view(block)
         return
     for rows in split_by_rows(
         whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize

@@ -41,13 +41,14 @@ _SHUFFLED, _STORED, _BITSHUFFLED, _UNSPLIT = 1, 2, 4, 16
 _CODEC_SHIFT, _ZSTD = 5, 4
 _CODECS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
-_BLOCK_BYTES = 1 << 18
-"""Size of the blocks that we write; what is made of one fits into a processor's cache."""
+_BLOCK_BYTES = 1 << 20
+"""Size of the blocks that we write. What is made of one fits into a processor's cache, and the work
+on one takes long enough that threads seldom wait for the interpreter lock."""
 
 _LENGTH_BYTES = 4
 _SAMPLE_BYTES = 1 << 13
 _GLANCE_BYTES, _GLANCES = 256, 8
-_BLOCKS_PER_GLANCE = 4
+_BLOCKS_PER_GLANCE = 2
 """After how many blocks to look again at what is noise."""
 
 _UNKNOWN = -1
@@ -84,19 +85,20 @@ class FrameHeader(Struct, frozen=True):
     is_split: bool
 
 
-def parse_header(data: bytes) -> FrameHeader:
+def parse_header(data: Buffer) -> FrameHeader:
     """Parse the first `HEADER_BYTES` of a frame.
 
     Raises:
         FrameError: They are no header of a frame.
     """
-    if len(data) < HEADER_BYTES:
-        raise FrameError(f"its {len(data)} bytes are fewer than a Blosc frame has")
+    size = memoryview(data).nbytes
+    if size < HEADER_BYTES:
+        raise FrameError(f"its {size} bytes are fewer than a Blosc frame has")
     fields: tuple[int, ...] = _HEADER.unpack(data)
     version, _, flags, itemsize, elements_nbytes, block_bytes, nbytes = fields
     codec = flags >> _CODEC_SHIFT
     if version != _VERSION or codec >= len(_CODECS) or not itemsize:
-        raise FrameError(f"it does not begin like a Blosc frame: {data[:4].hex(' ')}")
+        raise FrameError(f"it does not begin like a Blosc frame: {bytes(data)[:4].hex(' ')}")
     return FrameHeader(
         elements_nbytes,
         block_bytes,
@@ -343,10 +345,10 @@ class FrameReader:
             raise FrameError("the positions of its blocks are not those of blocks")
         if ends[:-1] == list(starts):
             for start, end in pairwise(ends):
-                yield memoryview(self._exactly(end - start))
+                yield self._exactly(end - start)
             return
         end_of = dict(pairwise(ends))
-        rest = memoryview(self._exactly(header.nbytes - first))
+        rest = self._exactly(header.nbytes - first)
         for start in starts:
             yield rest[start - first : end_of[start] - first]
 
@@ -379,13 +381,13 @@ class FrameReader:
             raise FrameError(f"a stream of it does not decompress to {length} bytes")
         return data
 
-    def _exactly(self, nbytes: int) -> bytes:
-        data = bytes(self._source(nbytes))
-        while len(data) < nbytes:
-            more = bytes(self._source(nbytes - len(data)))
-            if not more:
-                raise FrameError(f"it ends after {len(data)} of {nbytes} bytes")
-            data += more
+    def _exactly(self, nbytes: int) -> memoryview:
+        data = memoryview(self._source(nbytes))
+        while data.nbytes < nbytes:
+            more = self._source(nbytes - data.nbytes)
+            if not memoryview(more).nbytes:
+                raise FrameError(f"it ends after {data.nbytes} of {nbytes} bytes")
+            data = memoryview(b"".join((data, more)))
         return data
 
 

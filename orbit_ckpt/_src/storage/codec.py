@@ -42,7 +42,7 @@ def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -
 
     Args:
         layout: How its array is stored.
-        pieces: Its elements in C order, as bytes.
+        pieces: Its elements in C order, as bytes, in pieces of any size.
         nbytes: Their total size.
     """
     if layout.compression == BLOSC and nbytes > _MAX_HELD_BYTES:
@@ -70,10 +70,11 @@ def _encode_frame(frame: FrameWriter, pieces: Iterable[memoryview]) -> Iterator[
     yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
-def split(data: memoryview) -> Iterator[memoryview]:
-    """Yield consecutive pieces of a buffer of bytes."""
-    for start in range(0, data.nbytes, PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
+def _split(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Yield buffers of bytes in consecutive pieces that fit a processor's cache."""
+    for data in pieces:
+        for start in range(0, data.nbytes, PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
 
 
 def decode_chunk(
@@ -267,12 +268,12 @@ def _wrong_size(layout: ZarrArray) -> str:
 
 def _compress(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterable[Buffer]:
     if layout.compression is None:
-        return pieces
+        return _split(pieces)
     if layout.compression == BLOSC:
         frame = FrameWriter(nbytes, layout.dtype.itemsize)
         parts = list(frame.encode(pieces))
         return [bytes(frame.head), *parts]
-    return _compress_zstd(pieces, nbytes, checksum=not layout.checksum)
+    return _compress_zstd(_split(pieces), nbytes, checksum=not layout.checksum)
 
 
 def _compress_zstd(pieces: Iterable[memoryview], nbytes: int, *, checksum: bool) -> Iterator[bytes]:
