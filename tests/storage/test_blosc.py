@@ -22,7 +22,8 @@ from orbit_ckpt._src.arrays.slices import Region, whole
 from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
-from orbit_ckpt._src.storage.blosc import FrameError, FrameReader, FrameWriter
+from orbit_ckpt._src.storage.blosc import FrameError, FrameReader
+from orbit_ckpt._src.storage.blosc_write import FrameWriter
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.codec import encode_chunk
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
@@ -43,12 +44,11 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def encode(data: bytes, itemsize: int, pieces: int = 1 << 20) -> bytes:
-    writer = FrameWriter(len(data), itemsize)
+def encode(data: bytes, itemsize: int, pieces: int = 1 << 20, *, min_saving: float = 0) -> bytes:
+    writer = FrameWriter(len(data), itemsize, min_saving=min_saving)
     view = memoryview(data)
     cut = [view[i : i + pieces] for i in range(0, len(data), pieces)]
-    body = [bytes(part) for part in writer.encode(cut)]
-    return bytes(writer.head) + b"".join(body)
+    return b"".join(list(writer.encode(cut)))
 
 
 def decode(frame: bytes, nbytes: int, *, size: int = 1 << 20) -> bytes:
@@ -124,6 +124,32 @@ def test_exponents_shrink_and_mantissas_do_not_grow() -> None:
     halves = (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16).tobytes()  # bfloat16
     assert len(encode(halves, 2)) < 0.70 * len(halves)
     assert len(encode(WEIGHTS.tobytes(), 4)) < 0.86 * WEIGHTS.nbytes
+
+
+@pytest.mark.parametrize("nbytes", [512, 300_000, 3_000_000])
+def test_what_saves_too_little_is_stored_as_it_is(nbytes: int) -> None:
+    data = RNG.bytes(nbytes)
+    frame = encode(data, 4, min_saving=0.1)
+    assert frame[16:] == data
+    assert decode(frame, nbytes, size=70_000) == data
+    assert decode_with_tensorstore(frame, nbytes, 4) == data
+
+
+@pytest.mark.parametrize("nbytes", [3_000_000, 1 << 26])
+def test_large_arrays_are_encoded_only_if_that_saves_much(nbytes: int) -> None:
+    chunk = RNG.standard_normal(400_000, np.float32)
+
+    def ratio(values: np.ndarray) -> float:
+        shape = (nbytes // values.itemsize,)
+        layout, _ = describe_array(shape, values.shape, values.dtype, zarr_format=3, compress=True)
+        parts = encode_chunk(layout, [memoryview(values.view(np.uint8))], values.nbytes)
+        return sum(memoryview(part).nbytes for part in parts) / values.nbytes
+
+    assert ratio(chunk) < 0.86 if nbytes < 1 << 26 else 1 < ratio(chunk) < 1.001
+    halves = chunk.astype(ml_dtypes.bfloat16)
+    assert ratio(halves) < 0.70
+    assert ratio(halves.astype(np.float32)) < 0.40
+    assert ratio(np.where(np.arange(chunk.size) // 4000 % 4, 0, chunk)) < 0.30
 
 
 def test_zeros_at_the_start_do_not_decide_about_the_rest() -> None:
@@ -327,13 +353,16 @@ def test_a_damaged_frame_of_zarr2_is_named_before_memory_is_taken(
             read(tmp_path, "w", 2)
 
 
+@pytest.mark.parametrize("kind", ["weights", "noise"])
 @pytest.mark.parametrize("nbytes", [100_000, 9_000_000])
-def test_every_damage_to_a_stored_chunk_is_named(nbytes: int, tmp_path: Path) -> None:
+def test_every_damage_to_a_stored_chunk_is_named(nbytes: int, kind: str, tmp_path: Path) -> None:
     value = RNG.standard_normal(nbytes // 4).astype(np.float32)
+    if kind == "noise":  # which is not encoded
+        value = np.frombuffer(RNG.bytes(nbytes), np.int32)
     write(tmp_path, "w", value, value.shape)
     file = tmp_path / "w/c/0"
     stored = file.read_bytes()
-    for position in np.linspace(0, len(stored) - 1, 12, dtype=int).tolist():
+    for position in [2, 5, 9, 13, *np.linspace(0, len(stored) - 1, 12, dtype=int).tolist()]:
         damaged = bytearray(stored)
         damaged[position] ^= 1 << position % 8
         file.write_bytes(damaged)

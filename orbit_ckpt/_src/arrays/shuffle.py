@@ -13,6 +13,7 @@ from typing_extensions import Buffer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 
+
 def shuffle(data: memoryview, planes: HostArray) -> None:
     """Shuffle the bytes of elements.
 

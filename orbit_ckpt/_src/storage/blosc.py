@@ -1,25 +1,22 @@
-"""Frames of Blosc 1, the form of a chunk that zarr's `blosc` codec decodes.
+"""Read frames of Blosc 1, the form of a chunk that zarr's `blosc` codec decodes.
 
 A frame is a header, the positions of its blocks, and the blocks. A block is the shuffled bytes of
 consecutive elements, as one stream per byte of an element; each is compressed by itself, or stored
-as it is if that would not save anything. We write and read frames whose streams are zstd's.
+as it is if that would not save anything. Here are read frames whose streams are zstd's.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-import numpy as np
 import zstandard
 from msgspec import Struct
 from typing_extensions import Buffer
-from zstandard import ZstdCompressor, ZstdDecompressor
+from zstandard import ZstdDecompressor
 
-from orbit_ckpt._src.arrays.dtypes import HostArray
-from orbit_ckpt._src.arrays.shuffle import shuffle, unshuffle
-from orbit_ckpt._src.storage.zstd import NumberCompressors
+from orbit_ckpt._src.arrays.shuffle import unshuffle
 
 _MAX_NBYTES = 2**31 - 2**24
 """Maximum bytes of elements in a frame, whose lengths are signed numbers of four bytes."""
@@ -41,15 +38,8 @@ _SHUFFLED, _STORED, _BITSHUFFLED, _UNSPLIT = 1, 2, 4, 16
 _CODEC_SHIFT, _ZSTD = 5, 4
 _CODECS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
-_BLOCK_BYTES = 1 << 20
-"""Size of the blocks that we write. What is made of one fits into a processor's cache, and the work
-on one takes long enough that threads seldom wait for the interpreter lock."""
-
-_LENGTH_BYTES = 4
-_SAMPLE_BYTES = 1 << 13
-_GLANCE_BYTES, _GLANCES = 256, 8
-_BLOCKS_PER_GLANCE = 2
-"""After how many blocks to look again at what is noise."""
+LENGTH_BYTES = 4
+"""Size of the position of a block, and of the length of a stream."""
 
 _UNKNOWN = -1
 """zstandard's size of contents that a stream does not say."""
@@ -112,6 +102,15 @@ def parse_header(data: Buffer) -> FrameHeader:
     )
 
 
+def pack_header(
+    nbytes: int, elements_nbytes: int, block_bytes: int, itemsize: int, *, is_stored: bool
+) -> bytes:
+    """Return the header of a frame that we write; see `FrameHeader`."""
+    flags = _ZSTD << _CODEC_SHIFT | (_STORED if is_stored else _SHUFFLED)
+    sizes = elements_nbytes, block_bytes, nbytes
+    return _HEADER.pack(_VERSION, _ZSTD_VERSION, flags, itemsize, *sizes)
+
+
 def check_header(header: FrameHeader, nbytes: int, elements_nbytes: int) -> None:
     """Check that a frame can have the sizes that it claims.
 
@@ -133,6 +132,21 @@ def check_header(header: FrameHeader, nbytes: int, elements_nbytes: int) -> None
         raise FrameError(f"it does not have {elements_nbytes} bytes")
 
 
+def is_stored(head: Buffer, elements_nbytes: int) -> bool:
+    """Return whether the first `HEADER_BYTES` of a frame say that its elements follow as they are.
+
+    Args:
+        head: The first bytes.
+        elements_nbytes: Size that the elements must have.
+    """
+    try:
+        header = parse_header(head)
+        check_header(header, HEADER_BYTES + elements_nbytes, elements_nbytes)
+    except FrameError:
+        return False
+    return header.is_stored
+
+
 def can_encode(nbytes: int, itemsize: int) -> bool:
     """Return whether elements can be encoded as a frame, and are worth it.
 
@@ -141,124 +155,6 @@ def can_encode(nbytes: int, itemsize: int) -> bool:
         itemsize: Size of one; single bytes have nothing to shuffle.
     """
     return 1 < itemsize <= _MAX_ITEMSIZE and _MIN_ELEMENTS * itemsize <= nbytes <= _MAX_NBYTES
-
-
-class FrameWriter:
-    """Encodes the elements of one chunk.
-
-    Attributes:
-        head: The frame's first part, complete only after all others have been made.
-    """
-
-    def __init__(self, nbytes: int, itemsize: int) -> None:
-        """Begin a frame.
-
-        Args:
-            nbytes: Size of the elements, for which `can_encode` holds.
-            itemsize: Size of one.
-        """
-        self._itemsize = itemsize
-        self._nbytes = nbytes
-        # what remains after equal blocks is not compressed; this way it is little
-        count = -(-nbytes // _BLOCK_BYTES)
-        self._block_bytes = nbytes // itemsize // count * itemsize
-        self._compressors: Sequence[ZstdCompressor] = ()
-        self._noise: Sequence[bool] = ()
-        self._until_glance = 0
-        blocks = -(-nbytes // self._block_bytes)
-        self.head = bytearray(HEADER_BYTES + _LENGTH_BYTES * blocks)
-
-    def encode(self, pieces: Iterable[memoryview]) -> Iterator[Buffer]:
-        """Yield the parts of the frame after its head.
-
-        Args:
-            pieces: The elements as bytes.
-        """
-        end = len(self.head)
-        starts: list[int] = []
-        for block in _regroup(pieces, self._block_bytes):
-            starts.append(end)
-            for part in self._encode_block(block):
-                end += memoryview(part).nbytes
-                yield part
-        flags = _ZSTD << _CODEC_SHIFT | _SHUFFLED
-        sizes = self._nbytes, self._block_bytes, end
-        _HEADER.pack_into(self.head, 0, _VERSION, _ZSTD_VERSION, flags, self._itemsize, *sizes)
-        struct.pack_into(f"<{len(starts)}i", self.head, HEADER_BYTES, *starts)
-
-    def _encode_block(self, block: memoryview) -> Iterator[Buffer]:
-        if block.nbytes == self._block_bytes:
-            return self._compress(block)
-        planes = np.empty((self._itemsize, block.nbytes // self._itemsize), np.uint8)
-        shuffle(block, planes)
-        return iter((_length(block.nbytes) + planes.tobytes(),))
-
-    def _compress(self, block: memoryview) -> Iterator[Buffer]:
-        """Yield the streams of a block, each after its length."""
-        length = block.nbytes // self._itemsize
-        streams = np.empty((self._itemsize, _LENGTH_BYTES + length), np.uint8)
-        streams[:, :_LENGTH_BYTES] = np.frombuffer(_length(length), np.uint8)
-        planes = streams[:, _LENGTH_BYTES:]
-        shuffle(block, planes)
-        if not self._compressors:
-            self._compressors = [_choose(plane) for plane in planes]
-        if not self._until_glance:
-            self._until_glance = _BLOCKS_PER_GLANCE
-            self._noise = [*map(_is_noise, planes, self._compressors)]
-        self._until_glance -= 1
-        unwritten = 0
-        for i, (plane, compressor) in enumerate(zip(planes, self._compressors, strict=True)):
-            if self._noise[i]:
-                continue
-            compressed = compressor.compress(plane)
-            if len(compressed) < length:
-                if unwritten < i:  # streams that are stored as they are follow one another
-                    yield streams[unwritten:i].reshape(-1).data
-                yield _length(len(compressed)) + compressed
-                unwritten = i + 1
-        if unwritten < self._itemsize:
-            yield streams[unwritten:].reshape(-1).data
-
-
-_compressors = NumberCompressors()
-
-
-def _choose(plane: HostArray) -> ZstdCompressor:
-    start = max(0, len(plane) - _SAMPLE_BYTES) // 2
-    return _compressors.choose(plane[start : start + _SAMPLE_BYTES].tobytes())
-
-
-def _is_noise(plane: HostArray, compressor: ZstdCompressor) -> bool:
-    """Return whether a compressor is of no use for a plane, from a sample."""
-    step = len(plane) // _GLANCES
-    if step <= 4 * _GLANCE_BYTES:
-        return False
-    sample = plane[: step * _GLANCES].reshape(_GLANCES, step)[:, :_GLANCE_BYTES].tobytes()
-    return len(compressor.compress(sample)) >= len(sample)
-
-
-def _regroup(pieces: Iterable[memoryview], nbytes: int) -> Iterator[memoryview]:
-    """Yield the bytes of pieces in blocks of a size, of which only the last may be smaller."""
-    gathered = bytearray()
-    for piece in pieces:
-        start = 0
-        if gathered:
-            start = min(nbytes - len(gathered), piece.nbytes)
-            gathered += piece[:start]
-            if len(gathered) < nbytes:
-                continue
-            yield memoryview(gathered)
-            gathered = bytearray()
-        while piece.nbytes - start >= nbytes:
-            yield piece[start : start + nbytes]
-            start += nbytes
-        gathered += piece[start:]
-    if gathered:
-        yield memoryview(gathered)
-
-
-def _length(nbytes: int) -> bytes:
-    return nbytes.to_bytes(_LENGTH_BYTES, "little")
 
 
 class FrameReader:
@@ -335,12 +231,12 @@ class FrameReader:
     def _read_blocks(self, header: FrameHeader) -> Iterator[memoryview]:
         """Yield the encoded blocks in the order of their elements."""
         count = -(-header.elements_nbytes // header.block_bytes)
-        first = HEADER_BYTES + _LENGTH_BYTES * count
+        first = HEADER_BYTES + LENGTH_BYTES * count
         if first > header.nbytes:
             raise FrameError(f"its {header.nbytes} bytes do not have the positions of its blocks")
-        starts = struct.unpack(f"<{count}i", self._exactly(_LENGTH_BYTES * count))
+        starts = struct.unpack(f"<{count}i", self._exactly(LENGTH_BYTES * count))
         ends = sorted({*starts, header.nbytes})
-        most = header.block_bytes + _LENGTH_BYTES * _MAX_ITEMSIZE
+        most = header.block_bytes + LENGTH_BYTES * _MAX_ITEMSIZE
         if ends[0] != first or len(ends) <= count or max(b - a for a, b in pairwise(ends)) > most:
             raise FrameError("the positions of its blocks are not those of blocks")
         if ends[:-1] == list(starts):
@@ -401,7 +297,7 @@ def _cut(encoded: memoryview, count: int, length: int) -> Iterator[memoryview]:
     """
     end = 0
     for _ in range(count):
-        start = end + _LENGTH_BYTES
+        start = end + LENGTH_BYTES
         nbytes = int.from_bytes(encoded[end:start], "little")
         end = start + nbytes
         if not 0 < nbytes <= length or end > encoded.nbytes:

@@ -18,7 +18,7 @@ from orbit_ckpt._src.storage.codec import ChunkStream, decode_chunk, decode_stre
 from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.kvstore import ValueStore
 from orbit_ckpt._src.storage.layout import Extent, Value
-from orbit_ckpt._src.storage.plain_stream import PlainStream
+from orbit_ckpt._src.storage.plain_stream import PlainStream, is_plain
 from orbit_ckpt._src.storage.store_path import is_store_url
 from orbit_ckpt._src.storage.value_read import (
     MAX_AHEAD_BYTES,
@@ -322,10 +322,10 @@ class ChunkReader:
         """Read a chunk into a buffer of its size."""
         layout = read.layout
         key, value = self.chunk(read, index)
-        is_plain = layout.compression is None and chunk.nbytes >= self._alone_bytes
+        is_alone = chunk.nbytes >= self._alone_bytes
         reading.nbytes += stored_size(value)
         try:
-            if is_plain and isinstance(value, Extent):
+            if is_alone and isinstance(value, Extent) and is_plain(layout, value, reading):
                 problem = _read_plain(layout, value, chunk, reading)
             else:
                 problem = _read_encoded(layout, value, chunk, reading)
@@ -415,7 +415,7 @@ def cut_in_order(region: Region, layout: ZarrArray, max_bytes: int) -> Iterator[
 def _read_plain(
     layout: ZarrArray, value: Extent, chunk: memoryview, reading: ValueReader
 ) -> str | None:
-    """Read an uncompressed chunk into its destination; return what is wrong with it."""
+    """Read a chunk stored as it is into its destination; return what is wrong with it."""
     stream = PlainStream(layout, value, reading)
     return stream.read_into(chunk) or stream.finish()
 

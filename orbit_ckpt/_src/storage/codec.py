@@ -6,6 +6,7 @@ the codec, the checksum and the disk together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
@@ -13,7 +14,8 @@ import zstandard
 from crc32c import crc32c
 from typing_extensions import Buffer
 
-from orbit_ckpt._src.storage.blosc import FrameError, FrameReader, FrameWriter
+from orbit_ckpt._src.storage.blosc import FrameError, FrameReader
+from orbit_ckpt._src.storage.blosc_write import FrameWriter
 from orbit_ckpt._src.storage.checksums import join_checksums
 from orbit_ckpt._src.storage.manifest import OWN_CHECKSUM
 from orbit_ckpt._src.storage.zarr import BLOSC, ZarrArray
@@ -25,6 +27,13 @@ CHECKSUM_BYTES = 4
 
 _MAX_HELD_BYTES = 1 << 20
 """Larger chunks are not held whole while they are encoded."""
+
+_MIN_SAVING, _MIN_LARGE_SAVING = 1 / 10, 1 / 5
+"""The part of its size that a chunk of numbers must save to be encoded; see `_LARGE_BYTES`."""
+
+_LARGE_BYTES = 1 << 26
+"""Large arrays as they are pass at the speed of memory, encoded at less than half of it, while it
+is leaves that cost time in trees of smaller ones: large arrays must save more."""
 
 _EMPTY_FRAME = bytes.fromhex("502a4d18 00000000")
 """Zstd skips it, unless it is still inside of another frame."""
@@ -46,7 +55,7 @@ def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -
         nbytes: Their total size.
     """
     if layout.compression == BLOSC and nbytes > _MAX_HELD_BYTES:
-        yield from _encode_frame(FrameWriter(nbytes, layout.dtype.itemsize), pieces)
+        yield from _encode_frame(layout, pieces, nbytes)
         return
     encoded = _compress(layout, pieces, nbytes)
     if not layout.checksum:
@@ -59,15 +68,23 @@ def encode_chunk(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -
     yield checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
-def _encode_frame(frame: FrameWriter, pieces: Iterable[memoryview]) -> Iterator[Buffer]:
-    yield frame.head
-    checksum = nbytes = 0
-    for part in frame.encode(pieces):
+def _encode_frame(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterator[Buffer]:
+    parts = _write_frame(layout, pieces, nbytes)
+    head = next(parts)
+    yield head
+    checksum = written = 0
+    for part in _split(map(memoryview, parts)):
         checksum = crc32c(part, checksum)
-        nbytes += memoryview(part).nbytes
+        written += part.nbytes
         yield part
-    checksum = join_checksums(crc32c(frame.head), checksum, nbytes)
+    checksum = join_checksums(crc32c(head), checksum, written)
     yield checksum.to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _write_frame(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterator[Buffer]:
+    is_large = math.prod(layout.shape) * layout.dtype.itemsize >= _LARGE_BYTES
+    min_saving = _MIN_LARGE_SAVING if is_large else _MIN_SAVING
+    return FrameWriter(nbytes, layout.dtype.itemsize, min_saving=min_saving).encode(pieces)
 
 
 def _split(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -270,9 +287,7 @@ def _compress(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> I
     if layout.compression is None:
         return _split(pieces)
     if layout.compression == BLOSC:
-        frame = FrameWriter(nbytes, layout.dtype.itemsize)
-        parts = list(frame.encode(pieces))
-        return [bytes(frame.head), *parts]
+        return list(_write_frame(layout, pieces, nbytes))  # now the head is complete
     return _compress_zstd(_split(pieces), nbytes, checksum=not layout.checksum)
 
 

@@ -1,9 +1,10 @@
-"""Read an uncompressed chunk from start to end, straight into its destination."""
+"""Read a chunk that is stored as it is from start to end, straight into its destination."""
 
 from __future__ import annotations
 
 from crc32c import crc32c
 
+from orbit_ckpt._src.storage.blosc import HEADER_BYTES, is_stored
 from orbit_ckpt._src.storage.codec import CHECKSUM_BYTES, NOT_THE_WRITTEN
 from orbit_ckpt._src.storage.kept_chunks import BlockSums
 from orbit_ckpt._src.storage.layout import Extent
@@ -18,8 +19,30 @@ _OBJECT_PIECE_BYTES = 1 << 30
 """The same for objects of a store, whose requests cost more than reading memory twice."""
 
 
+def is_plain(layout: ZarrArray, value: Extent, reading: ValueReader) -> bool:
+    """Return whether a chunk is its elements as they are, perhaps in a frame that encodes nothing.
+
+    Args:
+        layout: How the chunk's array is stored.
+        value: The place of the chunk.
+        reading: Reads; the caller counts the bytes.
+    """
+    if not layout.has_frames:
+        return layout.compression is None
+    if value.length != _nbytes(layout):
+        return False
+    head = memoryview(bytearray(HEADER_BYTES))
+    count = reading.read_into(part_of(value, 0, HEADER_BYTES), [head])
+    return count == HEADER_BYTES and is_stored(head, layout.chunk_nbytes)
+
+
+def _nbytes(layout: ZarrArray) -> int:
+    head = HEADER_BYTES if layout.has_frames else 0
+    return head + layout.chunk_nbytes + (CHECKSUM_BYTES if layout.checksum else 0)
+
+
 class PlainStream:
-    """The elements of one uncompressed chunk in C order, read straight into buffers.
+    """The elements of one chunk for which `is_plain` holds in C order, read straight into buffers.
 
     Like `ChunkStream`, it shows damage only after the last element: call `finish`.
 
@@ -41,7 +64,8 @@ class PlainStream:
         self._value = value
         self._reading = reading
         self._checksum_bytes = CHECKSUM_BYTES if layout.checksum else 0
-        self._nbytes = layout.chunk_nbytes + self._checksum_bytes
+        self._nbytes = _nbytes(layout)
+        self._head_bytes = HEADER_BYTES if layout.has_frames else 0
         self._piece_bytes = _OBJECT_PIECE_BYTES if is_store_url(value.file) else _PIECE_BYTES
         self._position = 0
         self._sum = 0
@@ -50,6 +74,11 @@ class PlainStream:
         """Fill a buffer with the next elements; return what is wrong with the chunk."""
         if self._value.length != self._nbytes:
             return self._wrong_size
+        if self._position < self._head_bytes:
+            head = memoryview(bytearray(self._head_bytes))
+            if not self._read(head):
+                return self._wrong_size
+            self._sum = crc32c(head)
         for start in range(0, buffer.nbytes, self._piece_bytes):
             piece = buffer[start : start + self._piece_bytes]
             if not self._read(piece):

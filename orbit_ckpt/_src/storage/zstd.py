@@ -36,8 +36,8 @@ def choose_compressor(sample: bytes, *, checksum: bool) -> ZstdCompressor:
     """
     entropy = _entropy_coder(checksum=checksum)
     level = ZstdCompressor(level=_LEVEL, write_checksum=checksum)
-    compressor = _searching(sample, level, entropy)
-    if len(compressor.compress(sample)) <= (1 - _MIN_SAVING) * len(sample):
+    compressor, size = _searching(sample, level, entropy)
+    if size <= (1 - _MIN_SAVING) * len(sample):
         return compressor
     return ZstdCompressor(level=_FAST_LEVEL, write_checksum=checksum)
 
@@ -49,8 +49,8 @@ class NumberCompressors(threading.local):
         self._entropy = _entropy_coder(checksum=False)
         self._level = ZstdCompressor(level=_LEVEL)
 
-    def choose(self, sample: bytes) -> ZstdCompressor:
-        """Return the compressor for bytes like a sample, which may change to zeros."""
+    def choose(self, sample: bytes) -> tuple[ZstdCompressor, int]:
+        """Return the compressor for bytes like a sample, and what it makes of the sample."""
         return _searching(sample, self._level, self._entropy)
 
 
@@ -59,7 +59,11 @@ def _entropy_coder(*, checksum: bool) -> ZstdCompressor:
     return ZstdCompressor(compression_params=parameters)
 
 
-def _searching(sample: bytes, level: ZstdCompressor, entropy: ZstdCompressor) -> ZstdCompressor:
-    """Return level 1 if the data repeats itself, else the entropy coder."""
-    size = len(entropy.compress(sample))
-    return level if len(level.compress(sample)) <= (1 - _MIN_LEVEL_SAVING) * size else entropy
+def _searching(
+    sample: bytes, level: ZstdCompressor, entropy: ZstdCompressor
+) -> tuple[ZstdCompressor, int]:
+    """Return level 1 if the data repeats itself, else the entropy coder; and the sample's size."""
+    size, level_size = (len(compressor.compress(sample)) for compressor in (entropy, level))
+    if level_size <= (1 - _MIN_LEVEL_SAVING) * size:
+        return level, level_size
+    return entropy, size
