@@ -19,7 +19,7 @@ _BLOCK_BYTES = 1 << 20
 """Size of the blocks that we write. What is made of one fits into a processor's cache, and the work
 on one takes long enough that threads seldom wait for the interpreter lock."""
 
-_SAMPLES, _SAMPLE_ELEMENTS = 8, 1 << 10
+_SAMPLES, _SAMPLE_ELEMENTS = 8, 1 << 9
 _GLANCE_BYTES, _GLANCES = 256, 8
 _BLOCKS_PER_GLANCE = 2
 """After how many blocks to look again at what is noise."""
