@@ -16,6 +16,7 @@ import nox
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
 PARALLEL = "-n", "auto"  # tests/scheduling.py says how
+QUICKSTART = Path("docs/tutorial/quickstart.ipynb").absolute()
 CORE = [
     *("tests/arrays", "tests/checkpointer", "tests/type_handlers", "tests/items", "tests/metadata"),
     *("tests/pytree", "tests/runtime", "tests/storage", "tests/transform", "tests/tree"),
@@ -151,9 +152,11 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into site/."""
-    session.install(*group("docs"))
+    """Build the documentation into site/, and run the quickstart as a notebook."""
+    session.install("-e", ".", *group("docs"))
     session.run("mkdocs", "build", "--strict")
+    with session.chdir(session.create_tmp()):
+        session.run("jupyter", "execute", QUICKSTART, "--kernel_name=python3")
 
 
 @nox.session(default=False)
