@@ -1,8 +1,10 @@
-"""What errors say cannot steer the terminal that shows them."""
+"""What errors say cannot steer the terminal that shows them, and links what explains them."""
 
 from __future__ import annotations
 
 import copy
+import pickle
+import re
 import traceback
 from pathlib import Path
 
@@ -43,3 +45,22 @@ def test_names_of_leaves_in_errors_are_cleaned(tmp_path: Path) -> None:
         ocp.load(tmp_path / "c", like={"b": np.zeros(3)})
     assert not any(sign in str(error.value) for sign in UGLY)
     assert r"\x1b[2J" in str(error.value)
+
+
+def test_a_traceback_ends_with_a_link_to_the_section_about_the_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        ocp.load(tmp_path / "none")
+    caught.value.add_note("in a test")
+    restored = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    for error in (caught.value, restored):
+        *_, note, link = traceback.format_exception_only(error)
+        assert note == "in a test\n"
+        assert re.fullmatch(r"See https://\S+/troubleshooting/#CheckpointNotFoundError\n", link)
+        assert "https" not in str(error)
+
+
+def test_an_error_of_a_plug_in_links_the_section_about_its_base() -> None:
+    class PluginError(StorageError):
+        pass
+
+    assert PluginError("full").__notes__[0].endswith("#StorageError")

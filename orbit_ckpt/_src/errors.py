@@ -39,13 +39,21 @@ from typing_extensions import override
 
 from orbit_ckpt._src.text import visible
 
+TROUBLESHOOTING = "https://orbit-ckpt.github.io/orbit_ckpt/troubleshooting/"
+
 
 class CheckpointError(Exception):
     """Root of all errors raised by orbit_ckpt.
 
     Errors and their notes escape characters that are not printable, because names in a checkpoint
-    could otherwise control the terminal that shows them.
+    could otherwise control the terminal that shows them. A traceback ends with a note that links
+    the section about the error; `str` of the error is the message alone.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        self.__notes__ = [f"See {TROUBLESHOOTING}#{kind.__name__}"]
 
     @override
     def __str__(self) -> str:
@@ -54,8 +62,8 @@ class CheckpointError(Exception):
 
     @override
     def add_note(self, note: str, /) -> None:
-        """Add a note with unprintable characters escaped."""
-        super().add_note(visible(note))
+        """Add a note, with unprintable characters escaped, before the link."""
+        self.__notes__.insert(len(self.__notes__) - 1, visible(note))
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

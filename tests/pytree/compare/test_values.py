@@ -351,7 +351,7 @@ def test_damage_is_told_with_the_leaf_and_the_checkpoint(
     with pytest.raises(CorruptionError, match=rf"p/w: .*{key}.* is damaged") as caught:
         ocp.diff(tmp_path / "a", tmp_path / "b", values=True, max_bytes=max_bytes)
     assert caught.value.path == "p/w"
-    assert caught.value.__notes__ == [f"This is about the checkpoint at {tmp_path / side}."]
+    assert caught.value.__notes__[0] == f"This is about the checkpoint at {tmp_path / side}."
     file.unlink()
     with pytest.raises(CorruptionError, match="missing"):
         ocp.diff(tmp_path / "a", tmp_path / "b", values=True, max_bytes=max_bytes)
