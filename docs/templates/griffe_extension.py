@@ -28,10 +28,11 @@ def _is_struct(class_: griffe.Class) -> bool:
 
 
 def _parameters(class_: griffe.Class) -> Iterator[griffe.Parameter]:
+    kinds = griffe.ParameterKind
+    kind = kinds.keyword_only if "kw_only" in class_.keywords else kinds.positional_or_keyword
     for field in class_.members.values():
         if isinstance(field, griffe.Attribute) and "instance-attribute" in field.labels:
             default = "..." if "factory" in str(field.value) else field.value
-            kind = griffe.ParameterKind.positional_or_keyword
             yield griffe.Parameter(
                 field.name, annotation=field.annotation, kind=kind, default=default
             )
