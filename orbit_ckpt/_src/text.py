@@ -1,4 +1,4 @@
-"""Text for people: names that come from checkpoints, lists, and warnings at the caller."""
+"""Text for people: names that come from checkpoints, lists, sizes, and warnings at the caller."""
 
 from __future__ import annotations
 
@@ -39,6 +39,34 @@ def shorten_lines(lines: Sequence[str], limit: int, *, what: str = "more") -> li
     """Return the first lines, and one with the number of the remaining ones."""
     more = [f"... and {len(lines) - limit} {what}"] if len(lines) > limit else []
     return [*lines[:limit], *more]
+
+
+def shorten(text: str, limit: int = 120) -> str:
+    """Return a text without its middle if it is longer than the limit.
+
+    Example:
+        >>> shorten("abcdefghij", 9)
+        'abc...hij'
+    """
+    if len(text) <= limit:
+        return text
+    half = (limit - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+def human_bytes(count: int) -> str:
+    """Format a size.
+
+    Example:
+        >>> human_bytes(12_345_678)
+        '12.3 MB'
+    """
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def warn_caller(message: str) -> None:

@@ -140,6 +140,12 @@ class AsyncCheckpointer(Checkpointer):
         return self._last.is_running()
 
     @override
+    def __repr__(self) -> str:
+        handle = self._last.handle
+        pending = "" if handle is None else f", {handle!r}"
+        return f"{type(self).__name__}({type(self.handler).__name__}{pending})"
+
+    @override
     def restore(
         self, directory: PathLike, *args: object, **kwargs: object
     ) -> Any:  # the item, whatever it is

@@ -195,6 +195,9 @@ class Checkpointer(AbstractCheckpointer):
         """Release resources."""
         self._handler.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self._handler).__name__})"
+
     def __enter__(self) -> Self:
         return self
 

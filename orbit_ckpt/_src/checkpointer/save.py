@@ -34,6 +34,7 @@ from orbit_ckpt._src.storage.atomic import AtomicityMode
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.incremental import Base, saving_from
 from orbit_ckpt._src.storage.path import storage_errors
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.type_handlers.lazy import LazyArray
 
 _logger = logging.getLogger(__name__)
@@ -170,8 +171,13 @@ class SaveHandle:
         return asyncio.wrap_future(self._outcome).__await__()
 
     def __repr__(self) -> str:
-        state = "saving" if not self.done() else "failed" if self.exception() else "saved"
-        return f"SaveHandle({str(self._path)!r}, {state})"
+        done, path = self.progress, str(self._path)
+        written, total = human_bytes(done.nbytes), human_bytes(done.total_nbytes)
+        if not self.done():
+            part = f", {written} of {total} written" if done.total_nbytes else ""
+            return f"SaveHandle({path!r}, saving{part})"
+        state = "cancelled" if self.cancelled() else "failed" if self.exception() else "saved"
+        return f"SaveHandle({path!r}, {state}, {total})"
 
 
 def handled_item(handler: CheckpointHandler, args: Mapping[str, object]) -> ItemToSave:

@@ -37,7 +37,7 @@ from orbit_ckpt._src.items.registry import (
     handler_class_in,
 )
 from orbit_ckpt._src.metadata.files import describe_step, read_step
-from orbit_ckpt._src.metadata.values import StepMetadata
+from orbit_ckpt._src.metadata.values import StepMetadata, TreeMetadata, draw_items
 from orbit_ckpt._src.runtime.checks import check_methods
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.loop import run_all
@@ -90,6 +90,8 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
         return len(self.__items)
 
     def __repr__(self) -> str:
+        if any(isinstance(item, TreeMetadata) for item in self.__items.values()):
+            return draw_items("Composite", self.__items).text()
         return f"Composite({', '.join(f'{k}={v!r}' for k, v in self.__items.items())})"
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
-from orbit_ckpt._src.manager.index import read_metrics, readable_metrics
+from orbit_ckpt._src.drawing import Drawing, Table
+from orbit_ckpt._src.manager.index import METRICS_ITEM, read_metrics, readable_metrics
 from orbit_ckpt._src.manager.options import CheckpointManagerOptions
 from orbit_ckpt._src.manager.retention import RetentionPlan
 from orbit_ckpt._src.manager.step_info import StepInfo
-from orbit_ckpt._src.manager.step_items import StepItems
+from orbit_ckpt._src.manager.step_items import DEFAULT_ITEM, StepItems
 from orbit_ckpt._src.manager.step_store import StepStore, read_root_metadata
 from orbit_ckpt._src.manager.steps import as_step
+from orbit_ckpt._src.text import shorten
 
 
 class RunQueries:
@@ -81,6 +84,39 @@ class RunQueries:
         found = self._items.metadata(self._checkpointer, path)
         return replace(found, metrics={**found.metrics, **readable_metrics(step, path)})
 
+    def _draw(self) -> Drawing:
+        """Return the listed steps and the one being saved, the newest first.
+
+        Reads nothing and waits for no process: shows what this process knows already.
+        """
+        infos = self._store.infos()[::-1]
+        durable = set(self._store.view.steps())
+        rows = [_row(info, is_durable=info.step in durable) for info in infos]
+        counts = f"{len(rows)} step{'' if len(rows) == 1 else 's'}"
+        refused = f", {len(self.refused)} refused" if self.refused else ""
+        title = f"{type(self).__name__}({str(self._directory)!r}): {counts}{refused}"
+        header = ("step", "saved (UTC)", "state", "metrics", "items")
+        return Drawing(title, [Table(header, rows, ["step"], what="older steps")] if rows else [])
+
+    def __repr__(self) -> str:
+        return self._draw().text()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
+
     def retention(self) -> RetentionPlan:
         """Return which steps the policies keep and delete now, and why; delete nothing."""
         return self._store.plan()
+
+
+def _row(info: StepInfo, *, is_durable: bool) -> tuple[str, ...]:
+    state = [] if is_durable else ["being saved"]
+    state += ["pinned"] if info.pinned else []
+    state += ["temporary"] if info.temporary else []
+    metrics = ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in (info.metrics or {}).items()
+    )
+    time = f"{info.time.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if is_durable else ""
+    items = ", ".join(sorted(info.items - {DEFAULT_ITEM, METRICS_ITEM}))
+    return str(info.step), time, ", ".join(state), shorten(metrics), shorten(items)

@@ -7,8 +7,17 @@ names and directories do not count in comparisons.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import (
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +26,12 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType
-from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
+from orbit_ckpt._src.arrays.recorded_sharding import NamedShardingMetadata, ShardingMetadata
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.drawing import Branch, Drawing, Tree
+from orbit_ckpt._src.guards import is_list_or_tuple, is_mapping
 from orbit_ckpt._src.lazy_imports import when_imported
+from orbit_ckpt._src.text import human_bytes, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +130,9 @@ class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
         return hash(StringMetadata)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TreeMetadata:
-    """Metadata of a tree; itself a pytree with the leaves of `tree`.
+    """Metadata of a tree; itself a pytree with the leaves of `tree`. Prints as a tree with sizes.
 
     `metadata["w"]`, `metadata.items()` and similar methods are those of `tree`.
 
@@ -164,6 +176,16 @@ class TreeMetadata:
     def _container(self) -> Any:
         """The outermost container; a single leaf has none."""
         return self.tree
+
+    def _draw(self) -> Drawing:
+        """Return the tree with types, shardings and sizes."""
+        return _draw_trees("TreeMetadata", {"": self})
+
+    def __repr__(self) -> str:
+        return self._draw().text()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
 
 
 def _register(jax: ModuleType) -> None:
@@ -211,9 +233,9 @@ class RootMetadata:
     custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class StepMetadata:
-    """Metadata of a whole checkpoint.
+    """Metadata of a whole checkpoint. Prints as the trees of its items, after its other metadata.
 
     Attributes:
         item_handlers: Typestr of the handler, or of every item's handler by name.
@@ -233,3 +255,98 @@ class StepMetadata:
     init_timestamp_nsecs: int | None = None
     commit_timestamp_nsecs: int | None = None
     custom_metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def _draw(self) -> Drawing:
+        """Return what is known of the checkpoint."""
+        title = "StepMetadata"
+        if self.commit_timestamp_nsecs is not None:
+            saved = datetime.fromtimestamp(self.commit_timestamp_nsecs / 1e9, UTC)
+            title += f" of a checkpoint saved at {saved:%Y-%m-%d %H:%M:%S} UTC"
+        found = self.item_metadata
+        items = dict(found) if is_mapping(found) else {"": found}
+        known = {"metrics": self.metrics, "custom metadata": self.custom_metadata}
+        footer = [f"{name}: {shorten(repr(dict(value)))}" for name, value in known.items() if value]
+        return draw_items(title, {str(name): item for name, item in items.items()}, footer)
+
+    def __repr__(self) -> str:
+        return self._draw().text()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
+
+
+def draw_items(title: str, items: Mapping[str, object], footer: Sequence[str] = ()) -> Drawing:
+    """Return the metadata of items, as trees where they are.
+
+    Args:
+        title: What has these items.
+        items: Their metadata by name; the name of a single item may be empty.
+        footer: Lines to add.
+    """
+    trees = {name: item for name, item in items.items() if isinstance(item, TreeMetadata)}
+    others = [
+        f"{name or 'item'}: {shorten(repr(item))}"
+        for name, item in items.items()
+        if name not in trees and item is not None
+    ]
+    return _draw_trees(title, trees, [*others, *footer])
+
+
+def _draw_trees(
+    title: str, trees: Mapping[str, TreeMetadata], footer: Sequence[str] = ()
+) -> Drawing:
+    """Return metadata of trees as one tree, in which each that has a name is a branch."""
+    branches: list[Branch] = []
+    lines = list(footer)
+    total, nbytes = 0, 0
+    for name, metadata in trees.items():
+        branch, leaves, size = _branch(name, metadata.tree)
+        total, nbytes = total + leaves, nbytes + size
+        branches += [branch] if name or not branch.children else branch.children
+        if metadata.custom_metadata is not None:
+            label = f"custom metadata of {name}" if name else "custom metadata"
+            lines.append(f"{label}: {shorten(repr(metadata.custom_metadata))}")
+    if trees:
+        title += f": {_leaves(total)}, {human_bytes(nbytes)}"
+    return Drawing(title, [Tree(branches, right={2})] if branches else [], lines)
+
+
+def _branch(label: str, node: object) -> tuple[Branch, int, int]:
+    """Return a node to draw, the number of leaves below it, and their size in memory."""
+    children = _children(node)
+    if not children:
+        cells, nbytes = _describe_leaf(node)
+        is_empty = node is None or is_mapping(node) or is_list_or_tuple(node)
+        return Branch(label, cells), int(not is_empty), nbytes
+    parts = [_branch(name, child) for name, child in children]
+    leaves, nbytes = sum(part[1] for part in parts), sum(part[2] for part in parts)
+    cells = _leaves(leaves), "", human_bytes(nbytes)
+    return Branch(label, cells, [part[0] for part in parts]), leaves, nbytes
+
+
+def _leaves(count: int) -> str:
+    return "1 leaf" if count == 1 else f"{count} leaves"
+
+
+def _children(node: object) -> list[tuple[str, object]]:
+    if is_mapping(node):
+        return [(str(key), value) for key, value in node.items()]
+    if is_list_or_tuple(node):
+        names = getattr(node, "_fields", range(len(node)))
+        return [(str(name), value) for name, value in zip(names, node, strict=True)]
+    return []
+
+
+def _describe_leaf(leaf: object) -> tuple[Sequence[str], int]:
+    """Return the type, the sharding and the size of a leaf as text, and its size."""
+    if isinstance(leaf, StringMetadata):
+        return ("str",), 0
+    if not isinstance(leaf, ArrayMetadata):
+        return (shorten("" if type(leaf) is Metadata else repr(leaf)),), 0
+    if isinstance(leaf, ScalarMetadata):
+        return (str(leaf.dtype),), leaf.nbytes
+    sharding = leaf.sharding
+    spec = sharding.partition_spec if isinstance(sharding, NamedShardingMetadata) else ()
+    split = f"P{spec}" if any(spec) else ""
+    shape = ", ".join(map(str, leaf.shape))
+    return (f"{leaf.dtype}[{shape}]", split, human_bytes(leaf.nbytes)), leaf.nbytes

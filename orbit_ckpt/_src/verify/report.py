@@ -170,7 +170,7 @@ class Findings(Struct):
             self.unchecked.append(Unchecked(directory, what, count))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
     """The result of `verify`; true if all is intact. Prints as a listing.
 
@@ -205,6 +205,17 @@ class VerifyReport:
         return self.is_intact
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def __repr__(self) -> str:
+        return self.describe(most=11)
+
+    def describe(self, *, most: int = 50) -> str:
+        """Return a listing.
+
+        Args:
+            most: Maximum number of lines of every sort.
+        """
         several = f" in {len(self.checkpoints)} checkpoints" if len(self.checkpoints) > 1 else ""
         counts = (
             f"{self.path}: {self.files} files{several}, leaves: {self.leaves}, "
@@ -218,5 +229,5 @@ class VerifyReport:
         lines = [counts, *(["intact"] if self.is_intact else [])]
         for title, found in sections:
             lines += [f"{title}: {len(found)}"] if found else []
-            lines += [f"  {line}" for line in shorten_lines(list(map(str, found)), 50)]
+            lines += [f"  {line}" for line in shorten_lines(list(map(str, found)), most)]
         return "\n".join(lines)

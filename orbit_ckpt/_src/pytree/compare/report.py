@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from orbit_ckpt._src.arrays.compare import ValueChange, format_value
+from orbit_ckpt._src.drawing import Drawing, Table
 from orbit_ckpt._src.errors import CheckpointError
+from orbit_ckpt._src.text import visible
 
 Aspect = Literal[
     "container", "kind", "shape", "dtype", "values", "type", "sharding", "bits", "layout"
@@ -77,7 +79,7 @@ class UnmatchedLeaf:
     renamed: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CheckpointDiff:
     """The differences of two checkpoints; true if there are any. Prints as a listing.
 
@@ -118,19 +120,39 @@ class CheckpointDiff:
         Args:
             most: Maximum number of lines of every sort, None for all.
         """
+        drawing = self._draw()
+        lines = drawing.title.splitlines()
+        for table in drawing.blocks:
+            lines += table.lines(table.size if most is None else min(table.size, most + 2))
+        return visible("\n".join(lines))
+
+    def _draw(self) -> Drawing:
+        """Return the counts, and a table for each sort of difference."""
         changed = {change.path for change in self.changed if change.what != "container"}
         counts = f"{self.common} leaves in both, {self.common - len(changed)} of them the same"
         values = "" if self.has_values else "; values not compared"
-        lines = [f"a: {self.a}", f"b: {self.b}", counts + values]
-        sections = (
-            ("only in a", [_unmatched_row(leaf, "b") for leaf in self.only_in_a]),
-            ("only in b", [_unmatched_row(leaf, "a") for leaf in self.only_in_b]),
-            ("changed from a to b", [_changed_row(change) for change in self.changed]),
-            ("noted, but no difference", [_changed_row(note) for note in self.notes]),
+        title = f"a: {self.a}\nb: {self.b}\n{counts}{values}"
+        only, both = ("leaf", "type", "likely the same"), ("leaf", "what", "change")
+        tables = (
+            ("only in a", only, [_unmatched_row(leaf, "b") for leaf in self.only_in_a]),
+            ("only in b", only, [_unmatched_row(leaf, "a") for leaf in self.only_in_b]),
+            ("changed from a to b", both, [_changed_row(change) for change in self.changed]),
+            ("noted, but no difference", both, [_changed_row(note) for note in self.notes]),
         )
-        for title, rows in sections:
-            lines += _section(title, rows, len(rows) if most is None else most)
-        return "\n".join(lines)
+        return Drawing(
+            title,
+            [
+                Table(header, rows, title=f"{what}: {len(rows)}")
+                for what, header, rows in tables
+                if rows
+            ],
+        )
+
+    def __repr__(self) -> str:
+        return self._draw().text()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
 
 
 def _describe_change(a: object, b: object) -> str:
@@ -154,16 +176,6 @@ def _unmatched_row(leaf: UnmatchedLeaf, other: str) -> _Row:
 
 def _changed_row(change: LeafChange) -> _Row:
     return change.path, change.what, change.detail
-
-
-def _section(title: str, rows: Sequence[_Row], most: int) -> list[str]:
-    if not rows:
-        return []
-    shown = rows[:most]
-    first, second = (max(len(row[i]) for row in shown) if shown else 0 for i in (0, 1))
-    lines = [f"  {path:{first}}  {what:{second}}  {rest}".rstrip() for path, what, rest in shown]
-    more = [f"  ... and {len(rows) - most} more"] if len(rows) > most else []
-    return [f"{title}: {len(rows)}", *lines, *more]
 
 
 @contextlib.contextmanager

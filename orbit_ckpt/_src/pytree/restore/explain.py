@@ -13,12 +13,14 @@ from orbit_ckpt._src.arrays.dtypes import as_dtype, is_prng_dtype
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.drawing import MOST_LINES, Drawing, Table
 from orbit_ckpt._src.metadata.schema import JAX_ARRAY, LeafRecord
 from orbit_ckpt._src.metadata.values import ArrayMetadata
 from orbit_ckpt._src.pytree.restore.compute import groups_of, source_args
 from orbit_ckpt._src.pytree.restore.tree import ResolvedRestore
 from orbit_ckpt._src.storage.batch_read import ReadCost
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
+from orbit_ckpt._src.text import human_bytes
 from orbit_ckpt._src.transform.nodes import (
     Apply,
     ArrayInfo,
@@ -35,8 +37,6 @@ from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.type_handlers.array_target import ArrayRestoreArgs, requested_sharding
 from orbit_ckpt._src.type_handlers.base import RestoreArgs
 from orbit_ckpt._src.type_handlers.capabilities import ReadPlanner, capability
-
-_SHOWN = 60
 
 
 class LeafPlan(Struct, frozen=True):
@@ -90,41 +90,42 @@ class RestorePlan(Struct, frozen=True):
         """Return the names of the leaves with an action."""
         return tuple(leaf.name for leaf in self.leaves if action in leaf.actions)
 
-    def __str__(self) -> str:
-        rows = [("target", "source", "action", "shape", "bytes read", "over-read")]
-        rows += [_row(leaf) for leaf in self.leaves[:_SHOWN]]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if position > 3 else cell.ljust(width)
-                for position, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        if len(self.leaves) > _SHOWN:
-            lines.append(f"... and {len(self.leaves) - _SHOWN} more leaves")
+    def _draw(self) -> Drawing:
+        """Return a table with a row for each leaf, and what all of them need."""
+        header = ("target", "source", "action", "shape", "bytes read", "over-read")
+        rows = [_row(leaf) for leaf in self.leaves]
         total = f"{len(self.restored)} of {len(self.leaves)} leaves from the checkpoint"
-        memory = f"about {_bytes(self.peak_bytes)} of host memory"
-        lines.append(f"{total}; {len(self.ignored)} of its leaves not read")
-        lines.append(f"{_bytes(self.bytes_read)} to read; {memory}")
-        return "\n".join(lines)
+        memory = f"about {human_bytes(self.peak_bytes)} of host memory"
+        footer = (
+            f"{total}; {len(self.ignored)} of its leaves not read",
+            f"{human_bytes(self.bytes_read)} to read; {memory}",
+        )
+        return Drawing("", [Table(header, rows, header[-2:], what="more leaves")], footer)
+
+    def describe(self, *, most: int | None = MOST_LINES) -> str:
+        """Return the table.
+
+        Args:
+            most: Maximum number of lines, None for all.
+        """
+        return self._draw().text(most)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return self._draw().html()
 
 
 def _row(leaf: LeafPlan) -> tuple[str, ...]:
     sources = ", ".join(leaf.sources[:2]) + (", ..." if len(leaf.sources) > 2 else "")
     shape = "" if leaf.shape is None else f"{leaf.dtype}{list(leaf.shape)}"
-    size = _bytes(leaf.bytes_read) if leaf.bytes_read else ""
+    size = human_bytes(leaf.bytes_read) if leaf.bytes_read else ""
     over = f"{leaf.over_read:.2f}" if leaf.bytes_read else ""
     return (leaf.name or "<root>", sources, ", ".join(leaf.actions), shape, size, over)
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 async def explain(resolved: ResolvedRestore, *, on_host: bool = False) -> RestorePlan:
