@@ -63,6 +63,17 @@ def test_metadata_show_a_tree_with_types_shardings_and_sizes(tmp_path: Path) -> 
     ]
 
 
+def test_leaves_of_metadata_have_the_names_that_patterns_match(tmp_path: Path) -> None:
+    ocp.save(tmp_path / "x", {"a": [np.zeros(2), {}], "b": {"c": "text"}, "d": None})
+    leaves = ocp.metadata(tmp_path / "x").leaves
+    assert {name: type(leaf).__name__ for name, leaf in leaves.items()} == {
+        "a/0": "ArrayMetadata",
+        "b/c": "StringMetadata",
+    }
+    ocp.save(tmp_path / "y", np.zeros(2))
+    assert [*ocp.metadata(tmp_path / "y").leaves] == [""]
+
+
 def test_a_single_leaf_is_a_tree_too(tmp_path: Path) -> None:
     ocp.save(tmp_path / "x", np.zeros(2))
     assert "float64[2]" in repr(ocp.metadata(tmp_path / "x"))

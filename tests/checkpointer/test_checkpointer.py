@@ -121,8 +121,8 @@ def test_metadata_tells_leaves_times_and_the_users_own(tmp_path: Path) -> None:
     step = both.metadata(tmp_path / "x")
     tree = step.item_metadata
     assert isinstance(tree, type(ocp.metadata(tmp_path / "x")))
-    assert tree.tree["a"].shape == (3,)  # pyright: ignore[reportIndexIssue] - a dict
-    assert tree.tree["a"].dtype == np.float64  # pyright: ignore[reportIndexIssue] - a dict
+    assert tree["a"].shape == (3,)  # pyright: ignore[reportIndexIssue] - a dict
+    assert tree["a"].dtype == np.float64  # pyright: ignore[reportIndexIssue] - a dict
     assert step.init_timestamp_nsecs is not None
     assert step.commit_timestamp_nsecs is not None
     assert before < step.init_timestamp_nsecs < step.commit_timestamp_nsecs < time.time_ns()

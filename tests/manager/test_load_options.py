@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import orbit_ckpt as ocp
 from orbit_ckpt import args
 from orbit_ckpt import transform as tf
-from orbit_ckpt._src.checkpointer.api import LoadOptions
+from orbit_ckpt._src.checkpointer.load_options import LoadOptions
 from orbit_ckpt.errors import CorruptionError, TransformError, TreeMismatchError
 from tests.support import assert_same_tree, make_mesh
 

@@ -146,7 +146,9 @@ class Validator:
         assert all(r.ext_metadata["unit"] == "m" for r in array_metadatas[1])
 
 
-def with_handler_options(path: Path, tree: object, shardings: dict[str, NamedSharding]) -> None:
+def with_handler_options(
+    path: Path, tree: dict[str, Any], shardings: dict[str, NamedSharding]
+) -> None:
     """Save into databases of several names, with records of every array."""
     registry = create_type_handler_registry(
         (jax.Array, Marked(enable_replica_parallel_separate_folder=True)),

@@ -36,12 +36,12 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_missing_leaves_stay_those_of_the_target_if_asked(saved: Path) -> None:
-    found = ocp.load(saved, like=TREE | {"ema": np.full(2, 9.0)}, missing="target")
+    found: Any = ocp.load(saved, like=TREE | {"ema": np.full(2, 9.0)}, missing="target")
     assert_same_tree(found, TREE | {"ema": np.full(2, 9.0)})
 
 
 def test_missing_leaves_are_skipped_if_asked(saved: Path) -> None:
-    found = ocp.load(saved, like=TREE | {"ema": ABSTRACT}, missing="skip")
+    found: Any = ocp.load(saved, like=TREE | {"ema": ABSTRACT}, missing="skip")
     assert found["ema"] is ocp.PLACEHOLDER
     assert found["step"] == 7
 
@@ -71,7 +71,7 @@ def test_option_that_does_not_exist_is_refused(saved: Path) -> None:
 
 def test_fallback_fills_only_what_is_missing(saved: Path) -> None:
     fallback = {"params": {"kernel": np.zeros((8, 4), np.float32)}, "ema": [np.full(2, 9.0)]}
-    found = ocp.load(saved, like=TREE | {"ema": [ABSTRACT]}, fallback=fallback)
+    found: Any = ocp.load(saved, like=TREE | {"ema": [ABSTRACT]}, fallback=fallback)
     np.testing.assert_array_equal(found["params"]["kernel"], TREE["params"]["kernel"])
     assert_same_tree(found["ema"], [jnp.full(2, 9.0)])
 
@@ -92,7 +92,7 @@ def test_fallback_is_placed_like_the_target(saved: Path) -> None:
 
 def test_fallback_that_fits_is_not_copied(saved: Path) -> None:
     spare = jnp.arange(2.0)
-    found = ocp.load(saved, like=TREE | {"ema": ABSTRACT}, fallback={"ema": spare})
+    found: Any = ocp.load(saved, like=TREE | {"ema": ABSTRACT}, fallback={"ema": spare})
     assert found["ema"] is spare
 
 
@@ -112,7 +112,7 @@ def test_fallback_that_fits_is_not_copied(saved: Path) -> None:
 def test_fallback_gets_the_type_and_dtype_of_the_target(
     saved: Path, wanted: object, value: object, expected: object
 ) -> None:
-    found = ocp.load(saved, like=TREE | {"ema": wanted}, fallback={"ema": value})
+    found: Any = ocp.load(saved, like=TREE | {"ema": wanted}, fallback={"ema": value})
     assert_same_tree(found["ema"], expected)
 
 
@@ -338,7 +338,7 @@ def test_every_loaded_leaf_goes_through_a_function(saved: Path) -> None:
         seen[name] = type(value)
         return value * 2
 
-    found = ocp.load(saved, like=TREE | {"none": None}, map_leaf=double)
+    found: Any = ocp.load(saved, like=TREE | {"none": None}, map_leaf=double)
     np.testing.assert_array_equal(found["params"]["kernel"], TREE["params"]["kernel"] * 2)
     assert (found["step"], found["name"], found["none"]) == (14, "runrun", None)
     assert sorted(seen) == [

@@ -104,7 +104,7 @@ def test_items_of_several_kinds(store: str) -> None:
         found = run.restore(7)
         assert found.about == {"x": 1}
         assert found.state["step"] == 7
-        assert sorted(run.metadata(7).item_metadata.keys()) == ["about", "state"]
+        assert sorted(run.item_metadata(7)) == ["about", "state"]
 
 
 def test_an_older_step_is_restored_if_the_newest_is_damaged(store: str) -> None:

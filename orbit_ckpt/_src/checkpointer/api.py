@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import jax
 from numpy.typing import DTypeLike
 
-from orbit_ckpt._src.arrays.sharding import as_sharding
+from orbit_ckpt._src.checkpointer.load_options import (
+    AbstractTree,
+    LoadOptions,
+    PlanOptions,
+    check_options,
+    restore_options,
+)
 from orbit_ckpt._src.checkpointer.options import SessionOptions
 from orbit_ckpt._src.checkpointer.save import (
     SaveHandle,
@@ -19,8 +32,6 @@ from orbit_ckpt._src.checkpointer.save import (
 )
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.checkpointer.wrong_arguments import (
-    check_patterns,
-    check_rules,
     check_state_functions,
     check_tree,
     suggest,
@@ -30,11 +41,11 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
-from orbit_ckpt._src.pytree.restore.target import Casting, Missing, RestoreOptions, Unexpected
-from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
+from orbit_ckpt._src.pytree.restore.target import Casting, Missing, Unexpected
+from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
 from orbit_ckpt._src.transform.engine import Rule
-from orbit_ckpt._src.transform.patterns import Pattern, PatternMap, Patterns, compile_pattern
+from orbit_ckpt._src.transform.patterns import PatternMap, Patterns
 from orbit_ckpt._src.transform.state import StateFunction, transform_state
 
 if TYPE_CHECKING:
@@ -43,28 +54,7 @@ if TYPE_CHECKING:
 _TREES = TreeIO()
 _suggest_names = suggest(force="overwrite", item="tree", items="tree", state="tree")
 
-
-class PlanOptions(TypedDict, total=False):
-    """Options of `load` that affect the plan; see `load`."""
-
-    only: Patterns
-    skip: Patterns
-    transforms: Sequence[Rule]
-    missing: Missing
-    unexpected: Unexpected
-    fallback: object
-    cast: Casting | PatternMap[object] | DTypeLike
-    strict: bool
-    sharding: jax.sharding.Sharding | jax.Device | PatternMap[jax.sharding.Sharding] | None
-    reader: Format | None
-    memory_limit: int | None
-
-
-class LoadOptions(PlanOptions, total=False):
-    """All options of `load` except the target and the report."""
-
-    map_leaf: Callable[[Any, str], object] | None
-    lazy: bool
+T = TypeVar("T")
 
 
 @_suggest_names
@@ -196,6 +186,34 @@ def prepare_tree(
     return tree, cast_on_save(tree, casts) if casts else None
 
 
+@overload
+def load(
+    path: PathLike,
+    like: TreeMetadata | AbstractTree | None = None,
+    *,
+    report: Literal[False] = False,
+    **options: Unpack[LoadOptions],
+) -> Any: ...
+@overload
+def load(
+    path: PathLike,
+    like: TreeMetadata | AbstractTree | None = None,
+    *,
+    report: Literal[True],
+    **options: Unpack[LoadOptions],
+) -> tuple[Any, RestorePlan]: ...
+@overload
+def load(
+    path: PathLike, like: T, *, report: Literal[False] = False, **options: Unpack[LoadOptions]
+) -> T: ...
+@overload
+def load(
+    path: PathLike, like: T, *, report: Literal[True], **options: Unpack[LoadOptions]
+) -> tuple[T, RestorePlan]: ...
+@overload
+def load(
+    path: PathLike, like: object = None, *, report: bool, **options: Unpack[LoadOptions]
+) -> Any: ...
 @suggest_target("like")
 def load(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
@@ -264,7 +282,9 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             keep between slices, by default 256 MiB.
 
     Returns:
-        The tree; with `report` a tuple of the tree and a `RestorePlan`.
+        The tree; with `report` a tuple of the tree and a `RestorePlan`. For a type checker it has
+        the type of the target, if that holds arrays; of abstract arrays, or without a target, the
+        type is unknown.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -274,7 +294,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
         CorruptionError: Stored data is missing or damaged; names leaf, chunk and file.
     """
     place = resolve_path(path)
-    options = _restore_options(
+    options = restore_options(
         like,
         only=only,
         skip=skip,
@@ -325,76 +345,7 @@ def plan(path: PathLike, like: object = None, **options: Unpack[PlanOptions]) ->
     place = resolve_path(path)
     check_options("plan", options, PlanOptions)
     memory_limit = options.pop("memory_limit", None)
-    return _within(memory_limit).explain(place, _restore_options(like, **options))
-
-
-def check_options(function: str, options: Mapping[str, object], known: type) -> None:
-    """Check the names of keyword options; `known` is the class that declares them.
-
-    Raises:
-        TypeError: The function has no such option.
-    """
-    unknown = min(options.keys() - known.__annotations__.keys(), default=None)
-    if unknown is not None:
-        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
-
-
-def _restore_options(like: object, **options: Unpack[LoadOptions]) -> RestoreOptions:
-    """Convert the options of `load` to restore options.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An option has an invalid value.
-    """
-    casts, sharding = options.pop("cast", "same_kind"), options.pop("sharding", None)
-    check_tree("like", like, instead="a tree of arrays or jax.ShapeDtypeStruct like the result")
-    fallback = options.get("fallback")
-    check_tree("fallback", fallback, instead="a tree with the leaves that may be missing")
-    check_patterns({name: options.get(name) for name in ("only", "skip")})
-    check_rules(options.get("transforms", ()))
-    if "strict" in options:
-        options["strict"] = as_flag("strict", options["strict"])
-    if "lazy" in options:
-        options["lazy"] = as_flag("lazy", options["lazy"])
-    check_callable("map_leaf", options.get("map_leaf"), "Give one that takes a leaf and its name.")
-    for name, values in _CHOICES.items():
-        value: object = options.get(name, values[0])
-        if value not in values:
-            choices = ", ".join(map(repr, values))
-            raise ValueError(f"{name} is {show(value)}; give one of {choices}.")
-    policy = _POLICIES.get(casts) if isinstance(casts, str) else None
-    return RestoreOptions(
-        target=like.tree if isinstance(like, TreeMetadata) else like,
-        match_leaf_types=True,
-        cast_policy=policy or "same_kind",
-        cast_rules={} if policy else casts_by_patterns(casts),
-        sharding_rules=None if sharding is None else shardings_by_patterns(sharding),
-        **cast(Any, options),  # the others are fields of the same names
-    )
-
-
-def shardings_by_patterns(sharding: object) -> PatternMap[jax.sharding.Sharding]:
-    """Convert `sharding=` to patterns; a single sharding applies to all leaves.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    if not isinstance(sharding, Mapping):
-        return {"**": as_sharding(sharding, "sharding")}
-    given = cast(Mapping[Pattern, object], sharding)
-    for pattern in given:
-        compile_pattern(pattern)
-    return {
-        pattern: as_sharding(value, f"sharding[{pattern!r}]") for pattern, value in given.items()
-    }
-
-
-_POLICIES: Mapping[str, Casting] = {policy: policy for policy in get_args(Casting)}
-
-_CHOICES = {
-    "missing": get_args(Missing),
-    "unexpected": get_args(Unexpected),
-}
+    return _within(memory_limit).explain(place, restore_options(like, **options))
 
 
 def _within(memory_limit: int | None) -> TreeIO:

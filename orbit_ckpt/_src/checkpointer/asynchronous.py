@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 from typing_extensions import override
 
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer, warn_of_context
+from orbit_ckpt._src.checkpointer.load_options import AbstractTree
 from orbit_ckpt._src.checkpointer.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -28,6 +29,8 @@ from orbit_ckpt._src.items.pytree import PyTreeMetadataOptions
 from orbit_ckpt._src.items.standard import StandardHandler, StandardRestoreArgs, StandardSaveArgs
 from orbit_ckpt._src.runtime.checks import as_flag
 from orbit_ckpt._src.storage.path import PathLike, resolve_path
+
+T = TypeVar("T")
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -217,6 +220,16 @@ class StandardCheckpointer(AsyncCheckpointer):
             args = StandardSaveArgs(state, save_args)
         super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
 
+    @overload
+    def restore(
+        self,
+        directory: PathLike,
+        target: AbstractTree | CheckpointArgs | None = None,
+        *,
+        strict: bool = True,
+    ) -> Any: ...
+    @overload
+    def restore(self, directory: PathLike, target: T, *, strict: bool = True) -> T: ...
     @override
     def restore(  # pyright: ignore[reportIncompatibleMethodOverride] - Orbax's signature
         self, directory: PathLike, target: object = None, *, strict: bool = True

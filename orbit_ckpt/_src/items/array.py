@@ -99,5 +99,5 @@ class ArrayCheckpointHandler(
 
     def metadata(self, directory: PathLike) -> object:
         """Return metadata of the array without reading it."""
-        tree = self._trees.metadata(directory).tree
-        return tree[self._name] if is_json_object(tree) else tree
+        metadata = self._trees.metadata(directory)
+        return metadata[self._name] if is_json_object(metadata.tree) else metadata.tree

@@ -1,9 +1,10 @@
-"""Changes of the steps of a run, which all its processes make together."""
+"""Changes of the steps of a run, and waits for them, which all its processes make together."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 from orbit_ckpt._src.manager.coordinator import RunCoordinator
@@ -17,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RunChanges(RunQueries):
-    """The steps of a run, with methods that delete and pin them on all processes."""
+    """The steps of a run, with methods that concern all of its processes."""
 
     _coordinator: RunCoordinator
     _writer: StepWriter
@@ -73,6 +74,58 @@ class RunChanges(RunQueries):
             ValueError: The manager is read-only.
         """
         self._set_pinned(step, f"unpin({step})", pinned=False)
+
+    def should_save(self, step: int) -> bool:
+        """Return whether `save` would save a step."""
+        number = as_step(step)
+        return self._writer.decide(number, f"should_save({number})").save
+
+    def install_signal_handler(
+        self, signum: int, *, deadline: float | timedelta | None = None
+    ) -> None:
+        """Save when a signal such as SIGTERM announces the end of the process.
+
+        After the signal `should_save` is true, and `save` returns once the step is durable. The
+        previous signal handler is called too.
+
+        Args:
+            signum: The signal.
+            deadline: Seconds, or `timedelta`, between the signal and the end of the process; `save`
+                raises `TimeoutError` if the step is not durable by then.
+
+        Raises:
+            RuntimeError: This is not the main thread.
+        """
+        self._coordinator.check_open(f"install_signal_handler({signum})")
+        seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
+        self._writer.watch.install(signum, deadline_s=seconds)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether a signal or JAX's preemption service announces the end of the job."""
+        number = as_step(step)
+        return self._writer.reached_preemption(number, f"reached_preemption({number})")
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save and no deletion is in progress.
+
+        Raises:
+            BackgroundSaveError: A save has failed; raised once.
+            StorageError: A deletion has failed; raised once.
+        """
+        self._writer.finish()
+
+    def check_for_errors(self) -> None:
+        """Raise errors of background work without waiting.
+
+        Raises:
+            BackgroundSaveError: A save has failed; raised once.
+            StorageError: A deletion has failed; raised once.
+        """
+        self._writer.check()
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a background save is in progress."""
+        return self._writer.is_running()
 
     def _change(self, call: str, step: int, change: Callable[[int], object]) -> None:
         """Change a step on the primary process once it is durable.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from numpy.typing import DTypeLike
 
-from orbit_ckpt._src.checkpointer.api import LoadOptions, check_options
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.load_options import AbstractTree, LoadOptions, check_options
 from orbit_ckpt._src.checkpointer.options import MultiprocessingOptions
 from orbit_ckpt._src.checkpointer.pending_save import attach_cleanup_errors
 from orbit_ckpt._src.checkpointer.wrong_arguments import suggest_target
 from orbit_ckpt._src.errors import StepAlreadyExistsError
+from orbit_ckpt._src.items.composite import Composite
 from orbit_ckpt._src.items.registry import CheckpointHandlerRegistry
 from orbit_ckpt._src.manager.changes import RunChanges
 from orbit_ckpt._src.manager.coordinator import RunCoordinator
@@ -224,6 +224,57 @@ class CheckpointManager(RunChanges):
         known = {info.step: info.metrics for info in self._store.view.infos()}
         self._change(call, number, lambda _: self._store.own.add(number, path, known[number]))
 
+    @overload
+    def restore(
+        self,
+        step: int | None = None,
+        items: AbstractTree | None = None,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        args: None = None,
+        **options: Unpack[LoadOptions],
+    ) -> Any: ...
+    @overload
+    def restore(
+        self,
+        step: int | None = None,
+        items: None = None,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        *,
+        args: Composite,
+    ) -> Composite: ...
+    @overload
+    def restore(
+        self,
+        step: int | None,
+        items: T,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        args: None = None,
+        **options: Unpack[LoadOptions],
+    ) -> T: ...
+    @overload
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        items: T,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        args: None = None,
+        **options: Unpack[LoadOptions],
+    ) -> T: ...
+    @overload
+    def restore(
+        self,
+        step: int | None = None,
+        items: object = None,
+        restore_kwargs: Mapping[str, Any] | None = None,
+        directory: PathLike | None = None,
+        args: object = None,
+        **options: Unpack[LoadOptions],
+    ) -> Any: ...
     @suggest_target("items")
     def restore(
         self,
@@ -290,59 +341,8 @@ class CheckpointManager(RunChanges):
         """
         if self._steps_to_restore(self._directory, "restore_or_init()").view.latest() is None:
             return initialize(init, sharding)
-        return self.restore(items=abstract_of(init), sharding=sharding, fallback=fallback)
-
-    def should_save(self, step: int) -> bool:
-        """Return whether `save` would save a step."""
-        number = as_step(step)
-        return self._writer.decide(number, f"should_save({number})").save
-
-    def install_signal_handler(
-        self, signum: int, *, deadline: float | timedelta | None = None
-    ) -> None:
-        """Save when a signal such as SIGTERM announces the end of the process.
-
-        After the signal `should_save` is true, and `save` returns once the step is durable. The
-        previous signal handler is called too.
-
-        Args:
-            signum: The signal.
-            deadline: Seconds, or `timedelta`, between the signal and the end of the process; `save`
-                raises `TimeoutError` if the step is not durable by then.
-
-        Raises:
-            RuntimeError: This is not the main thread.
-        """
-        self._coordinator.check_open(f"install_signal_handler({signum})")
-        seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else deadline
-        self._writer.watch.install(signum, deadline_s=seconds)
-
-    def reached_preemption(self, step: int) -> bool:
-        """Return whether a signal or JAX's preemption service announces the end of the job."""
-        number = as_step(step)
-        return self._writer.reached_preemption(number, f"reached_preemption({number})")
-
-    def wait_until_finished(self) -> None:
-        """Wait until no save and no deletion is in progress.
-
-        Raises:
-            BackgroundSaveError: A save has failed; raised once.
-            StorageError: A deletion has failed; raised once.
-        """
-        self._writer.finish()
-
-    def check_for_errors(self) -> None:
-        """Raise errors of background work without waiting.
-
-        Raises:
-            BackgroundSaveError: A save has failed; raised once.
-            StorageError: A deletion has failed; raised once.
-        """
-        self._writer.check()
-
-    def is_saving_in_progress(self) -> bool:
-        """Return whether a background save is in progress."""
-        return self._writer.is_running()
+        target: Any = abstract_of(init)
+        return self.restore(items=target, sharding=sharding, fallback=fallback)
 
     def close(self) -> None:
         """Wait for saves and deletions in progress, and release resources.

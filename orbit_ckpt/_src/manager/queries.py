@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
 from orbit_ckpt._src.drawing import Drawing, Table
@@ -17,6 +17,7 @@ from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.step_items import DEFAULT_ITEM, StepItems
 from orbit_ckpt._src.manager.step_store import StepStore, read_root_metadata
 from orbit_ckpt._src.manager.steps import as_step
+from orbit_ckpt._src.metadata.values import RootMetadata, StepMetadata
 from orbit_ckpt._src.text import shorten
 
 
@@ -70,7 +71,11 @@ class RunQueries:
         """Return metadata of a step's item or items, without reading arrays."""
         return self.metadata(as_step(step)).item_metadata
 
-    def metadata(self, step: int | None = None) -> Any:  # RootMetadata or StepMetadata
+    @overload
+    def metadata(self, step: None = None) -> RootMetadata: ...
+    @overload
+    def metadata(self, step: int) -> StepMetadata: ...
+    def metadata(self, step: int | None = None) -> RootMetadata | StepMetadata:
         """Return `StepMetadata` of a step, or `RootMetadata` of the run; log unreadable metrics.
 
         A step that is being saved is waited for.

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from numpy.typing import DTypeLike
 
-from orbit_ckpt._src.checkpointer.api import LoadOptions, load, prepare_tree
+from orbit_ckpt._src.checkpointer.api import load, prepare_tree
 from orbit_ckpt._src.checkpointer.checkpointer import Checkpointer
+from orbit_ckpt._src.checkpointer.load_options import LoadOptions
 from orbit_ckpt._src.checkpointer.save import handled_item
 from orbit_ckpt._src.checkpointer.telemetry import reported_restore
 from orbit_ckpt._src.errors import CheckpointNotFoundError

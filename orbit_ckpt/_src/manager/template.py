@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
-from orbit_ckpt._src.checkpointer.api import shardings_by_patterns
+from orbit_ckpt._src.checkpointer.load_options import shardings_by_patterns
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError
 from orbit_ckpt._src.items.arguments import is_args
 from orbit_ckpt._src.items.composite import Composite

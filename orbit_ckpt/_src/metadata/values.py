@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -130,6 +130,10 @@ class StringMetadata(Metadata, frozen=True, gc=False, eq=False):
         return hash(StringMetadata)
 
 
+MetadataTree: TypeAlias = Metadata | Mapping[str, "MetadataTree"] | Sequence["MetadataTree"] | None
+"""The containers of a stored tree, with metadata for every leaf."""
+
+
 @dataclass(frozen=True, repr=False)
 class TreeMetadata:
     """Metadata of a tree; itself a pytree with the leaves of `tree`. Prints as a tree with sizes.
@@ -141,8 +145,13 @@ class TreeMetadata:
         custom_metadata: The user's metadata.
     """
 
-    tree: object
+    tree: MetadataTree
     custom_metadata: object = None
+
+    @property
+    def leaves(self) -> dict[str, Metadata]:
+        """Metadata of the leaves by name, `params/dense/kernel`."""
+        return dict(_leaves_below("", self.tree))
 
     def __getitem__(self, key: Any) -> Any:
         return self._container[key]
@@ -292,6 +301,14 @@ def draw_items(title: str, items: Mapping[str, object], footer: Sequence[str] = 
     return _draw_trees(title, trees, [*others, *footer])
 
 
+def _leaves_below(name: str, node: object) -> Iterator[tuple[str, Metadata]]:
+    """Yield the leaves of a tree with their names."""
+    if isinstance(node, Metadata):
+        yield name, node
+    for key, child in _children(node):
+        yield from _leaves_below(f"{name}/{key}" if name else key, child)
+
+
 def _draw_trees(
     title: str, trees: Mapping[str, TreeMetadata], footer: Sequence[str] = ()
 ) -> Drawing:
@@ -307,7 +324,7 @@ def _draw_trees(
             label = f"custom metadata of {name}" if name else "custom metadata"
             lines.append(f"{label}: {shorten(repr(metadata.custom_metadata))}")
     if trees:
-        title += f": {_leaves(total)}, {human_bytes(nbytes)}"
+        title += f": {_count(total)}, {human_bytes(nbytes)}"
     return Drawing(title, [Tree(branches, right={2})] if branches else [], lines)
 
 
@@ -320,11 +337,11 @@ def _branch(label: str, node: object) -> tuple[Branch, int, int]:
         return Branch(label, cells), int(not is_empty), nbytes
     parts = [_branch(name, child) for name, child in children]
     leaves, nbytes = sum(part[1] for part in parts), sum(part[2] for part in parts)
-    cells = _leaves(leaves), "", human_bytes(nbytes)
+    cells = _count(leaves), "", human_bytes(nbytes)
     return Branch(label, cells, [part[0] for part in parts]), leaves, nbytes
 
 
-def _leaves(count: int) -> str:
+def _count(count: int) -> str:
     return "1 leaf" if count == 1 else f"{count} leaves"
 
 

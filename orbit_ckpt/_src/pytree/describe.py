@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from orbit_ckpt._src.errors import FormatError, UnsupportedLeafError
 from orbit_ckpt._src.formats.base import Format
@@ -12,7 +13,7 @@ from orbit_ckpt._src.formats.registry import read_tree
 from orbit_ckpt._src.formats.stored_tree import StoredTree
 from orbit_ckpt._src.metadata.rich_types import decode_rich_types, find_namedtuple, has_rich_types
 from orbit_ckpt._src.metadata.schema import EMPTY_TYPES, LeafRecord
-from orbit_ckpt._src.metadata.values import Metadata, TreeMetadata
+from orbit_ckpt._src.metadata.values import Metadata, MetadataTree, TreeMetadata
 from orbit_ckpt._src.storage.buckets import get_ts_context
 from orbit_ckpt._src.storage.path import as_epath
 from orbit_ckpt._src.tree.build import build_tree
@@ -48,7 +49,7 @@ def describe_tree(
         leaves = DescribedLeaves(source, source.load_batch(), registry)
         found = await leaves.metadata(source.document.leaves)
         tree = rebuild(source, found, rich_types=rich_types)
-        return TreeMetadata(tree, source.document.custom_metadata)
+        return TreeMetadata(cast(MetadataTree, tree), source.document.custom_metadata)
 
     return read_tree(path, read, reader=reader, aggregate=aggregate)
 
