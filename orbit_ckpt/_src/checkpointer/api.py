@@ -13,6 +13,7 @@ from typing import (
 )
 
 import jax
+from msgspec.structs import replace
 from numpy.typing import DTypeLike
 
 from orbit_ckpt._src.checkpointer.load_options import (
@@ -39,6 +40,7 @@ from orbit_ckpt._src.checkpointer.wrong_arguments import (
 )
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.progress import Progress
 from orbit_ckpt._src.pytree.engine import MemoryOptions, TreeIO
 from orbit_ckpt._src.pytree.restore.patterns import cast_on_save, casts_by_patterns
 from orbit_ckpt._src.pytree.restore.target import Casting, Missing, Unexpected
@@ -67,6 +69,7 @@ def save(
     cast: PatternMap[object] | DTypeLike | None = None,
     transforms: Sequence[StateFunction] = (),
     base: PathLike | None = None,
+    progress: bool | Progress | None = None,
 ) -> None:
     """Save a pytree; it is durable when this returns.
 
@@ -85,6 +88,8 @@ def save(
             tree as nested dicts and a tree of `LeafInfo` like it, and returns both changed alike.
         base: An earlier checkpoint: chunks of arrays that it holds are not written again. Both are
             complete checkpoints by themselves, and can be deleted in any order.
+        progress: True for a bar in terminals and notebooks, or a function that is called about ten
+            times a second, on another thread, with the bytes written and their total.
 
     Raises:
         CheckpointExistsError: The path exists and `overwrite` is not set.
@@ -100,7 +105,7 @@ def save(
         1
     """
     request = _save_request(path, tree, overwrite, custom_metadata, cast, transforms, base)
-    save_now(request, SessionOptions())
+    save_now(replace(request, progress=progress), SessionOptions())
 
 
 @_suggest_names
@@ -233,6 +238,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     lazy: bool = False,
     reader: Format | None = None,
     memory_limit: int | None = None,
+    progress: bool | Progress | None = None,
 ) -> Any:  # a tree of any type
     """Load a pytree saved by orbit_ckpt, Orbax or another program.
 
@@ -280,6 +286,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
             computed; a leaf that needs more is loaded alone. None for 64 MiB per core, and no limit
             on data read directly into the result. Also the most bytes of chunks that lazy arrays
             keep between slices, by default 256 MiB.
+        progress: As for `save`, with the bytes read from storage.
 
     Returns:
         The tree; with `report` a tuple of the tree and a `RestorePlan`. For a type checker it has
@@ -311,7 +318,7 @@ def load(  # noqa: PLR0913 - all optional, each about one thing
     )
     trees = _within(memory_limit)
     restore = trees.restore_and_explain if as_flag("report", report) else trees.restore
-    with reported_restore(path):
+    with reported_restore(path, progress):
         return restore(place, options)
 
 

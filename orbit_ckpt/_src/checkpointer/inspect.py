@@ -8,10 +8,12 @@ from orbit_ckpt._src.errors import StepNotFoundError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.files import describe_step
 from orbit_ckpt._src.metadata.values import StepMetadata, TreeMetadata
+from orbit_ckpt._src.progress import Progress, reporting
 from orbit_ckpt._src.pytree.compare.report import CheckpointDiff
 from orbit_ckpt._src.pytree.compare.trees import compare_checkpoints
 from orbit_ckpt._src.pytree.describe import describe_tree
 from orbit_ckpt._src.runtime.checks import as_flag, check_int
+from orbit_ckpt._src.runtime.read_count import counting_reads
 from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.fingerprint import read_consistently
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
@@ -65,6 +67,7 @@ def diff(
     values: bool = False,
     max_bytes: int = _MAX_BYTES,
     reader: Format | tuple[Format | None, Format | None] | None = None,
+    progress: bool | Progress | None = None,
 ) -> CheckpointDiff:
     """Compare two saved pytrees without using a device.
 
@@ -79,6 +82,7 @@ def diff(
             containers, types, shapes and dtypes.
         max_bytes: Approximate number of bytes of values, of both together, to hold at once.
         reader: The format to read, as for `load`, or one for each.
+        progress: As for `save`, with the bytes of values read from both checkpoints.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint; the message says what exists instead.
@@ -102,4 +106,10 @@ def diff(
         max_bytes=max_bytes,
         readers=reader if isinstance(reader, tuple) else (reader, reader),
     )
-    return read_consistently([resolve_path(a), resolve_path(b)], compare)
+    with (
+        reporting(progress, "Comparing") as report,
+        counting_reads(wants_total=report is not None) as count,
+    ):
+        if report is not None:
+            report(count.measure)
+        return read_consistently([resolve_path(a), resolve_path(b)], compare)

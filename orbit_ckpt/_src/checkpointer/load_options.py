@@ -24,6 +24,7 @@ from orbit_ckpt._src.checkpointer.wrong_arguments import (
 )
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.metadata.values import TreeMetadata
+from orbit_ckpt._src.progress import Progress
 from orbit_ckpt._src.pytree.restore.patterns import casts_by_patterns
 from orbit_ckpt._src.pytree.restore.target import Casting, Missing, RestoreOptions, Unexpected
 from orbit_ckpt._src.runtime.checks import as_flag, check_callable, show
@@ -66,6 +67,7 @@ class LoadOptions(PlanOptions, total=False):
 
     map_leaf: Callable[[Any, str], object] | None
     lazy: bool
+    progress: bool | Progress | None
 
 
 def check_options(function: str, options: Mapping[str, object], known: type) -> None:

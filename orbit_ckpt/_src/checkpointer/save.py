@@ -26,6 +26,8 @@ from orbit_ckpt._src.items.arguments import CheckpointArgs
 from orbit_ckpt._src.items.base import CheckpointHandler, typestr_of
 from orbit_ckpt._src.items.phases import stage_item
 from orbit_ckpt._src.metadata.step_details import StepDetails
+from orbit_ckpt._src.progress import Progress as ReportProgress
+from orbit_ckpt._src.progress import reporting
 from orbit_ckpt._src.runtime.cancellation import Cancellation
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave, Progress
 from orbit_ckpt._src.runtime.loop import is_exiting, run_in_background, run_sync
@@ -204,6 +206,7 @@ class SaveRequest(Struct, frozen=True):
         is_incremental: Whether chunks that `base` holds are not written again.
         base: An earlier checkpoint; None without one.
         full_every: See `Base`.
+        progress: What to report the progress of a save in the foreground to; see `reporting`.
     """
 
     path: Path
@@ -217,6 +220,7 @@ class SaveRequest(Struct, frozen=True):
     is_incremental: bool = False
     base: Path | None = None
     full_every: int | None = None
+    progress: bool | ReportProgress | None = None
 
     def from_base(self, root: Path) -> Base | None:
         """Return what the save refers to, given the directory that it writes to."""
@@ -248,17 +252,22 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
     began = time.monotonic()
     session = _open(request, options)
 
-    async def both_phases() -> Commit:
-        session.set_phase("staging")
-        with saving_from(request.from_base(session.directory)):
-            commit = await request.item.stage(session.directory, False)
-        await session.write(commit)
-        return commit
+    with reporting(request.progress, "Saving") as report:
 
-    with storage_errors(request.path, "saving", _ADVICE), session, session.called():
-        commit = run_sync(both_phases())
-        session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
-    _report(request.path, began, request.when_done)
+        async def both_phases() -> Commit:
+            session.set_phase("staging")
+            with saving_from(request.from_base(session.directory)):
+                commit = await request.item.stage(session.directory, False)
+            if report is not None:
+                report(lambda: _bytes_of(commit.progress))
+            await session.write(commit)
+            return commit
+
+        with storage_errors(request.path, "saving", _ADVICE), session, session.called():
+            commit = run_sync(both_phases())
+            session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
+    report_save(request.path, began, nbytes=commit.progress.nbytes, blocked_s=None)
+    _call_when_done(request.path, request.when_done)
 
 
 def begin_save(
@@ -312,8 +321,14 @@ def begin_save(
             raise
         finally:
             snapshots.end_save()
-        await asyncio.to_thread(_report, path, began, when_done, commit)
+        await asyncio.to_thread(report)
 
+    def report() -> None:
+        report_save(path, began, nbytes=commit.progress.nbytes, blocked_s=blocked_s)
+        _reporting.set(commit)  # in the context of this thread, which ends with it
+        _call_when_done(path, when_done)
+
+    blocked_s = time.monotonic() - began
     with session.called():
         outcome = run_in_background(finish())
     is_alone = session.process.is_alone
@@ -388,12 +403,11 @@ def _lazy_arrays_in(value: object) -> Iterator[LazyArray]:
         yield from (leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, LazyArray))
 
 
-def _report(
-    path: Path, began: float, when_done: Callable[[], object] | None, commit: Commit | None = None
-) -> None:
-    report_save(path, began, in_background=commit is not None)
-    if commit is not None:
-        _reporting.set(commit)  # in the context of this thread, which ends with it
+def _bytes_of(progress: Progress) -> tuple[int, int]:
+    return progress.nbytes, progress.total_nbytes
+
+
+def _call_when_done(path: Path, when_done: Callable[[], object] | None) -> None:
     if when_done is None:
         return
     try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec.msgpack
 from msgspec import Struct
 
+from orbit_ckpt._src.checkpointer.telemetry import record_preemption
 from orbit_ckpt._src.errors import CheckpointError, ProcessFailedError
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.jax_process_group import has_preemption_service
@@ -51,6 +52,13 @@ class PreemptionWatch:
         self._deadline_s: float | None = None
         self._previous: dict[int, Any] = {}
         self._installed = False
+        self._reported = False
+
+    def report(self) -> None:
+        """Report to listeners of `jax.monitoring` that the job is about to end, once."""
+        if not self._reported:
+            self._reported = True
+            record_preemption()
 
     def install(self, signum: int, *, deadline_s: float | None) -> None:
         """Watch a signal; the previous handler still runs, unless it would end the process.

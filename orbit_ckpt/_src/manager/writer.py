@@ -154,12 +154,17 @@ class StepWriter:
             call, lambda: self._decide(step, is_preempted, force=force), StepDecision
         )
         self._store.apply_update(decision.update)
+        if decision.is_ending or is_preempted:
+            self.watch.report()
         return decision
 
     def reached_preemption(self, step: int, call: str) -> bool:
         """Return whether the job is about to end; see `decide` for the arguments."""
         is_preempted = self._post_ending(step)
-        return self._coordinator.decide(call, lambda: is_preempted or bool(self._endings()), bool)
+        ends = self._coordinator.decide(call, lambda: is_preempted or bool(self._endings()), bool)
+        if ends:
+            self.watch.report()
+        return ends
 
     def _post_ending(self, step: int) -> bool:
         """Report a signal to the primary; return whether JAX's service announces a preemption."""

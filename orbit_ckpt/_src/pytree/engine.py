@@ -31,6 +31,7 @@ from orbit_ckpt._src.pytree.save.stage import StagingOptions, TreeSaveOptions, s
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process
+from orbit_ckpt._src.runtime.read_count import current_read_count
 from orbit_ckpt._src.storage.incremental import current_base
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry
 
@@ -297,13 +298,18 @@ class TreeIO:
     ) -> T:
         """Resolve a restore and run something on the result."""
         max_bytes = self.memory.read_concurrent_bytes
+        count = current_read_count()
 
         async def read(source: StoredTree) -> T:
             with source.unchanged():
                 if source.read_whole is not None:
                     return cast(T, await asyncio.to_thread(source.read_whole))
                 batch = source.load_batch(max_bytes=max_bytes, resolver=resolver)
-                return await run(await resolve_restore(source, batch, self.registry, options))
+                resolved = await resolve_restore(source, batch, self.registry, options)
+                if count is not None:
+                    count.add(lambda: batch.reader.bytes_read)
+                    count.total += await _bytes_to_read(resolved) if count.wants_total else 0
+                return await run(resolved)
 
         return read_tree(
             path,
@@ -313,3 +319,9 @@ class TreeIO:
             has_target=options.target is not None,
             as_whole=as_whole,
         )
+
+
+async def _bytes_to_read(resolved: ResolvedRestore) -> int:
+    from orbit_ckpt._src.pytree.restore.explain import explain  # noqa: PLC0415 - few ask for it
+
+    return (await explain(resolved)).bytes_read

@@ -131,6 +131,7 @@ class BatchReader:
         self.kept: KeptChunks | None = None
         self._kept_bytes = KEPT_BYTES if max_bytes is None else max_bytes
         self._fetched = ByteCount()
+        self._readings: set[ValueReader] = set()
         self._decoder = TensorStoreReader(
             store, self._chunks, self._fetched, fill_missing=fill_missing
         )
@@ -138,7 +139,7 @@ class BatchReader:
     @property
     def bytes_read(self) -> int:
         """Bytes of chunks fetched so far, as stored; repeated reads count again."""
-        return self._fetched.total
+        return self._fetched.total + sum(reading.nbytes for reading in list(self._readings))
 
     def unlimited(self) -> BatchReader:
         """Return a reader of the same store without a byte limit, for callers on any thread.
@@ -402,9 +403,11 @@ class BatchReader:
     @contextmanager
     def _reading(self, nbytes: int) -> Generator[ValueReader]:
         with ValueReader(nbytes) as reading:
+            self._readings.add(reading)
             try:
                 yield reading
             finally:
+                self._readings.discard(reading)
                 self._fetched.add(reading.nbytes)
 
 

@@ -30,6 +30,7 @@ from orbit_ckpt._src.pytree.compare.report import naming_checkpoint
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
 from orbit_ckpt._src.runtime.limiter import batched
 from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.runtime.read_count import current_read_count
 from orbit_ckpt._src.storage.batch_read import BatchReader
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.region_stream import DECODER_BYTES, RegionStream
@@ -82,6 +83,12 @@ async def compare_leaves(
     objects: list[RecordPair] = []
     firsts = _stored_arrays(a, [pair.a for pair in pairs])
     seconds = _stored_arrays(b, [pair.b for pair in pairs])
+    count = current_read_count()
+    if count is not None:
+        count.add(lambda: a.batch.reader.bytes_read + b.batch.reader.bytes_read)
+        if count.wants_total:
+            stored = [*firsts.values(), *seconds.values()]
+            count.total += sum(one.reader.cost(one.read).stored for one in stored)
     for pair in pairs:
         first, second = firsts.get(pair.a.names), seconds.get(pair.b.names)
         if first is None or second is None:
