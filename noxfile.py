@@ -142,6 +142,13 @@ def clients(session: nox.Session, program: str) -> None:
     session.run("python", CLIENTS / "exchange.py", program, env={"JAX_PLATFORMS": "cpu"})
 
 
+@nox.session(default=False)
+def trackers(session: nox.Session) -> None:
+    """Run the tests of what logs to Weights & Biases and MLflow, with these packages."""
+    session.install("-e", ".", *group("trackers"))
+    session.run("pytest", "tests/trackers", *session.posargs)
+
+
 @nox.session
 def examples(session: nox.Session) -> None:
     """Run every example."""

@@ -254,8 +254,11 @@ PUBLIC = {
     },
     "orbit_ckpt.logging": {
         *("AbstractLogger", "CompositeLogger", "StandardLogger", "step_statistics"),
+        *("MlflowLogger", "TensorBoardLogger", "WandbLogger"),
     },
-    "orbit_ckpt.logging.step_statistics": {"RestoreStepStatistics", "SaveStepStatistics"},
+    "orbit_ckpt.logging.step_statistics": {
+        *("CommitStepStatistics", "RestoreStepStatistics", "SaveStepStatistics"),
+    },
     "orbit_ckpt.options": {
         *("AsyncOptions", "AtomicityMode", "AtomicityOptions", "FileOptions"),
         *("MemoryLimitOptions", "MemoryOptions", "MultiprocessingOptions"),

@@ -8,12 +8,16 @@ from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from orbit_ckpt._src.manager.statistics import AbstractLogger, CompositeLogger, StandardLogger
+    from orbit_ckpt._src.manager.trackers import MlflowLogger, TensorBoardLogger, WandbLogger
     from orbit_ckpt.logging import step_statistics
 
 __all__ = [
     "AbstractLogger",
     "CompositeLogger",
+    "MlflowLogger",
     "StandardLogger",
+    "TensorBoardLogger",
+    "WandbLogger",
     "step_statistics",
 ]
 
@@ -21,6 +25,7 @@ __getattr__, __dir__ = lazy_names(
     globals(),
     {
         "manager.statistics": "AbstractLogger, CompositeLogger, StandardLogger",
+        "manager.trackers": "MlflowLogger, TensorBoardLogger, WandbLogger",
         "": "logging.step_statistics as step_statistics",
     },
 )

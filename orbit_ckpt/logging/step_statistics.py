@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.manager.statistics import RestoreStepStatistics, SaveStepStatistics
+    from orbit_ckpt._src.manager.statistics import (
+        CommitStepStatistics,
+        RestoreStepStatistics,
+        SaveStepStatistics,
+    )
 
 __all__ = [
+    "CommitStepStatistics",
     "RestoreStepStatistics",
     "SaveStepStatistics",
 ]
@@ -17,6 +22,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     globals(),
     {
-        "manager.statistics": "RestoreStepStatistics, SaveStepStatistics",
+        "manager.statistics": "CommitStepStatistics, RestoreStepStatistics, SaveStepStatistics",
     },
 )

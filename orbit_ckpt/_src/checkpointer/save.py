@@ -202,6 +202,7 @@ class SaveRequest(Struct, frozen=True):
         step: Its step, for messages.
         details: Further facts to record about a step.
         when_done: Called once the checkpoint is durable; its exceptions are only logged.
+        record: Called likewise, with the bytes written and the seconds taken.
         is_item: Whether the path is an item to add to the checkpoint that it is in.
         is_incremental: Whether chunks that `base` holds are not written again.
         base: An earlier checkpoint; None without one.
@@ -216,6 +217,7 @@ class SaveRequest(Struct, frozen=True):
     step: int | None = None
     details: StepDetails | None = None
     when_done: Callable[[], object] | None = None
+    record: Callable[[int, float], object] | None = None
     is_item: bool = False
     is_incremental: bool = False
     base: Path | None = None
@@ -266,8 +268,10 @@ def save_now(request: SaveRequest, options: SessionOptions) -> None:
         with storage_errors(request.path, "saving", _ADVICE), session, session.called():
             commit = run_sync(both_phases())
             session.commit(commit.recorded_as or request.item.typestr, commit.finalize)
-    report_save(request.path, began, nbytes=commit.progress.nbytes, blocked_s=None)
-    _call_when_done(request.path, request.when_done)
+    nbytes = commit.progress.nbytes
+    report_save(request.path, began, nbytes=nbytes, blocked_s=None)
+    _call(request.path, request.when_done)
+    _call(request.path, request.record, nbytes, time.monotonic() - began)
 
 
 def begin_save(
@@ -288,7 +292,7 @@ def begin_save(
     """
     began = time.monotonic()
     # the background thread must not hold the request, which holds the caller's arrays
-    path, step, when_done = request.path, request.step, request.when_done
+    path, step, when_done, record = request.path, request.step, request.when_done, request.record
     snapshots = snapshots or Snapshots()
     typestr = request.item.typestr
     session = _open(request, options)
@@ -324,9 +328,11 @@ def begin_save(
         await asyncio.to_thread(report)
 
     def report() -> None:
-        report_save(path, began, nbytes=commit.progress.nbytes, blocked_s=blocked_s)
+        nbytes = commit.progress.nbytes
+        report_save(path, began, nbytes=nbytes, blocked_s=blocked_s)
         _reporting.set(commit)  # in the context of this thread, which ends with it
-        _call_when_done(path, when_done)
+        _call(path, when_done)
+        _call(path, record, nbytes, time.monotonic() - began)
 
     blocked_s = time.monotonic() - began
     with session.called():
@@ -407,10 +413,9 @@ def _bytes_of(progress: Progress) -> tuple[int, int]:
     return progress.nbytes, progress.total_nbytes
 
 
-def _call_when_done(path: Path, when_done: Callable[[], object] | None) -> None:
-    if when_done is None:
-        return
+def _call(path: Path, function: Callable[..., object] | None, *args: object) -> None:
+    """Call a function after a save; the step is durable whatever it does."""
     try:
-        when_done()
-    except Exception:  # the step is durable whatever a user's callback does
-        _logger.exception("%s is saved, but %r failed", path, when_done)
+        _ = function and function(*args)
+    except Exception:  # of a user's function
+        _logger.exception("%s is saved, but %r failed", path, function)

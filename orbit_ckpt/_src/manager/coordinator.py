@@ -54,9 +54,9 @@ class PreemptionWatch:
         self._installed = False
         self._reported = False
 
-    def report(self) -> None:
-        """Report to listeners of `jax.monitoring` that the job is about to end, once."""
-        if not self._reported:
+    def report(self, is_ending: bool) -> None:
+        """Report to listeners of `jax.monitoring` that the job is about to end, if so, once."""
+        if is_ending and not self._reported:
             self._reported = True
             record_preemption()
 

@@ -93,7 +93,8 @@ class CheckpointManager(RunChanges):
                 manager uses it without storing it.
             item_names: Names of items whose handlers follow from their arguments.
             item_handlers: The handler of the only item, or handlers by item.
-            logger: Receives one event per save and restore.
+            logger: Receives an event when a save or a restore returns, and when a step is durable;
+                see `orbit_ckpt.logging`.
             handler_registry: Handlers by item and arguments.
 
         Raises:
@@ -123,7 +124,9 @@ class CheckpointManager(RunChanges):
             self._coordinator.leave(error)
             raise
         handler = self._items.handler
-        self._writer = StepWriter(self._coordinator, handler, self._store, self._options)
+        self._writer = StepWriter(
+            self._coordinator, handler, self._store, self._options, self._events
+        )
         atomicity = self._options.atomicity_options
         self._checkpointer = Checkpointer(handler, atomicity_options=atomicity)
 

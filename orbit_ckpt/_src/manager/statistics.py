@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class AbstractLogger(Protocol):
-    """Receives events, such as one per save and restore of a manager."""
+    """Receives the events of a manager: of saves, of durable steps, and of restores."""
 
     @abstractmethod
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,6 +119,27 @@ class RestoreStepStatistics:
     checkpoint_manager_duration_secs: float | None = None
 
 
+@dataclass
+class CommitStepStatistics:
+    """The event of a step that has become durable, perhaps on another thread.
+
+    Attributes:
+        step: The step.
+        event_type: `"commit"`.
+        directory: The run's directory.
+        nbytes: Bytes that this process has written, as they are in memory.
+        duration_secs: Seconds since the save began.
+        metrics: The metrics given to `save`.
+    """
+
+    step: int | None = None
+    event_type: str | None = "commit"
+    directory: str | None = None
+    nbytes: int | None = None
+    duration_secs: float | None = None
+    metrics: Mapping[str, object] | None = None
+
+
 @dataclass(slots=True)
 class SaveTimes:
     """When the phases of a save began, in seconds since 1970.
@@ -193,6 +215,21 @@ class EventLog:
             now - begun,
         )
 
-    def _send(self, event: SaveStepStatistics | RestoreStepStatistics, duration: float) -> None:
+    def committed(
+        self, step: int, metrics: Mapping[str, object] | None, nbytes: int, seconds: float
+    ) -> None:
+        """Send the event of a step that is durable."""
+        self._send(
+            CommitStepStatistics(
+                step=step, directory=self._directory, nbytes=nbytes, metrics=metrics
+            ),
+            seconds,
+        )
+
+    def _send(
+        self,
+        event: SaveStepStatistics | RestoreStepStatistics | CommitStepStatistics,
+        duration: float,
+    ) -> None:
         if self._logger is not None:
             self._logger.log_entry({**asdict(event), "duration_secs": duration})

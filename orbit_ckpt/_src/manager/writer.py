@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,7 +48,7 @@ from orbit_ckpt._src.manager.save_policies import (
     decide,
 )
 from orbit_ckpt._src.manager.shared_index import IndexUpdate
-from orbit_ckpt._src.manager.statistics import SaveTimes
+from orbit_ckpt._src.manager.statistics import EventLog, SaveTimes
 from orbit_ckpt._src.manager.step_info import StepInfo
 from orbit_ckpt._src.manager.step_store import StepStore
 from orbit_ckpt._src.metadata.step_details import StepDetails
@@ -114,6 +115,7 @@ class StepWriter:
         handler: CompositeHandler,
         store: StepStore,
         options: CheckpointManagerOptions,
+        events: EventLog,
     ) -> None:
         """Make a writer.
 
@@ -122,6 +124,7 @@ class StepWriter:
             handler: Writes the items.
             store: The steps of the run.
             options: When to save, and how.
+            events: Receives an event once a step is durable.
         """
         self.watch = PreemptionWatch()
         self.blocked: timedelta | None = None
@@ -129,7 +132,7 @@ class StepWriter:
         self._coordinator = coordinator
         self._handler = handler
         self._store = store
-        self._options = options
+        self._options, self._events = options, events
         self._async = options.async_options or AsyncOptions()
         self._session = _session_options(options, self._async)
         self._policy = options.decision_policy()
@@ -154,16 +157,14 @@ class StepWriter:
             call, lambda: self._decide(step, is_preempted, force=force), StepDecision
         )
         self._store.apply_update(decision.update)
-        if decision.is_ending or is_preempted:
-            self.watch.report()
+        self.watch.report(decision.is_ending or is_preempted)
         return decision
 
     def reached_preemption(self, step: int, call: str) -> bool:
         """Return whether the job is about to end; see `decide` for the arguments."""
         is_preempted = self._post_ending(step)
         ends = self._coordinator.decide(call, lambda: is_preempted or bool(self._endings()), bool)
-        if ends:
-            self.watch.report()
+        self.watch.report(ends)
         return ends
 
     def _post_ending(self, step: int) -> bool:
@@ -396,6 +397,7 @@ class StepWriter:
             base=self._newest(besides=path) if self._options.incremental else None,
             full_every=self._options.full_every,
             when_done=lambda: self._committed(step, path, metrics),
+            record=partial(self._events.committed, step, metrics),
         )
         if self.saves_at_once(request.decision) and request.decision.seconds is None:
             save_now(save, self._session)
