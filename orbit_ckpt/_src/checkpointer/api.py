@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @_suggest_names
-def save(
+def save(  # noqa: PLR0913 - all optional, each about one thing
     path: PathLike,
     tree: object,
     *,
