@@ -89,7 +89,7 @@ def test_tree_describes_every_leaf(cli: Run, run_directory: Path) -> None:
     assert leaves["opt_state/1"]["kind"] == "None"
     assert leaves["step"]["kind"] == "scalar"
     assert found["bytes"] == sum(leaf["nbytes"] for leaf in leaves.values())
-    lines = cli("tree", run_directory / "10").out.splitlines()
+    lines = cli("tree", run_directory / "10", "--flat").out.splitlines()
     assert len(lines) == 15
     assert lines[-1].startswith("13 leaves, ")
 
@@ -211,7 +211,7 @@ def test_verify_names_damage_and_exits_with_1(cli: Run, own_run: Path) -> None:
     report = cli("verify", own_run, "--json", status=1).json
     (one,) = report["damage"]
     assert (one["leaf"], one["chunk"]) == ("opt_state/0", "opt_state.0/c/0/0")
-    assert "is damaged" in cli("stats", own_run / "20", "--filter", one["leaf"], status=2).err
+    assert "is damaged" in cli("stats", own_run / "20", "--filter", one["leaf"], status=1).out
     assert Path(one["checkpoint"]) == own_run / "20"
     text = cli("verify", own_run / "20", status=1).out
     assert "opt_state.0/c/0/0" in text
@@ -237,12 +237,6 @@ def test_a_later_version_cannot_be_verified_which_is_no_finding(
     cli("cp", own_run / "20", "copy", "--no-verify")
     damage(own_run / "30")
     assert len(cli("verify", own_run, "--json", status=1).json["unverifiable"]) == 1
-
-
-def test_damage_is_an_error_where_values_are_needed(cli: Run, own_run: Path) -> None:
-    damage(own_run / "20")
-    assert "opt_state/0" in cli("stats", own_run / "20", status=2).err
-    cli("tree", own_run / "20")
 
 
 def test_plan_says_what_rules_do(cli: Run, run_directory: Path, tmp_path: Path) -> None:
@@ -491,7 +485,7 @@ def test_a_reader_that_stops_early_is_no_error(run_directory: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout.startswith("leaf")
+    assert done.stdout.startswith("tree")
     assert done.stderr == ""
 
 

@@ -14,12 +14,12 @@ from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
 from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import TransformError, TreeMismatchError, VersionError
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.explain import RestorePlan
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
-from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.flatten import flatten, is_empty_node
 from orbit_ckpt._src.verify.verifier import verify as verify_path
 
@@ -27,8 +27,9 @@ from orbit_ckpt._src.verify.verifier import verify as verify_path
 def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
     """Read every byte of a checkpoint or a run; exit with 1 if something is damaged."""
     known = parse_reader(reader)
+    root = select_step(path)
     with progress_bar("Checking") as progress:
-        report = verify_path(path, max_bytes=memory * 10**6, progress=progress, reader=known)
+        report = verify_path(root, max_bytes=memory * 10**6, progress=progress, reader=known)
     if as_json:
         print_json(
             "verify",
@@ -89,8 +90,9 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     ):
         if value not in allowed:
             raise typer.BadParameter(f"{name} is {value!r}; give {' or '.join(allowed)}.")
+    root = find_checkpoint(path)
     request = RestoreOptions(
-        target=None if like is None else _target(like),
+        target=None if like is None else _target(find_checkpoint(like)),
         match_leaf_types=True,
         transforms=read_rules(rules) if rules is not None else (),
         only=only or None,
@@ -99,23 +101,23 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
         unexpected=cast(Literal["error", "ignore"], unexpected),
     )
     try:
-        found = TreeIO().explain(resolve_path(path), request, on_host=True)
+        found = TreeIO().explain(root, request, on_host=True)
     except (TreeMismatchError, TransformError) as error:
         if as_json:
-            print_json("plan", path=resolve_path(path), possible=False, error=str(error))
+            print_json("plan", path=root, possible=False, error=str(error))
         else:
             echo(f"cannot be restored: {error}", style="red")
         raise typer.Exit(1) from None
     if as_json:
-        _print_plan(path, found)
+        _print_plan(root, found)
     else:
         echo(str(found))
 
 
-def _print_plan(path: str, found: RestorePlan) -> None:
+def _print_plan(path: Path, found: RestorePlan) -> None:
     print_json(
         "plan",
-        path=resolve_path(path),
+        path=path,
         possible=True,
         leaves=[
             {**structs.asdict(leaf), "dtype": None if leaf.dtype is None else str(leaf.dtype)}
@@ -127,7 +129,7 @@ def _print_plan(path: str, found: RestorePlan) -> None:
     )
 
 
-def _target(like: str) -> object:
+def _target(like: Path) -> object:
     """Return a target like the checkpoint's leaves, without their devices."""
     flat = flatten(metadata(like).tree)
     return flat.unflatten([_abstract(value) for value in flat.values])

@@ -48,20 +48,31 @@ def ls(  # noqa: PLR0913, PLR0917 - options of a command
     listing.ls(path, keep_last, keep_every, keep_best, metric, lowest, policy, as_json)
 
 
-def tree(
+def tree(  # noqa: PLR0913, PLR0917 - options of a command
     path: str,
     patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
     depth: Annotated[
         int | None, typer.Option(min=1, help="Group leaves by their first N keys.", metavar="N")
     ] = None,
     sort: Annotated[Order, typer.Option(help="Sort order.")] = Order.TREE,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns, separated by commas: type, size, share, sharding, chunks, compression, "
+            "dtype, shape, bytes.",
+            metavar="NAMES",
+        ),
+    ] = None,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="List leaves by their whole names instead.")
+    ] = False,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """List a checkpoint's leaves: shape, dtype, size, sharding."""
-    from orbit_ckpt._src.cli import inspect  # noqa: PLC0415 - see above
+    """Draw a checkpoint's tree: shape, dtype, size and sharding of every leaf."""
+    from orbit_ckpt._src.cli import draw  # noqa: PLC0415 - see above
 
-    inspect.tree(path, patterns, depth, sort, reader, as_json)
+    draw.tree(path, patterns, depth, sort, columns, flat, reader, as_json)
 
 
 def show(
@@ -75,9 +86,9 @@ def show(
 
     LEAF is the leaf's keys joined by slashes, as `tree` prints them.
     """
-    from orbit_ckpt._src.cli import values  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import show  # noqa: PLC0415 - see above
 
-    values.show(path, leaf, memory, reader, as_json)
+    show.show(path, leaf, memory, reader, as_json)
 
 
 def stats(
@@ -111,7 +122,7 @@ def diff(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Compare two checkpoints; exit with 1 if they differ."""
-    from orbit_ckpt._src.cli import inspect as command  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
 
     command.diff(a, b, values, everything, reader, as_json)
 
@@ -175,9 +186,9 @@ def report(
     describe the newest step, and the page also contains the run's history. It is one self-contained
     file.
     """
-    from orbit_ckpt._src.cli import report  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import report, targets  # noqa: PLC0415 - see above
 
-    report.report(path, output, stats, memory, as_json)
+    report.report(str(targets.select_step(path)), output, stats, memory, as_json)
 
 
 def convert(  # noqa: PLR0913, PLR0917 - options of a command

@@ -11,6 +11,7 @@ from orbit_ckpt._src.checkpointer.copy import convert as convert_checkpoint
 from orbit_ckpt._src.checkpointer.copy import copy_checkpoint
 from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar, stored_bytes
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
+from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
 from orbit_ckpt._src.errors import CheckpointExistsError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.storage.directories import directory_of
@@ -33,10 +34,10 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     as_json: bool,
 ) -> None:
     """Convert a checkpoint of any format to another one."""
-    start, end = resolve_path(source), resolve_path(destination)
+    casts, known = _casts(cast), parse_reader(reader)
+    start, end = find_checkpoint(source, reader=known), resolve_path(destination)
     if not overwrite and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
-    casts, known = _casts(cast), parse_reader(reader)
     # rules may compute with JAX arrays, such as typed keys: on the host, in any width
     for option, value in (("jax_platforms", "cpu"), ("jax_enable_x64", True)):
         jax.config.update(option, value)  # pyright: ignore[reportUnknownMemberType] - untyped
@@ -83,9 +84,9 @@ def _casts(texts: list[str]) -> dict[str, object]:
 
 def cp(source: str, destination: str, overwrite: bool, check: bool, as_json: bool) -> None:
     """Copy a checkpoint."""
-    start, end = resolve_path(source), resolve_path(destination)
+    start, end = select_step(source), resolve_path(destination)
     if locate(start).kind is Kind.RUN:
-        raise ValueError(f"{start} is a run; give one of its steps.")
+        raise ValueError(f"{start} is a run; give one of its steps, such as {start}@latest.")
     if not overwrite and directory_of(end).has_local_files and end.exists():
         raise CheckpointExistsError(f"{end} exists already. Pass --overwrite, or another path.")
     with progress_bar("Copying") as progress:

@@ -6,32 +6,27 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.checkpointer.inspect import diff as compare
 from orbit_ckpt._src.checkpointer.inspect import metadata
-from orbit_ckpt._src.cli.options import Order
 from orbit_ckpt._src.cli.output import (
     echo,
     format_time,
     human_bytes,
     print_json,
-    print_table,
     print_unfinished,
     stored_bytes,
 )
-from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.locate import Located
 from orbit_ckpt._src.formats.orbax.layout import holds_tree
 from orbit_ckpt._src.guards import is_mapping
 from orbit_ckpt._src.metadata.files import read_step
 from orbit_ckpt._src.metadata.values import ArrayMetadata, ScalarMetadata, StringMetadata
-from orbit_ckpt._src.pytree.compare.report import LeafChange
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.layout import ARRAY_METADATAS, OCDBT_DATA, is_process_directory
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.transform.patterns import explain_unmatched, join_name, names_matching
 from orbit_ckpt._src.tree.build import is_empty_container, leaves_of
 from orbit_ckpt._src.tree.keypath import NamePath, name_path
@@ -83,7 +78,7 @@ class Leaf(Struct, frozen=True):
 
 
 def list_leaves(
-    path: str, patterns: Sequence[str] = (), reader: Format | None = None
+    path: PathLike, patterns: Sequence[str] = (), reader: Format | None = None
 ) -> list[Leaf]:
     """Return the leaves of a checkpoint in order without reading arrays.
 
@@ -209,108 +204,3 @@ def list_checkpoint(located: Located, unfinished: Sequence[str], as_json: bool) 
     for key, value in document.custom_metadata.items():
         echo(f"{key}: {value}")
     print_unfinished(unfinished)
-
-
-def tree(
-    path: str,
-    patterns: list[str],
-    depth: int | None,
-    sort: Order,
-    reader: str | None,
-    as_json: bool,
-) -> None:
-    """List the leaves of a checkpoint: names, shapes, dtypes, sizes, shardings."""
-    leaves = list_leaves(path, patterns, parse_reader(reader))
-    total = sum(leaf.nbytes for leaf in leaves)
-    if depth is not None:
-        _print_groups(path, _group(leaves, depth), sort, total, as_json)
-        return
-    leaves = _sorted(leaves, sort)
-    if as_json:
-        rows = [leaf.fields for leaf in leaves]
-        print_json("tree", path=resolve_path(path), leaves=rows, bytes=total)
-        return
-    cells = [
-        [
-            leaf.name or "(the tree)",
-            leaf.description,
-            human_bytes(leaf.nbytes) if leaf.shape is not None else "",
-            leaf.sharding or "",
-        ]
-        for leaf in leaves
-    ]
-    print_table(["leaf", "type", "size", "sharding"], cells, right={"size"})
-    echo(f"{len(leaves)} leaves, {human_bytes(total)}")
-
-
-def _sorted(leaves: list[Leaf], order: Order) -> list[Leaf]:
-    match order:
-        case Order.TREE:
-            return leaves
-        case Order.NAME:
-            return sorted(leaves, key=lambda leaf: leaf.name)
-        case Order.SIZE:
-            return sorted(leaves, key=lambda leaf: -leaf.nbytes)
-
-
-def _group(leaves: Sequence[Leaf], depth: int) -> list[Leaf]:
-    """Return one entry for all leaves with the same first keys."""
-    groups: dict[NamePath, list[Leaf]] = {}
-    for leaf in leaves:
-        groups.setdefault(leaf.keys[:depth], []).append(leaf)
-    return [
-        Leaf(keys, f"{len(found)} leaves", nbytes=sum(leaf.nbytes for leaf in found))
-        if len(found) > 1 or found[0].keys != keys
-        else found[0]
-        for keys, found in groups.items()
-    ]
-
-
-def _print_groups(path: str, groups: list[Leaf], order: Order, total: int, as_json: bool) -> None:
-    groups = _sorted(groups, order)
-    if as_json:
-        rows = [
-            {"name": group.name, "description": group.description, "nbytes": group.nbytes}
-            for group in groups
-        ]
-        print_json("tree", path=resolve_path(path), groups=rows, bytes=total)
-        return
-    cells = [
-        [group.name, group.description, human_bytes(group.nbytes), _share(group.nbytes, total)]
-        for group in groups
-    ]
-    print_table(["below", "type", "size", "share"], cells, right={"size", "share"})
-
-
-def _share(nbytes: int, total: int) -> str:
-    return f"{100 * nbytes / total:.1f} %" if total else ""
-
-
-def diff(a: str, b: str, values: bool, everything: bool, reader: str | None, as_json: bool) -> None:
-    """Compare two checkpoints; exit with 1 if they differ."""
-    found = compare(a, b, values=values, reader=parse_reader(reader))
-    if as_json:
-        print_json(
-            "diff",
-            a=found.a,
-            b=found.b,
-            same=found.is_same,
-            values_compared=found.has_values,
-            common=found.common,
-            only_in_a=[_fields(leaf) for leaf in found.only_in_a],
-            only_in_b=[_fields(leaf) for leaf in found.only_in_b],
-            changed=[_change(change) for change in found.changed],
-            notes=[_change(change) for change in found.notes],
-        )
-    else:
-        echo(found.describe(most=None) if everything else str(found))
-    if found:
-        raise typer.Exit(1)
-
-
-def _fields(leaf: object) -> dict[str, object]:
-    return {name: getattr(leaf, name) for name in ("path", "leaf", "renamed")}
-
-
-def _change(change: LeafChange) -> dict[str, object]:
-    return {"path": change.path, "what": change.what, "detail": change.detail}

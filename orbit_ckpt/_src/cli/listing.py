@@ -10,7 +10,6 @@ from orbit_ckpt._src.cli.output import (
     human_bytes,
     human_number,
     print_json,
-    print_table,
     print_unfinished,
 )
 from orbit_ckpt._src.cli.runs import (
@@ -20,9 +19,10 @@ from orbit_ckpt._src.cli.runs import (
     list_run,
     unfinished_saves,
 )
+from orbit_ckpt._src.cli.tables import print_table
+from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import locate
-from orbit_ckpt._src.storage.path import resolve_path
 
 
 def ls(  # noqa: PLR0913, PLR0917 - options of a command
@@ -36,7 +36,7 @@ def ls(  # noqa: PLR0913, PLR0917 - options of a command
     as_json: bool,
 ) -> None:
     """List the steps of a run, or the items of a checkpoint."""
-    root = resolve_path(path)
+    root = select_step(path, quiet=True)
     located = locate(root)
     try:
         entries = list_run(located)

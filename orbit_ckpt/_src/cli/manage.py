@@ -10,7 +10,6 @@ from orbit_ckpt._src.cli.output import (
     echo,
     human_bytes,
     print_json,
-    print_table,
     stored_bytes,
 )
 from orbit_ckpt._src.cli.runs import (
@@ -19,6 +18,8 @@ from orbit_ckpt._src.cli.runs import (
     ListedStep,
     list_run,
 )
+from orbit_ckpt._src.cli.tables import print_table
+from orbit_ckpt._src.cli.targets import select_step
 from orbit_ckpt._src.errors import CheckpointNotFoundError
 from orbit_ckpt._src.formats.locate import Kind, locate
 from orbit_ckpt._src.formats.runs import is_one_checkpoint
@@ -39,7 +40,7 @@ _ADVICE = "Check the permissions there."
 
 def rm(path: str, yes: bool, force: bool, as_json: bool) -> None:
     """Delete one checkpoint, or the remains of a save or conversion that died."""
-    directory = resolve_path(path)
+    directory = select_step(path)
     place = directory_of(directory)
     if place.has_local_files and partial_of(directory.name) is not None:
         _remove_partial(directory, yes=yes, as_json=as_json)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,15 @@ SCHEMA = 1
 """Version of the JSON that commands print; fields are added without changing it."""
 
 
+def is_coloured() -> bool:
+    """Return whether output goes to a terminal, or is to be coloured all the same."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
 def echo(text: str = "", *, style: str | None = None) -> None:
     """Print lines, in colour on a terminal."""
     text = visible(text)
-    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+    if not is_coloured():
         sys.stdout.write(f"{text}\n")
         return
     from rich.console import Console  # noqa: PLC0415 - an extra that only terminals need
@@ -33,39 +38,6 @@ def echo(text: str = "", *, style: str | None = None) -> None:
 
     console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
     console.print(Text(text, style=style or ""), soft_wrap=True)
-
-
-def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
-) -> None:
-    """Print a table.
-
-    Args:
-        header: Names of the columns; columns that are empty in all rows are omitted.
-        rows: The cells of every row.
-        right: Names of the right-aligned columns.
-    """
-    rows = [[_cell(cell) for cell in row] for row in rows]
-    columns = [
-        _column(title, [row[i] for row in rows], is_right=title in right)
-        for i, title in enumerate(header)
-        if not rows or any(row[i] for row in rows)
-    ]
-    title, *lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)] or [""]
-    echo(title, style="bold")
-    if lines:
-        sys.stdout.write("\n".join([*lines, ""]))  # one call: a terminal is slow with 20,000
-
-
-def _cell(text: str) -> str:
-    return text if text.isprintable() else visible(text).replace("\n", "\\n")
-
-
-def _column(title: str, cells: Sequence[str], *, is_right: bool) -> list[str]:
-    """Return a column with its title, all of one width."""
-    width = max(len(title), max(map(len, cells), default=0))
-    justify = str.rjust if is_right else str.ljust
-    return [justify(cell, width) for cell in (title, *cells)]
 
 
 def print_json(command: str, **fields: object) -> None:

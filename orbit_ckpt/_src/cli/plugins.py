@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from orbit_ckpt._src.cli.output import echo, print_json, print_table
+from orbit_ckpt._src.cli.output import echo, print_json
+from orbit_ckpt._src.cli.tables import print_table
 from orbit_ckpt._src.errors import PluginConflictError
 from orbit_ckpt._src.formats.base import BUILT_IN
 from orbit_ckpt._src.plugins import Plugin, PluginRegistry, choose

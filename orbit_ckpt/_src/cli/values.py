@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import cast
@@ -11,21 +11,22 @@ import numpy as np
 import typer
 
 from orbit_ckpt._src.arrays.dtypes import HostArray, storable
-from orbit_ckpt._src.arrays.slices import chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
 from orbit_ckpt._src.checkpointer.api import load
-from orbit_ckpt._src.cli.inspect import Leaf, choose, list_leaves
+from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.output import (
     echo,
-    human_bytes,
     human_number,
     print_json,
-    print_table,
     progress_bar,
 )
 from orbit_ckpt._src.cli.readers import parse_reader
+from orbit_ckpt._src.cli.tables import print_table
+from orbit_ckpt._src.cli.targets import find_checkpoint
+from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.formats.base import Format
-from orbit_ckpt._src.storage.path import resolve_path
+from orbit_ckpt._src.storage.path import PathLike
 from orbit_ckpt._src.storage.region_stream import RegionStream
 from orbit_ckpt._src.text import shorten_list
 from orbit_ckpt._src.tree.flatten import flatten
@@ -34,21 +35,24 @@ from orbit_ckpt._src.type_handlers.base import load_batch_of
 from orbit_ckpt._src.type_handlers.lazy import LazyArray, LazyLeaf
 
 _THREADS = 4
-_COPIES = 4
+COPIES = 4
 """What is held of a block: as stored, as its dtype, as float64 and a mask."""
 
-_SHOWN = 200
-_WIDTH = 110
+_DAMAGE = 8
+"""Maximum number of damaged chunks to list."""
 
 
-def open_leaves(path: str, reader: Format | None = None) -> dict[NamePath, object]:
+def open_leaves(path: PathLike, reader: Format | None = None) -> dict[NamePath, object]:
     """Return leaves by keys: arrays as `LazyArray`, which use no device until `get` is called."""
     flat = flatten(load(path, lazy=True, reader=reader))
     return dict(zip(flat.names, flat.values, strict=True))
 
 
 def statistics_of(
-    value: object, max_bytes: int, advance: Callable[[int], object]
+    value: object,
+    max_bytes: int,
+    advance: Callable[[int], object],
+    damage: list[CorruptionError] | None = None,
 ) -> ArrayStatistics | None:
     """Return the statistics of a leaf, None if it has no numbers.
 
@@ -56,17 +60,27 @@ def statistics_of(
         value: A result of `open_leaves`.
         max_bytes: Approximate number of bytes to hold at once.
         advance: Called with the size in bytes of each block once it is measured.
+        damage: Receives the errors of damaged chunks, which the statistics then leave out; without
+            it the first one is raised.
     """
-    if isinstance(value, LazyArray):
-        if value.leaf.key_impl is not None:
-            return None
-        found = ArrayStatistics()
-        for block in _blocks(value.leaf, max_bytes):
-            found = found.merge(measure(block))
-            advance(block.nbytes)
-        return found
-    host = as_host(value)
-    return None if host is None else measure(host)
+    if not isinstance(value, LazyArray):
+        host = as_host(value)
+        return None if host is None else measure(host)
+    if value.leaf.key_impl is not None:
+        return None
+    found = ArrayStatistics()
+    for chunk in _chunks(value.leaf):
+        part = ArrayStatistics()
+        try:
+            for block in _blocks(value.leaf, chunk, max_bytes):
+                part = part.merge(measure(block))
+                advance(block.nbytes)
+            found = found.merge(part)  # a streamed chunk is known to be intact at its end
+        except CorruptionError as error:
+            if damage is None:
+                raise
+            damage.append(error)
+    return found
 
 
 def as_host(value: object) -> HostArray | None:
@@ -77,26 +91,29 @@ def as_host(value: object) -> HostArray | None:
     return None
 
 
-def _blocks(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
-    """Yield all values of an array in blocks, reading each chunk once."""
+def _chunks(leaf: LazyLeaf) -> Iterator[Region]:
+    """Yield the boxes of an array's chunks; the last ones may exceed the array."""
+    shape = leaf.read.layout.chunk_shape
+    for index in chunk_indices(whole(leaf.shape), shape):
+        yield chunk_region(index, shape)
+
+
+def _blocks(leaf: LazyLeaf, chunk: Region, max_bytes: int) -> Iterator[HostArray]:
+    """Yield the values of one chunk in blocks, reading it once."""
     layout = leaf.read.layout
     reader = load_batch_of(leaf.info).reader
-    everything = whole(leaf.shape)
-    for index in chunk_indices(everything, layout.chunk_shape):
-        box = chunk_region(index, layout.chunk_shape)
-        region = everything.intersect(box)
-        if region is None:
-            continue
-        is_small = layout.chunk_nbytes <= max_bytes
-        if region == box or is_small or not reader.can_stream(layout):
-            yield from leaf.blocks(region, max_bytes)
-            continue
-        # a chunk that exceeds the array and the limit: stream through it once
-        elements = max(1, max_bytes // layout.dtype.itemsize)
-        with leaf.directory.reading(leaf.info.label):
-            stream = RegionStream(reader, leaf.read)
-            for part in split_by_rows(region, (1,) * len(region.shape), elements):
-                yield stream.next(part).view(leaf.logical)
+    region = whole(leaf.shape).intersect(chunk)
+    if region is None:
+        return
+    if region == chunk or layout.chunk_nbytes <= max_bytes or not reader.can_stream(layout):
+        yield from leaf.blocks(region, max_bytes)
+        return
+    # a chunk that exceeds the array and the limit: stream through it once
+    elements = max(1, max_bytes // layout.dtype.itemsize)
+    with leaf.directory.reading(leaf.info.label):
+        stream = RegionStream(reader, leaf.read)
+        for part in split_by_rows(region, (1,) * len(region.shape), elements):
+            yield stream.next(part).view(leaf.logical)
 
 
 def stats(
@@ -107,32 +124,71 @@ def stats(
     reader: str | None,
     as_json: bool,
 ) -> None:
-    """Print minimum, maximum, mean, L2 norm and counts of NaN and Inf of every leaf."""
+    """Print minimum, maximum, mean, L2 norm and counts of NaN and Inf of every leaf.
+
+    Exit with 1 if a chunk is damaged; the statistics leave it out.
+    """
     known = parse_reader(reader)
-    leaves = list_leaves(path, patterns, known)
+    root = find_checkpoint(path, reader=known)
+    leaves = list_leaves(root, patterns, known)
+    damage: dict[NamePath, list[CorruptionError]] = {}
     with progress_bar("Reading") as progress:
-        found = measure_all(path, leaves, memory * 10**6, progress, reader=known)
+        found = measure_all(root, leaves, memory * 10**6, progress, reader=known, damage=damage)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
     if as_json:
-        rows = [{"name": leaf.name, **statistics_fields(found[leaf.keys])} for leaf in leaves]
-        print_json("stats", path=resolve_path(path), leaves=rows, not_finite=bad)
+        rows = [
+            {
+                "name": leaf.name,
+                **statistics_fields(found[leaf.keys]),
+                "damage": [str(error) for error in damage.get(leaf.keys, ())],
+            }
+            for leaf in leaves
+        ]
+        print_json("stats", path=root, leaves=rows, not_finite=bad)
     else:
-        header = ["leaf", "type", "min", "max", "mean", "l2", "nan", "inf"]
-        cells = [[leaf.name, leaf.description, *_cells(found[leaf.keys])] for leaf in leaves]
-        print_table(header, cells, right=set(header[2:]))
+        _print_statistics(leaves, found, damage)
         if bad:
-            echo(f"not finite: {shorten_list(bad, 8)}", style="red")
-    if fail_on_nan and bad:
+            echo(f"not finite: {shorten_list(bad, 8)}", style="yellow")
+        print_damage([error for errors in damage.values() for error in errors])
+    if damage or (fail_on_nan and bad):
         raise typer.Exit(1)
 
 
+def _print_statistics(
+    leaves: Sequence[Leaf],
+    found: Mapping[NamePath, ArrayStatistics | None],
+    damage: Mapping[NamePath, Sequence[CorruptionError]],
+) -> None:
+    header = ["leaf", "type", "min", "max", "mean", "l2", "nan", "inf", "problem"]
+    cells: list[list[str]] = []
+    styles: dict[int, str] = {}
+    for i, leaf in enumerate(leaves):
+        statistics, problem = found[leaf.keys], ""
+        if statistics is not None and statistics.nans + statistics.infs:
+            problem, styles[i] = "not finite", "yellow"
+        if leaf.keys in damage:
+            problem, styles[i] = "damaged", "red"
+            statistics = statistics if statistics is not None and statistics.size else None
+        cells.append([leaf.name, leaf.description, *_cells(statistics), problem])
+    print_table(header, cells, right=set(header[2:-1]), styles=styles)
+
+
+def print_damage(errors: Sequence[CorruptionError]) -> None:
+    """Print what is damaged, and that the rest is complete."""
+    for error in errors[:_DAMAGE]:
+        echo(f"damaged: {error}", style="red")
+    if len(errors) > _DAMAGE:
+        echo(f"... and {len(errors) - _DAMAGE} more; `verify` lists all", style="red")
+
+
 def measure_all(
-    path: str,
+    path: PathLike,
     leaves: Sequence[Leaf],
     max_bytes: int,
     progress: Callable[[int, int], None],
     *,
     reader: Format | None = None,
+    damage: dict[NamePath, list[CorruptionError]] | None = None,
 ) -> dict[NamePath, ArrayStatistics | None]:
     """Return the statistics of leaves by keys.
 
@@ -142,9 +198,11 @@ def measure_all(
         max_bytes: Approximate number of bytes of values to hold at once.
         progress: Called with the bytes measured so far and their total.
         reader: The format to read, None to detect it.
+        damage: Receives the errors of damaged chunks, which the statistics then leave out; without
+            it the first one is raised.
     """
     values = open_leaves(path, reader)
-    block = max(1, max_bytes // (_THREADS * _COPIES))
+    block = max(1, max_bytes // (_THREADS * COPIES))
     total = sum(leaf.nbytes for leaf in leaves)
     done = 0
     lock, stopped = Lock(), Event()
@@ -157,14 +215,23 @@ def measure_all(
             done += nbytes
             progress(done, total)
 
+    found: dict[NamePath, list[CorruptionError]] = {leaf.keys: [] for leaf in leaves}
     with ThreadPoolExecutor(_THREADS) as pool:
         futures = {
-            leaf.keys: pool.submit(statistics_of, values[leaf.keys], block, advance)
+            leaf.keys: pool.submit(
+                statistics_of,
+                values[leaf.keys],
+                block,
+                advance,
+                None if damage is None else found[leaf.keys],
+            )
             for leaf in leaves
         }
         try:
             return {keys: future.result() for keys, future in futures.items()}
         finally:
+            if damage is not None:
+                damage.update((keys, errors) for keys, errors in found.items() if errors)
             stopped.set()  # after an error or an interrupt the other threads end soon
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -180,96 +247,3 @@ def _cells(found: ArrayStatistics | None) -> list[str]:
         return [""] * 6
     numbers = [human_number(n) for n in (found.min, found.max, found.mean, found.l2)]
     return [*numbers, str(found.nans), str(found.infs)]
-
-
-def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -> None:
-    """Print one leaf: its metadata, its statistics, and the values in its corners."""
-    form = parse_reader(reader)
-    leaves = list_leaves(path, reader=form)
-    same = [found for found in leaves if found.name == leaf]
-    if not same:
-        names = choose([found.name for found in leaves], [leaf])  # the error lists what exists
-        same = [found for found in leaves if [found.name] == names]
-    if not same:
-        raise ValueError(f"{leaf!r} is a pattern; give the name of one leaf.")
-    if len(same) > 1:
-        keys = " and ".join(str(list(found.keys)) for found in same)
-        raise ValueError(f"{leaf!r} is the name of {len(same)} leaves, with the keys {keys}.")
-    (known,) = same
-    value = open_leaves(path, form)[known.keys]
-    with progress_bar("Reading") as progress:
-        done = 0
-
-        def advance(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            progress(done, known.nbytes)
-
-        found = statistics_of(value, memory * 10**6 // _COPIES, advance)
-    corners = _corners(value)
-    if as_json:
-        print_json(
-            "show",
-            path=resolve_path(path),
-            leaf=known.fields,
-            statistics=statistics_fields(found),
-            corners=None if corners is None else corners[1],
-            indices=None if corners is None else corners[0],
-            value=value if isinstance(value, str) else None,
-        )
-        return
-    _print_leaf(known, value, found)
-    if corners is not None:
-        echo()
-        edge = _edge(corners[1].ndim)
-        echo(_array_text(corners[1], edge))
-
-
-def _print_leaf(leaf: Leaf, value: object, found: ArrayStatistics | None) -> None:
-    echo(leaf.name, style="bold")
-    rows = [("type", leaf.description)]
-    if leaf.shape is not None:
-        rows.append(("size", human_bytes(leaf.nbytes)))
-    rows += [("sharding", leaf.sharding or ""), ("compression", leaf.compression or "")]
-    if leaf.chunk_shape is not None:
-        rows.append(("chunks", str(list(leaf.chunk_shape))))
-    if found is not None:
-        numbers = (("min", found.min), ("max", found.max), ("mean", found.mean), ("l2", found.l2))
-        rows += [(name, human_number(number)) for name, number in numbers]
-        rows += [("nan", str(found.nans)), ("inf", str(found.infs))]
-    if isinstance(value, str | bytes):
-        rows.append(("value", f"{value[:_SHOWN]!r}{' ...' if len(value) > _SHOWN else ''}"))
-    for name, text in rows:
-        if text:
-            echo(f"  {name:13}{text}")
-
-
-def _array_text(corners: HostArray, edge: int) -> str:
-    return np.array2string(corners, max_line_width=_WIDTH, precision=5, threshold=0, edgeitems=edge)
-
-
-def _edge(rank: int) -> int:
-    """Return the number of values shown at each end of a dimension."""
-    return 3 if rank < 3 else 2 if rank == 3 else 1
-
-
-def _corners(value: object) -> tuple[list[list[int]], HostArray] | None:
-    """Return the values in the corners of an array, and their indices along every dimension.
-
-    A long dimension yields one value more than is shown, so that the gap is visible.
-    """
-    if isinstance(value, LazyArray):
-        if value.leaf.key_impl is not None:
-            return None
-        shape = value.shape
-    else:
-        host = as_host(value)
-        if host is None:
-            return None
-        value, shape = host, host.shape
-    edge = _edge(len(shape))
-    indices = [
-        list(range(n)) if n <= 2 * edge + 1 else [*range(edge + 1), *range(n - edge, n)]
-        for n in shape
-    ]
-    return indices, np.asarray(value[np.ix_(*indices)] if shape else value[...])
