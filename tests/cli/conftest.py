@@ -33,6 +33,7 @@ COMMAND = [sys.executable, "-m", "orbit_ckpt.cli"]
 
 ENVIRONMENT = {
     **os.environ,
+    "ORBIT_CKPT_CACHE": "",  # records nothing
     "JAX_PLATFORMS": "no-such-platform",  # an error as soon as a command asks for a device
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
 }

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from orbit_ckpt._src.arrays.dtypes import is_prng_dtype
 from orbit_ckpt._src.checkpointer.inspect import metadata
+from orbit_ckpt._src.cli.health import record_verified
 from orbit_ckpt._src.cli.output import echo, print_json, progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader, read_rules
 from orbit_ckpt._src.cli.targets import find_checkpoint, select_step
@@ -30,6 +31,9 @@ def verify(path: str, memory: int, reader: str | None, as_json: bool) -> None:
     root = select_step(path)
     with progress_bar("Checking") as progress:
         report = verify_path(root, max_bytes=memory * 10**6, progress=progress, reader=known)
+    for checkpoint in report.checkpoints:
+        damaged = sum(Path(one.checkpoint) == checkpoint for one in report.damage)
+        record_verified(checkpoint, damaged)
     if as_json:
         print_json(
             "verify",

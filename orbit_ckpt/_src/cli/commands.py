@@ -127,6 +127,73 @@ def diff(
     command.diff(a, b, values, everything, reader, as_json)
 
 
+def du(
+    path: str,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Show what takes the disk space of a run or a checkpoint.
+
+    Bytes that steps share by hard links are counted once in the total.
+    """
+    from orbit_ckpt._src.cli import usage  # noqa: PLC0415 - see above
+
+    usage.du(path, as_json)
+
+
+def watch(
+    path: str,
+    interval: Annotated[
+        float, typer.Option(min=0.05, help="Seconds between two looks.", metavar="SECONDS")
+    ] = 2.0,
+    until: Annotated[
+        int | None, typer.Option(help="End when this step exists.", metavar="STEP")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON for every step.")
+    ] = False,
+) -> None:
+    """Follow a run: print steps as they appear, with sizes and metrics.
+
+    On a terminal, the last line shows saves in progress and the time left.
+    """
+    from orbit_ckpt._src.cli import watch as command  # noqa: PLC0415 - see above
+
+    command.watch(path, interval, until, as_json)
+
+
+def export(
+    path: str,
+    leaf: str,
+    output: Path,
+    cast: Annotated[
+        str | None, typer.Option(help="Convert to this dtype, such as float32.", metavar="DTYPE")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
+    reader: Annotated[str | None, READER_OPTION] = None,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Write a leaf to a .npy file, or several to a .npz file."""
+    from orbit_ckpt._src.cli import export as command  # noqa: PLC0415 - see above
+
+    command.export(path, leaf, output, cast, overwrite, reader, as_json)
+
+
+def pin(paths: list[str], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+    """Protect steps from deletion."""
+    from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
+
+    pins.pin(paths, as_json)
+
+
+def unpin(paths: list[str], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+    """Stop protecting steps from deletion."""
+    from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
+
+    pins.unpin(paths, as_json)
+
+
 def verify(
     path: str,
     memory: Annotated[
@@ -324,5 +391,10 @@ def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
     plugins.plugins(as_json)
 
 
-COMMANDS = (ls, tree, show, stats, diff, verify, plan, report, convert, cp, rm, prune, plugins)
+COMMANDS = (
+    *(ls, tree, show, stats, diff, verify, du, watch, report),
+    *(plan, convert, export, cp),
+    *(pin, unpin, rm, prune),
+    plugins,
+)
 """The commands in the order of the help."""

@@ -113,6 +113,22 @@ def choose(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if name in found]
 
 
+def choose_leaves(leaves: Sequence[Leaf], pattern: str) -> list[Leaf]:
+    """Return the leaves of a name, or those that a pattern matches.
+
+    Raises:
+        ValueError: There is none, or several leaves have the name.
+    """
+    same = [found for found in leaves if found.name == pattern]
+    if not same:
+        names = set(choose([found.name for found in leaves], [pattern]))  # raises if none matches
+        return [found for found in leaves if found.name in names]
+    if len(same) > 1:
+        keys = " and ".join(str(list(found.keys)) for found in same)
+        raise ValueError(f"{pattern!r} is the name of {len(same)} leaves, with the keys {keys}.")
+    return same
+
+
 def _describe(keys: NamePath, value: object) -> Leaf:
     if is_empty_container(value):
         return Leaf(keys, "None" if value is None else f"empty {type(value).__name__}")

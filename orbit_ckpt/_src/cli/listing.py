@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from orbit_ckpt._src.cli.health import StepHealth, read_health
+from orbit_ckpt._src.cli.metrics import best_step, has_nan, is_lower_better, metric_names
 from orbit_ckpt._src.cli.output import (
     format_time,
     human_bytes,
@@ -67,18 +69,26 @@ def _list_run(
     infos = [entry.info for entry in entries]
     kept = keeping.rules(infos) if keeping.is_given else None
     if as_json:
+        marks = _marks(root, entries, metric_names(infos))
         steps = [
-            step_fields(entry) | {"kept_by": None if kept is None else kept[entry.info.step]}
+            step_fields(entry)
+            | {
+                "kept_by": None if kept is None else kept[entry.info.step],
+                "marks": marks[entry.info.step],
+            }
             for entry in entries
         ]
         print_json("ls", kind="run", path=root, steps=steps, unfinished=unfinished)
         return
-    names = list(dict.fromkeys(name for info in infos for name in info.metrics or ()))
+    names = metric_names(infos)
+    marks = _marks(root, entries, names)
     header = ["step", "size", "time", *names, "marks", "kept by", "name"]
     rows: list[list[str]] = []
-    for entry in entries:
+    styles: dict[int, str] = {}
+    for i, entry in enumerate(entries):
         info, number = entry.info, str(entry.info.step)
-        marks = [name for name in ("pinned", "temporary") if getattr(info, name)]
+        if color := next((_COLOURS[m] for m in marks[info.step] if m in _COLOURS), None):
+            styles[i] = color
         metrics = info.metrics or {}
         rows.append(
             [
@@ -86,13 +96,42 @@ def _list_run(
                 human_bytes(entry.stored_bytes()),
                 "" if info.time is UNKNOWN_TIME else format_time(info.time),
                 *(human_number(metrics.get(name)) for name in names),
-                ", ".join(marks),
+                ", ".join(marks[info.step]),
                 "" if kept is None else ", ".join(kept[info.step]) or "-",
                 "" if entry.name == number else entry.name,
             ]
         )
-    print_table(header, rows, right={"step", "size", *names})
+    print_table(header, rows, right={"step", "size", *names}, styles=styles)
     print_unfinished(unfinished)
+
+
+_COLOURS = {"damaged": "red", "NaN": "yellow"}
+
+
+def _marks(
+    root: Path, entries: Sequence[ListedStep], metrics: Sequence[str]
+) -> dict[int, list[str]]:
+    """Return the marks of steps: what protects them, what is best, what is wrong with them."""
+    infos = [entry.info for entry in entries]
+    best: dict[int, list[str]] = {}
+    for metric in metrics if len(infos) > 1 else ():
+        found = best_step(infos, metric, lowest=is_lower_better(metric))
+        if found is not None:
+            best.setdefault(found.step, []).append(f"best {metric}")
+    known = read_health(root)
+    marks: dict[int, list[str]] = {}
+    for entry in entries:
+        info, health = entry.info, known.get(entry.name, StepHealth())
+        flags = {
+            "damaged": health.damaged > 0,
+            "NaN": has_nan(info) or bool(health.not_finite),
+            "pinned": info.pinned,
+            "temporary": info.temporary,
+            "verified": health.verified is not None and not health.damaged,
+        }
+        shown = [name for name, is_set in flags.items() if is_set]
+        marks[info.step] = [*shown, *best.get(info.step, ())]
+    return marks
 
 
 def step_fields(entry: ListedStep) -> dict[str, object]:

@@ -35,6 +35,11 @@ def metric_value(info: StepInfo, metric: str) -> float:
     return float(found) if isinstance(found, int | float) else math.nan
 
 
+def has_nan(info: StepInfo) -> bool:
+    """Return whether a metric of a step is NaN."""
+    return any(isinstance(v, float) and math.isnan(v) for v in (info.metrics or {}).values())
+
+
 def best_step(steps: Sequence[StepInfo], metric: str, *, lowest: bool) -> StepInfo | None:
     """Return the step with the best metric, the newest of several; None without a number."""
     known = [info for info in steps if not math.isnan(metric_value(info, metric))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import typer
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import HostArray
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics
-from orbit_ckpt._src.cli.inspect import Leaf, choose, list_leaves
+from orbit_ckpt._src.cli.inspect import Leaf, choose_leaves, list_leaves
 from orbit_ckpt._src.cli.output import echo, human_bytes, human_number, print_json, progress_bar
 from orbit_ckpt._src.cli.readers import parse_reader
 from orbit_ckpt._src.cli.targets import find_checkpoint
@@ -37,7 +37,7 @@ def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -
     """
     form = parse_reader(reader)
     root = find_checkpoint(path, reader=form)
-    known = _chosen(list_leaves(root, reader=form), leaf)
+    known = choose_leaves(list_leaves(root, reader=form), leaf)
     values = open_leaves(root, form)
     with progress_bar("Reading") as progress:
         done, total = 0, sum(one.nbytes for one in known)
@@ -59,22 +59,6 @@ def show(path: str, leaf: str, memory: int, reader: str | None, as_json: bool) -
             _print_leaf(one)
     if any(one.damage for one in shown):
         raise typer.Exit(1)
-
-
-def _chosen(leaves: Sequence[Leaf], pattern: str) -> list[Leaf]:
-    """Return the leaves of a name, or those that a pattern matches.
-
-    Raises:
-        ValueError: There is none, or several leaves have the name.
-    """
-    same = [found for found in leaves if found.name == pattern]
-    if not same:
-        names = set(choose([found.name for found in leaves], [pattern]))  # raises if none matches
-        return [found for found in leaves if found.name in names]
-    if len(same) > 1:
-        keys = " and ".join(str(list(found.keys)) for found in same)
-        raise ValueError(f"{pattern!r} is the name of {len(same)} leaves, with the keys {keys}.")
-    return same
 
 
 class _Shown(Struct, frozen=True):

@@ -14,6 +14,7 @@ from orbit_ckpt._src.arrays.dtypes import HostArray, storable
 from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
 from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
 from orbit_ckpt._src.checkpointer.api import load
+from orbit_ckpt._src.cli.health import record_not_finite
 from orbit_ckpt._src.cli.inspect import Leaf, list_leaves
 from orbit_ckpt._src.cli.output import (
     echo,
@@ -135,6 +136,8 @@ def stats(
     with progress_bar("Reading") as progress:
         found = measure_all(root, leaves, memory * 10**6, progress, reader=known, damage=damage)
     bad = [leaf.name for leaf in leaves if (s := found[leaf.keys]) and s.nans + s.infs]
+    if bad or not (patterns or damage):
+        record_not_finite(root, len(bad))
     if as_json:
         rows = [
             {
