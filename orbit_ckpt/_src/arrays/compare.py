@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, dates_fit, number_kind, python_scalar
+from orbit_ckpt._src.arrays.moments import Moments, measure_difference
 from orbit_ckpt._src.arrays.slices import Shape
 
 _BLOCK_ELEMENTS = 1 << 15
@@ -44,6 +45,28 @@ class Arithmetic(StrEnum):
     BITS = "bits"
 
 
+class Comparison(Struct, frozen=True):
+    """How values are compared; of numbers only.
+
+    Attributes:
+        rtol: Elements are equal if `|a - b| <= atol + rtol * |b|`.
+        atol: See `rtol`.
+        measures: Whether to compute `ValueChange.moments`.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    measures: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there is no tolerance."""
+        return not (self.rtol or self.atol)
+
+
+EXACT = Comparison()
+
+
 @dataclass(frozen=True, slots=True)
 class ValueChange:
     """The difference between the values of two arrays of equal shape.
@@ -62,6 +85,8 @@ class ValueChange:
         b: The element of the second.
         has_same_bits: Whether all bits are equal.
         compared_as: The `Arithmetic` that values were converted to, if their dtypes differ.
+        within: Elements that differ, but not by more than the tolerance, and so count as equal.
+        moments: How far both are apart as vectors, if it was asked for.
     """
 
     size: int
@@ -73,6 +98,8 @@ class ValueChange:
     b: object = None
     has_same_bits: bool = True
     compared_as: str | None = None
+    within: int = 0
+    moments: Moments | None = None
 
     def merge(self, other: ValueChange) -> ValueChange:
         """Combine the results of two parts of an array."""
@@ -84,12 +111,18 @@ class ValueChange:
             nan_mismatches=self.nan_mismatches + other.nan_mismatches,
             has_same_bits=self.has_same_bits and other.has_same_bits,
             compared_as=self.compared_as or other.compared_as,
+            within=self.within + other.within,
+            moments=self.moments.merge(other.moments)
+            if self.moments and other.moments
+            else self.moments or other.moments,
         )
 
     def describe(self) -> str:
         """Return a one-line summary."""
         if not self.differing:
             text = f"all {self.size} equal"
+            if self.within:
+                text = f"{self.within} of {self.size} differ within the tolerance"
         else:
             text = f"{self.differing} of {self.size} differ"
             distance = self.max_abs_difference
@@ -132,7 +165,12 @@ def _have_common_unit(a: DType, b: DType) -> bool:
 
 
 def compare_values(
-    a: HostArray, b: HostArray, arithmetic: Arithmetic, *, start: Shape | None = None
+    a: HostArray,
+    b: HostArray,
+    arithmetic: Arithmetic,
+    *,
+    start: Shape | None = None,
+    how: Comparison = EXACT,
 ) -> ValueChange:
     """Compare two arrays, or the same part of both, element by element.
 
@@ -141,6 +179,7 @@ def compare_values(
         b: The second, of the same shape.
         arithmetic: The domain; with `BITS`, rows of the last dimension are compared.
         start: Index of the first element in the whole arrays.
+        how: Tolerance, and what else to compute.
     """
     shape = a.shape[:-1] if arithmetic is Arithmetic.BITS else a.shape
     row = a.shape[len(shape) :]
@@ -149,10 +188,15 @@ def compare_values(
     with np.errstate(all="ignore"):
         for first in range(0, len(x), _BLOCK_ELEMENTS):
             block = slice(first, first + _BLOCK_ELEMENTS)
-            change = change.merge(
-                _compare_block(x[block], y[block], arithmetic, _Place(first, shape, start))
-            )
+            place = _Place(first, shape, start)
+            found = _compare_block(x[block], y[block], arithmetic, place, how)
+            if how.measures and arithmetic in _NUMBERS:
+                found = replace(found, moments=measure_difference(x[block], y[block]))
+            change = change.merge(found)
     return change
+
+
+_NUMBERS = frozenset({Arithmetic.INTEGER, Arithmetic.FLOAT, Arithmetic.COMPLEX})
 
 
 class _Place(Struct, frozen=True):
@@ -206,7 +250,7 @@ class _Found(Struct, frozen=True):
 
 
 def _compare_block(
-    x: HostArray, y: HostArray, arithmetic: Arithmetic, place: _Place
+    x: HostArray, y: HostArray, arithmetic: Arithmetic, place: _Place, how: Comparison
 ) -> ValueChange:
     size = len(x)
     positions: HostArray | None = None
@@ -217,10 +261,12 @@ def _compare_block(
         if np.count_nonzero(unequal) < size // 2:
             positions = np.flatnonzero(unequal)
             x, y = x[positions], y[positions]
-    found = _COMPARE[arithmetic](x, y)
+    found, within = _COMPARE[arithmetic](x, y), 0
+    if not how.is_exact and arithmetic in _NUMBERS:
+        found, within = _tolerate(found, y, how)
     differing = int(np.count_nonzero(found.differs))
     if not differing:
-        return ValueChange(size, has_same_bits=False)
+        return ValueChange(size, has_same_bits=False, within=within)
     mismatched = found.mismatched
     position, distance = found.farthest()
     return ValueChange(
@@ -232,7 +278,23 @@ def _compare_block(
         _plain(x[position], arithmetic),
         _plain(y[position], arithmetic),
         has_same_bits=False,
+        within=within,
     )
+
+
+def _tolerate(found: _Found, y: HostArray, how: Comparison) -> tuple[_Found, int]:
+    """Count elements within the tolerance as equal; return their number, too."""
+    if found.distance is None:
+        return found, 0
+    kind = np.complex128 if number_kind(y.dtype) == "complex" else np.float64
+    size = np.abs(y.astype(kind))
+    close = found.differs & np.isfinite(size)
+    close &= found.distance.astype(np.float64) <= how.atol + how.rtol * size
+    if found.mismatched is not None:
+        close &= ~found.mismatched
+    distance = np.where(close, 0, found.distance)
+    differs = found.differs & ~close
+    return _Found(differs, distance, found.mismatched), int(np.count_nonzero(close))
 
 
 def _unequal_bits(x: HostArray, y: HostArray) -> HostArray | None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from msgspec import Struct
 
-from orbit_ckpt._src.arrays.compare import ValueChange, choose_arithmetic
+from orbit_ckpt._src.arrays.compare import (
+    EXACT,
+    Comparison,
+    ValueChange,
+    choose_arithmetic,
+)
 from orbit_ckpt._src.arrays.dtypes import DType, is_prng_dtype
 from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata, is_same_sharding
 from orbit_ckpt._src.arrays.slices import Shape
+from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.formats.registry import open_checkpoint
 from orbit_ckpt._src.formats.stored_tree import StoredTree
@@ -28,6 +34,7 @@ from orbit_ckpt._src.pytree.compare.report import (
 )
 from orbit_ckpt._src.pytree.describe import DescribedLeaves, rebuild
 from orbit_ckpt._src.runtime.loop import run_all
+from orbit_ckpt._src.transform.patterns import leaves_matching
 from orbit_ckpt._src.tree.build import is_namedtuple
 from orbit_ckpt._src.tree.diff import compare_names, match_renamed
 from orbit_ckpt._src.tree.keypath import NamePath, format_path
@@ -40,7 +47,7 @@ _SEPARATORS = (".", "/")
 _NUMERIC = frozenset({_ARRAY, _SCALAR, _BYTES, _UNKNOWN})
 
 
-async def compare_checkpoints(
+async def compare_checkpoints(  # noqa: PLR0913 - options of `diff` and of the command
     a: Path,
     b: Path,
     registry: TypeHandlerRegistry,
@@ -48,6 +55,10 @@ async def compare_checkpoints(
     values: bool,
     max_bytes: int,
     readers: tuple[Format | None, Format | None] = (None, None),
+    only: Sequence[str] = (),
+    how: Comparison = EXACT,
+    progress: Callable[[int, int], object] | None = None,
+    damage: dict[NamePath, CorruptionError] | None = None,
 ) -> CheckpointDiff:
     """Compare the trees of two checkpoints.
 
@@ -58,6 +69,10 @@ async def compare_checkpoints(
         values: Whether to read and compare values too.
         max_bytes: Approximate limit of bytes of values held at once.
         readers: The formats to read them as, None to detect them.
+        only: Patterns of which a leaf's name must match one, if any are given.
+        how: Tolerance, and what else to compute.
+        progress: Called with the bytes of values compared so far and their total.
+        damage: Receives the errors of damaged leaves by name, which then do not end the comparison.
 
     Raises:
         CheckpointNotFoundError: One contains no tree.
@@ -68,8 +83,13 @@ async def compare_checkpoints(
     if (separator := _separator_between(first, second)) is not None:
         second = _under_names_of(first, second, separator)
         notes.append(_layout_note(first, separator))
+    if only:
+        first, second = _restricted(first, second, only)
     common = [names for names in first.leaves if names in second.leaves]
-    found = await _compare_values(first, second, common, max_bytes) if values else {}
+    found: dict[NamePath, ValueChange] = {}
+    if values:
+        asked = (how, progress, damage)
+        found = await _compare_values(first, second, common, max_bytes, asked)
     changed = _changed_containers(first, second)
     for names in common:
         pair = first.leaves[names], second.leaves[names]
@@ -194,6 +214,21 @@ def _under_names_of(a: _Side, b: _Side, separator: str) -> _Side:
     return _Side(b.stored, leaves, {})
 
 
+def _restricted(a: _Side, b: _Side, only: Sequence[str]) -> tuple[_Side, _Side]:
+    """Return both trees with those leaves only that a pattern matches in either.
+
+    Raises:
+        TransformError: A pattern matches nothing.
+    """
+    chosen = leaves_matching("only", only, dict.fromkeys([*a.leaves, *b.leaves]))
+
+    def restrict(side: _Side) -> _Side:
+        leaves = {names: leaf for names, leaf in side.leaves.items() if names in chosen}
+        return _Side(side.stored, leaves, {})
+
+    return restrict(a), restrict(b)
+
+
 def _layout_note(a: _Side, separator: str) -> LeafChange:
     nested, flat = "nested", f"flat, keys joined by {separator!r}"
     before, after = (flat, nested) if _is_flat(a) else (nested, flat)
@@ -234,10 +269,14 @@ def _describe_inline(record: LeafRecord, value: object) -> _Leaf:
 
 
 async def _compare_values(
-    a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int
+    a: _Side, b: _Side, common: Sequence[NamePath], max_bytes: int, asked: tuple[Any, Any, Any]
 ) -> dict[NamePath, ValueChange]:
     # both import JAX, which comparing metadata does not need
-    from orbit_ckpt._src.pytree.compare.values import RecordPair, compare_leaves  # noqa: PLC0415
+    from orbit_ckpt._src.pytree.compare.values import (  # noqa: PLC0415
+        RecordPair,
+        Requests,
+        compare_leaves,
+    )
     from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves  # noqa: PLC0415
 
     pairs = [
@@ -248,7 +287,8 @@ async def _compare_values(
     first, second = (
         StoredLeaves(side.stored.source, side.stored.batch, side.stored.registry) for side in (a, b)
     )
-    return await compare_leaves(first, second, pairs, max_bytes=max_bytes)
+    requests = Requests(*asked)
+    return await compare_leaves(first, second, pairs, max_bytes=max_bytes, requests=requests)
 
 
 def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Iterator[LeafChange]:
@@ -266,7 +306,7 @@ def _changes(path: str, a: _Leaf, b: _Leaf, values: ValueChange | None) -> Itera
         yield LeafChange(path, "sharding", one, other)
     if values is None:
         return
-    if values.differing or values.compared_as is not None:
+    if values.differing or values.within or values.compared_as is not None:
         yield LeafChange(path, "values", values.a, values.b, values)
     elif not values.has_same_bits:
         yield LeafChange(path, "bits", None, None, values)

@@ -8,9 +8,10 @@ checksum only shows that a chunk is what was written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import cast
 
 import jax
@@ -18,13 +19,16 @@ import numpy as np
 from msgspec import Struct
 
 from orbit_ckpt._src.arrays.compare import (
+    EXACT,
     Arithmetic,
+    Comparison,
     ValueChange,
     choose_arithmetic,
     compare_values,
 )
 from orbit_ckpt._src.arrays.dtypes import DType, HostArray, is_prng_dtype, storable
 from orbit_ckpt._src.arrays.slices import Region, Shape, split_by_rows, whole
+from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.metadata.schema import LeafRecord
 from orbit_ckpt._src.pytree.compare.report import naming_checkpoint
 from orbit_ckpt._src.pytree.restore.leaves import StoredLeaves, read_leaves
@@ -62,8 +66,27 @@ class RecordPair(Struct, frozen=True, gc=False):
     b: LeafRecord
 
 
+class Requests(Struct, frozen=True):
+    """What a comparison of values computes, and whom it tells.
+
+    Attributes:
+        how: Tolerance, and what else to compute.
+        progress: Called with the bytes compared so far and their total.
+        damage: Receives the errors of damaged leaves by name, which then do not end the comparison.
+    """
+
+    how: Comparison = EXACT
+    progress: Callable[[int, int], object] | None = None
+    damage: dict[NamePath, CorruptionError] | None = None
+
+
 async def compare_leaves(
-    a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair], *, max_bytes: int
+    a: StoredLeaves,
+    b: StoredLeaves,
+    pairs: Sequence[RecordPair],
+    *,
+    max_bytes: int,
+    requests: Requests,
 ) -> dict[NamePath, ValueChange]:
     """Return the differences of leaf values, by names.
 
@@ -74,9 +97,10 @@ async def compare_leaves(
         max_bytes: Approximate limit of bytes held at once. Exceptions are chunks that only
             TensorStore can decode, which are held whole, and compressed ones that do not fit: up to
             a megabyte for each open one.
+        requests: What to compute, and whom to tell.
 
     Raises:
-        CorruptionError: A chunk is missing or damaged.
+        CorruptionError: A chunk is missing or damaged, and nobody collects damage.
     """
     window_bytes = max(1, max_bytes // 2)  # the rest is for reading, besides its results
     arrays: list[_ArrayPair] = []
@@ -94,17 +118,55 @@ async def compare_leaves(
         if first is None or second is None:
             objects.append(pair)
         else:
-            arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes))
-    found = await _compare_objects(a, b, objects)
+            arrays.append(_ArrayPair.of(pair.a.names, first, second, window_bytes, requests.how))
+    found = await _compare_objects(a, b, objects, requests)
+    done, total = 0, sum(pair.nbytes for pair in arrays)
     streamed = [pair for pair in arrays if pair.block is None]
     parts = _parts((pair for pair in arrays if pair.block is not None), window_bytes)
     for window, _ in batched(parts, _nbytes, window_bytes):
-        for part, change in zip(window, await _compare_window(a, b, window), strict=True):
+        for part, change in await _compare_intact(a, b, window, requests.damage):
             known = found.get(part.pair.names)
             found[part.pair.names] = change if known is None else known.merge(change)
+        done += sum(map(_nbytes, window))
+        if requests.progress is not None:
+            requests.progress(done, total)
     for pair in streamed:
-        found[pair.names] = await _compare_streamed(a, b, pair, window_bytes // 2)
+        with _collecting(requests.damage, pair.names):
+            found[pair.names] = await _compare_streamed(a, b, pair, window_bytes // 2)
+        done += pair.nbytes
+        if requests.progress is not None:
+            requests.progress(done, total)
     return found
+
+
+async def _compare_intact(
+    a: StoredLeaves,
+    b: StoredLeaves,
+    window: Sequence[_Part],
+    damage: dict[NamePath, CorruptionError] | None,
+) -> list[tuple[_Part, ValueChange]]:
+    """Compare parts of both trees; leave out damaged ones if damage is collected."""
+    try:
+        return list(zip(window, await _compare_window(a, b, window), strict=True))
+    except CorruptionError:
+        if damage is None:
+            raise
+    found: list[tuple[_Part, ValueChange]] = []
+    for part in window:
+        with _collecting(damage, part.pair.names):
+            found.append((part, (await _compare_window(a, b, [part]))[0]))
+    return found
+
+
+@contextlib.contextmanager
+def _collecting(damage: dict[NamePath, CorruptionError] | None, names: NamePath) -> Generator[None]:
+    """Record that a leaf is damaged instead of raising it, if damage is collected."""
+    try:
+        yield
+    except CorruptionError as error:
+        if damage is None:
+            raise
+        damage.setdefault(names, error)
 
 
 class _StoredArray(Struct, frozen=True):
@@ -167,6 +229,7 @@ class _ArrayPair(Struct, frozen=True):
         arithmetic: The domain in which elements are compared.
         block: Shape of whose multiples parts are made, so that no chunk is read twice; None if the
             array is streamed.
+        how: Tolerance, and what else to compute.
     """
 
     names: NamePath
@@ -174,13 +237,20 @@ class _ArrayPair(Struct, frozen=True):
     b: _StoredArray
     arithmetic: Arithmetic
     block: Shape | None
+    how: Comparison
 
     @classmethod
-    def of(cls, names: NamePath, a: _StoredArray, b: _StoredArray, max_bytes: int) -> _ArrayPair:
+    def of(
+        cls, names: NamePath, a: _StoredArray, b: _StoredArray, max_bytes: int, how: Comparison
+    ) -> _ArrayPair:
         arithmetic = choose_arithmetic(a.dtype, b.dtype)
         if a.key_dimensions:
             arithmetic = Arithmetic.BITS
-        return cls(names, a, b, cast(Arithmetic, arithmetic), _choose_block(a, b, max_bytes))
+        return cls(names, a, b, cast(Arithmetic, arithmetic), _choose_block(a, b, max_bytes), how)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.a.layout.shape) * self.itemsize
 
     @property
     def itemsize(self) -> int:
@@ -194,7 +264,7 @@ class _ArrayPair(Struct, frozen=True):
             start = start[:outer]
         else:
             x, y = x.view(self.a.dtype), y.view(self.b.dtype)
-        return compare_values(x, y, self.arithmetic, start=start)
+        return compare_values(x, y, self.arithmetic, start=start, how=self.how)
 
 
 def _choose_block(a: _StoredArray, b: _StoredArray, max_bytes: int) -> Shape | None:
@@ -304,22 +374,33 @@ async def _compare_streamed(
 
 
 async def _compare_objects(
-    a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair]
+    a: StoredLeaves, b: StoredLeaves, pairs: Sequence[RecordPair], requests: Requests
 ) -> dict[NamePath, ValueChange]:
     """Compare leaves that are not stored arrays: strings, values of other handlers."""
     found: dict[NamePath, ValueChange] = {}
     for first in range(0, len(pairs), _OBJECTS):
         group = pairs[first : first + _OBJECTS]
-        xs, ys = await run_all(
-            [
-                _read_objects(a, [pair.a for pair in group]),
-                _read_objects(b, [pair.b for pair in group]),
-            ]
-        )
-        for pair in group:
-            x, y = xs[pair.a.names], ys[pair.b.names]
-            found[pair.a.names] = _compare_pair(x, y)
+        try:
+            found |= await _compare_group(a, b, group, requests.how)
+        except CorruptionError:
+            if requests.damage is None:
+                raise
+            for pair in group:
+                with _collecting(requests.damage, pair.a.names):
+                    found |= await _compare_group(a, b, [pair], requests.how)
     return found
+
+
+async def _compare_group(
+    a: StoredLeaves, b: StoredLeaves, group: Sequence[RecordPair], how: Comparison
+) -> dict[NamePath, ValueChange]:
+    xs, ys = await run_all(
+        [
+            _read_objects(a, [pair.a for pair in group]),
+            _read_objects(b, [pair.b for pair in group]),
+        ]
+    )
+    return {pair.a.names: _compare_pair(xs[pair.a.names], ys[pair.b.names], how) for pair in group}
 
 
 async def _read_objects(
@@ -332,15 +413,16 @@ async def _read_objects(
         return await read_leaves(stored, records, args)
 
 
-def _compare_pair(x: object, y: object) -> ValueChange:
+def _compare_pair(x: object, y: object, how: Comparison) -> ValueChange:
     if is_leaf_node(x) and jax.tree.structure(x) == jax.tree.structure(y):
-        parts = map(_compare_pair, jax.tree.leaves(x), jax.tree.leaves(y))
+        pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+        parts = [_compare_pair(one, other, how) for one, other in pairs]
         return functools.reduce(ValueChange.merge, parts, ValueChange(0))
     first, second = _as_array(x), _as_array(y)
     if first is not None and second is not None and first.shape == second.shape:
         arithmetic = choose_arithmetic(first.dtype, second.dtype)
         if arithmetic is not None:
-            return compare_values(first, second, arithmetic)
+            return compare_values(first, second, arithmetic, how=how)
     try:
         is_same = bool(x == y)
     except Exception:  # noqa: BLE001 - arbitrary values; incomparable ones are not equal
