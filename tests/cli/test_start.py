@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.cli.app import app
+from orbit_ckpt._src.cli.examples import EXAMPLES
 from tests.cli.conftest import ENVIRONMENT
 
 PUBLIC = sorted(Path(ocp.__file__).parent.glob("*.py"))
@@ -181,3 +185,47 @@ def test_metadata_is_a_module_that_can_be_called(run_of_steps: Path) -> None:
         f"print(first is ocp.metadata, isinstance(ocp.metadata({str(step)!r}), TreeMetadata))"
     )
     assert run_script(script) == "True True\n"
+
+
+def complete(*words: str, on: str = "bash") -> list[str]:
+    """Return the completions of the last of several words, which bash has split."""
+    environment = {
+        "_ORBIT_CKPT_COMPLETE": f"complete_{on}",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": " ".join(words),
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    ((status, out, loaded),) = run_in_turn(([], environment))
+    assert status == 0
+    assert "jax" not in loaded
+    assert "numpy" not in loaded
+    return out.splitlines()
+
+
+@pytest.mark.slow
+def test_completion_knows_steps_metrics_and_leaves(run_of_steps: Path, checkpoint: Path) -> None:
+    run = str(run_of_steps)
+    assert complete("orbit-ckpt", "tree", run, "@", "") == ["latest", "best:loss", *"0123"]
+    assert complete("orbit-ckpt", "tree", run, "@", "best", ":", "l") == ["loss"]
+    assert complete("orbit-ckpt", "show", run, "@", "latest", "") == ["w"]
+    assert complete("orbit-ckpt", "show", str(checkpoint), "layers/1") == ["layers/1/w"]
+    assert complete("orbit-ckpt", "show", str(checkpoint / "none"), "l") in ([], [""])
+    fish = complete("orbit-ckpt", "tree", f"{run}@best", on="fish")
+    assert fish == [f"{run}@best:loss"]
+    assert complete("orbit-ckpt", "tree", run[:-1], on="fish") == [f"{run}/"]
+
+
+def test_every_command_has_an_example_that_it_understands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # there are no runs: each ends with an error about that
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names == set(EXAMPLES)
+    for name, example in EXAMPLES.items():
+        program, command, *arguments = shlex.split(example)
+        assert (program, command) == ("orbit-ckpt", name)
+        known = get_command(app).commands[command]  # pyright: ignore[reportAttributeAccessIssue]
+        known.make_context(command, arguments, resilient_parsing=False)
+        shown = CliRunner().invoke(app, [name, "--help"], terminal_width=200).output
+        assert f"Example: {example}" in shown

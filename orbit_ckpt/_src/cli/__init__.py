@@ -5,6 +5,7 @@ It needs the extra `cli`. No command uses a device.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -18,6 +19,7 @@ _ADVICE = "The command line needs more packages: pip install 'orbit-ckpt[cli]'."
 
 def main() -> None:
     """Run a command; exit with 0, 1 if it found a problem, 2 if it failed."""
+    gc.set_threshold(100_000)  # importing makes many objects and no garbage
     try:
         from orbit_ckpt._src.cli.app import run  # noqa: PLC0415 - an extra
 

@@ -15,6 +15,8 @@ from typing_extensions import override
 
 from orbit_ckpt._src.cli import EXTRA
 from orbit_ckpt._src.cli.commands import COMMANDS
+from orbit_ckpt._src.cli.completion import complete_rest, rejoin_words
+from orbit_ckpt._src.cli.examples import EXAMPLES
 from orbit_ckpt._src.errors import CheckpointError
 from orbit_ckpt._src.plugins import PluginRegistry
 from orbit_ckpt._src.text import visible
@@ -86,7 +88,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    summary = (command.__doc__ or "").partition("\n")[0]
+    example = EXAMPLES.get(command.__name__)
+    app.command(short_help=summary, epilog=f"Example: {example}" if example is not None else None)(
+        command
+    )
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,8 +116,12 @@ def options(
 
 def run() -> int:
     """Run the command named by the arguments; return its exit code."""
+    kept = rejoin_words()
     try:
-        app()
+        if kept:
+            complete_rest(app, kept)
+        else:
+            app()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
     except BrokenPipeError:

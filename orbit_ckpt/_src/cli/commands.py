@@ -12,24 +12,36 @@ from typing import Annotated
 import typer
 
 from orbit_ckpt._src.cli.options import (
+    CHECKPOINT,
+    DESTINATION,
     FILTER_OPTION,
+    FIRST,
     JSON_OPTION,
     KEEP_BEST,
     KEEP_EVERY,
     KEEP_LAST,
+    LEAF,
     LOWEST,
     MEMORY_OPTION,
     METRIC,
+    ONLY_OPTION,
+    OUTPUT,
     POLICY,
     READER_OPTION,
     RULES_OPTION,
+    RUN,
+    RUN_OR_STEP,
+    SECOND,
+    SKIP_OPTION,
+    STEP,
+    STEPS,
     YES,
     Order,
 )
 
 
 def ls(  # noqa: PLR0913, PLR0917 - options of a command
-    path: str,
+    path: Annotated[str, RUN_OR_STEP],
     keep_last: Annotated[int | None, KEEP_LAST] = None,
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
@@ -49,7 +61,7 @@ def ls(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def tree(  # noqa: PLR0913, PLR0917 - options of a command
-    path: str,
+    path: Annotated[str, CHECKPOINT],
     patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
     depth: Annotated[
         int | None, typer.Option(min=1, help="Group leaves by their first N keys.", metavar="N")
@@ -76,15 +88,15 @@ def tree(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def show(
-    path: str,
-    leaf: str,
+    path: Annotated[str, CHECKPOINT],
+    leaf: Annotated[str, LEAF],
     memory: Annotated[int, MEMORY_OPTION] = 256,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print one leaf: metadata, statistics and corner values.
 
-    LEAF is the leaf's keys joined by slashes, as `tree` prints them.
+    Of several leaves, all that match the pattern.
     """
     from orbit_ckpt._src.cli import show  # noqa: PLC0415 - see above
 
@@ -92,7 +104,7 @@ def show(
 
 
 def stats(
-    path: str,
+    path: Annotated[str, CHECKPOINT],
     patterns: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
     fail_on_nan: Annotated[
         bool, typer.Option("--fail-on-nan", help="Exit with 1 if there is a NaN or an infinity.")
@@ -111,24 +123,36 @@ def stats(
     values.stats(path, patterns, fail_on_nan, memory, reader, as_json)
 
 
-def diff(
-    a: str,
-    b: str,
+def diff(  # noqa: PLR0913, PLR0917 - options of a command
+    a: Annotated[str, FIRST],
+    b: Annotated[str, SECOND],
     values: Annotated[bool, typer.Option("--values", help="Compare values too.")] = False,
+    only: Annotated[list[str], FILTER_OPTION] = [],  # noqa: B006 - Typer copies it
+    rtol: Annotated[
+        float,
+        typer.Option(
+            min=0, help="With --values, accept |a - b| <= atol + rtol * |b|.", metavar="X"
+        ),
+    ] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="See --rtol.", metavar="X")] = 0.0,
     everything: Annotated[
         bool, typer.Option("--all", help="Print all lines instead of twenty per section.")
     ] = False,
     reader: Annotated[str | None, READER_OPTION] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Compare two checkpoints; exit with 1 if they differ."""
+    """Compare two checkpoints; exit with 1 if they differ.
+
+    Changed values are sorted by their relative change, |a - b| / |a|. Checkpoints of different
+    formats compare leaf by leaf, even if one is nested and the other flat.
+    """
     from orbit_ckpt._src.cli import diff as command  # noqa: PLC0415 - see above
 
-    command.diff(a, b, values, everything, reader, as_json)
+    command.diff(a, b, values, only, rtol, atol, everything, reader, as_json)
 
 
 def du(
-    path: str,
+    path: Annotated[str, RUN_OR_STEP],
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Show what takes the disk space of a run or a checkpoint.
@@ -141,7 +165,7 @@ def du(
 
 
 def watch(
-    path: str,
+    path: Annotated[str, RUN],
     interval: Annotated[
         float, typer.Option(min=0.05, help="Seconds between two looks.", metavar="SECONDS")
     ] = 2.0,
@@ -162,9 +186,9 @@ def watch(
 
 
 def export(
-    path: str,
-    leaf: str,
-    output: Path,
+    path: Annotated[str, CHECKPOINT],
+    leaf: Annotated[str, LEAF],
+    output: Annotated[Path, OUTPUT],
     cast: Annotated[
         str | None, typer.Option(help="Convert to this dtype, such as float32.", metavar="DTYPE")
     ] = None,
@@ -180,14 +204,16 @@ def export(
     command.export(path, leaf, output, cast, overwrite, reader, as_json)
 
 
-def pin(paths: list[str], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+def pin(paths: Annotated[list[str], STEPS], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
     """Protect steps from deletion."""
     from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
 
     pins.pin(paths, as_json)
 
 
-def unpin(paths: list[str], as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+def unpin(
+    paths: Annotated[list[str], STEPS], as_json: Annotated[bool, JSON_OPTION] = False
+) -> None:
     """Stop protecting steps from deletion."""
     from orbit_ckpt._src.cli import pins  # noqa: PLC0415 - see above
 
@@ -195,7 +221,7 @@ def unpin(paths: list[str], as_json: Annotated[bool, JSON_OPTION] = False) -> No
 
 
 def verify(
-    path: str,
+    path: Annotated[str, RUN_OR_STEP],
     memory: Annotated[
         int, typer.Option("--memory", min=1, help="Memory limit, approximate.", metavar="MB")
     ] = 256,
@@ -213,19 +239,21 @@ def verify(
 
 
 def plan(  # noqa: PLR0913, PLR0917 - options of a command
-    path: str,
+    path: Annotated[str, CHECKPOINT],
     rules: Annotated[Path | None, RULES_OPTION] = None,
     like: Annotated[
         str | None,
         typer.Option(help="Restore into this checkpoint's structure.", metavar="CHECKPOINT"),
     ] = None,
-    only: Annotated[list[str], typer.Option(help="Select leaves that match.")] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], typer.Option(help="Omit leaves that match.")] = [],  # noqa: B006 - copied
+    only: Annotated[list[str], ONLY_OPTION] = [],  # noqa: B006 - copied
+    skip: Annotated[list[str], SKIP_OPTION] = [],  # noqa: B006 - copied
     missing: Annotated[
-        str, typer.Option(help="For leaves that only --like has: error or skip.")
+        str,
+        typer.Option(help="For leaves that only --like has: error or skip.", metavar="error|skip"),
     ] = "error",
     unexpected: Annotated[
-        str, typer.Option(help="For leaves that --like lacks: error or ignore.")
+        str,
+        typer.Option(help="For leaves that --like lacks: error or ignore.", metavar="error|ignore"),
     ] = "error",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
@@ -239,7 +267,7 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def report(
-    path: str,
+    path: Annotated[str, RUN_OR_STEP],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")],
     stats: Annotated[
         bool, typer.Option("--stats/--no-stats", help="Read all values for statistics.")
@@ -259,8 +287,8 @@ def report(
 
 
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
-    source: str,
-    destination: str,
+    source: Annotated[str, CHECKPOINT],
+    destination: Annotated[str, DESTINATION],
     to: Annotated[
         str,
         typer.Option(
@@ -277,8 +305,8 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
             metavar="[PATTERN=]DTYPE",
         ),
     ] = [],  # noqa: B006 - Typer copies it
-    only: Annotated[list[str], typer.Option(help="Select leaves that match.")] = [],  # noqa: B006 - copied
-    skip: Annotated[list[str], typer.Option(help="Omit leaves that match.")] = [],  # noqa: B006 - copied
+    only: Annotated[list[str], ONLY_OPTION] = [],  # noqa: B006 - copied
+    skip: Annotated[list[str], SKIP_OPTION] = [],  # noqa: B006 - copied
     max_shard_bytes: Annotated[
         int | None,
         typer.Option(
@@ -289,7 +317,9 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
     ] = None,
     inline: Annotated[
         list[str],
-        typer.Option(help="For t5x: write matching arrays into its file 'checkpoint'."),
+        typer.Option(
+            help="For t5x: write matching arrays into its file 'checkpoint'.", metavar="PATTERN"
+        ),
     ] = [],  # noqa: B006 - copied
     memory: Annotated[int, MEMORY_OPTION] = 256,
     overwrite: Annotated[
@@ -323,8 +353,8 @@ def convert(  # noqa: PLR0913, PLR0917 - options of a command
 
 
 def cp(
-    source: str,
-    destination: str,
+    source: Annotated[str, STEP],
+    destination: Annotated[str, DESTINATION],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")
     ] = False,
@@ -342,7 +372,7 @@ def cp(
 
 
 def rm(
-    path: str,
+    path: Annotated[str, STEP],
     yes: Annotated[bool, YES] = False,
     force: Annotated[bool, typer.Option("--force", help="Delete a pinned checkpoint too.")] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
@@ -357,7 +387,7 @@ def rm(
 
 
 def prune(  # noqa: PLR0913, PLR0917 - options of a command
-    path: str,
+    path: Annotated[str, RUN],
     keep_last: Annotated[int | None, KEEP_LAST] = None,
     keep_every: Annotated[int | None, KEEP_EVERY] = None,
     keep_best: Annotated[int | None, KEEP_BEST] = None,
