@@ -73,7 +73,7 @@ def _print_rich(
 
 
 def fit(widths: Sequence[int], least: Sequence[int], available: int) -> list[int]:
-    """Return widths of columns that fit; the widest columns are narrowed first.
+    """Return widths of columns that fit; the widest are narrowed first, the first column last.
 
     Args:
         widths: The widths of their longest cells.
@@ -87,7 +87,7 @@ def fit(widths: Sequence[int], least: Sequence[int], available: int) -> list[int
         wide = [i for i, width in enumerate(found) if width > bounds[i]]
         if not wide:
             break  # the terminal wraps
-        found[max(wide, key=found.__getitem__)] -= 1
+        found[max(wide, key=lambda i: (i > 0, found[i]))] -= 1
         surplus -= 1
     return found
 
