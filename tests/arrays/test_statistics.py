@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from orbit_ckpt._src.arrays.statistics import ArrayStatistics, measure
+from orbit_ckpt._src.arrays.histogram import Histogram
+from orbit_ckpt._src.arrays.statistics import ArrayStatistics, distance, measure
 
 
 @given(
@@ -106,3 +108,73 @@ def test_numbers_that_are_not_finite_are_counted_in_every_dtype(dtype: str) -> N
 def test_infinities_are_counted_apart_from_nan(dtype: str) -> None:
     found = measure(np.array([np.inf, np.nan, -np.inf, 1], np.dtype(dtype)))
     assert (found.nans, found.infs, found.min, found.max, found.l2) == (1, 2, 1, 1, 1)
+
+
+def check_counts(histogram: Histogram, values: np.ndarray) -> None:
+    """Check every count, and that no histogram of at most 64 bins has narrower ones."""
+    width = Fraction(2) ** histogram.exponent
+    indices = [int(Fraction(value) // width) - histogram.start for value in values.tolist()]
+    assert histogram.counts == tuple(np.bincount(indices).tolist())
+    assert len(histogram.counts) <= 64
+    half = [int(Fraction(value) // (width / 2)) for value in values.tolist()]
+    is_finest = histogram.exponent in {-1074, 0}
+    assert is_finest or max(half) - min(half) >= 64
+    assert histogram.zeros == int((values == 0).sum())
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype("f4"), np.dtype("f8"), np.dtype("f2")]),
+        st.integers(1, 30),
+        elements={"allow_nan": False, "allow_infinity": False},
+    ),
+    st.integers(0, 30),
+)
+def test_a_histogram_is_exact_however_the_array_is_cut(values: np.ndarray, cut: int) -> None:
+    parts = [measure(part, histogram=True) for part in (values[:cut], values[cut:])]
+    found = parts[0].merge(parts[1]).histogram
+    assert found == measure(values, histogram=True).histogram
+    assert found is not None
+    check_counts(found, values)
+
+
+@given(hnp.arrays(st.sampled_from([np.int8, np.int64, np.uint64, np.uint8]), st.integers(1, 30)))
+def test_a_histogram_of_integers_has_bins_of_whole_numbers(values: np.ndarray) -> None:
+    found = measure(values, histogram=True).histogram
+    assert found is not None
+    assert found.exponent >= 0
+    check_counts(found, values)
+
+
+def test_a_histogram_leaves_out_what_is_not_finite_and_what_has_no_order() -> None:
+    found = measure(np.array([1.0, np.nan, 1.0, np.inf]), histogram=True).histogram
+    assert found is not None
+    assert (found.low, found.counts) == (1.0, (2,))
+    assert measure(np.array([np.nan]), histogram=True).histogram is None
+    assert measure(np.array([1j]), histogram=True).histogram is None
+    flags = measure(np.array([True, False, True]), histogram=True).histogram
+    assert flags == Histogram(0, 0, (1, 2), zeros=1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (np.zeros(40_000), np.ones(40_000, np.float32), 200.0),
+        (np.array([1, 2**63], np.uint64), np.array([4, 2**63], np.uint64), 3.0),
+        (np.array([0.0, np.nan, 1.0, 1.0]), np.array([3.0, 1.0, np.inf, 5.0]), 5.0),
+        (np.array([1e300, 0.0]), np.array([-2e300, 4e300]), 5e300),
+        (np.array([1 + 1j]), np.array([4 + 5j]), 5.0),
+        (np.array([], np.int8), np.array([], np.int8), 0.0),
+        (np.array([np.nan]), np.array([1.0]), 0.0),
+    ],
+    ids=str,
+)
+def test_the_distance_of_two_arrays(a: np.ndarray, b: np.ndarray, expected: float) -> None:
+    found = distance(a, b)
+    assert found is not None
+    assert math.isclose(found, expected)
+
+
+def test_dates_have_no_distance() -> None:
+    date = np.array(["2020-01-01"], "datetime64[D]")
+    assert distance(date, date) is None

@@ -9,6 +9,7 @@ import numpy as np
 
 from orbit_ckpt._src.arrays.compare import Number
 from orbit_ckpt._src.arrays.dtypes import HostArray, number_kind
+from orbit_ckpt._src.arrays.histogram import Histogram, count_floats, count_integers
 
 _BLOCK_ELEMENTS = 1 << 15
 """Elements measured at once: the intermediate results fit the processor's cache."""
@@ -32,6 +33,7 @@ class ArrayStatistics:
         max: The greatest, None likewise.
         total: The sum, None for complex numbers and dates.
         l2: The square root of the sum of squares; for complex numbers, of absolute values.
+        histogram: Their histogram if it was asked for; None for complex numbers and dates.
     """
 
     size: int = 0
@@ -41,6 +43,7 @@ class ArrayStatistics:
     max: Number | None = None
     total: float | None = 0.0
     l2: float | None = 0.0
+    histogram: Histogram | None = None
 
     @property
     def mean(self) -> float | None:
@@ -58,11 +61,14 @@ class ArrayStatistics:
             max((n for n in (self.max, other.max) if n is not None), default=None),
             None if self.total is None or other.total is None else self.total + other.total,
             None if self.l2 is None or other.l2 is None else math.hypot(self.l2, other.l2),
+            self.histogram.merge(other.histogram)
+            if self.histogram and other.histogram
+            else self.histogram or other.histogram,
         )
 
 
-def measure(values: HostArray) -> ArrayStatistics:
-    """Compute the statistics of an array of numbers or dates.
+def measure(values: HostArray, *, histogram: bool = False) -> ArrayStatistics:
+    """Compute the statistics of an array of numbers or dates, and their histogram if asked for.
 
     Blocks are measured one after the other in the calling thread, so that sum and norm of an array
     are always the same to the last bit. BLAS is not used: OpenBLAS synchronizes its threads at
@@ -73,12 +79,36 @@ def measure(values: HostArray) -> ArrayStatistics:
     found = ArrayStatistics()
     with np.errstate(all="ignore"):
         for first in range(0, len(flat), _BLOCK_ELEMENTS):
-            block = _measure_block(flat[first : first + _BLOCK_ELEMENTS], scratch)
-            found = found.merge(block)
+            part = flat[first : first + _BLOCK_ELEMENTS]
+            found = found.merge(_measure_block(part, scratch, histogram=histogram))
     return found
 
 
-def _measure_block(values: HostArray, scratch: HostArray) -> ArrayStatistics:
+def distance(a: HostArray, b: HostArray) -> float | None:
+    """Return the L2 norm of the difference of two arrays of equal shape; None for dates.
+
+    Elements that are not finite in both are left out.
+    """
+    if a.dtype.kind in "mM" or b.dtype.kind in "mM":
+        return None
+    is_complex = "complex" in {number_kind(a.dtype), number_kind(b.dtype)}
+    wide = np.complex128 if is_complex else np.float64
+    x, y = (np.ascontiguousarray(v).reshape(-1) for v in (a, b))
+    scratch = np.empty((2, 2 * min(len(x), _BLOCK_ELEMENTS)))
+    norm = 0.0
+    with np.errstate(all="ignore"):
+        for first in range(0, len(x), _BLOCK_ELEMENTS):
+            block = slice(first, first + _BLOCK_ELEMENTS)
+            part = (y[block].astype(wide) - x[block].astype(wide)).view(np.float64)
+            largest = max(-float(part.min()), float(part.max()))
+            if not math.isfinite(largest):
+                part = part[np.isfinite(part)]
+                largest = float(np.abs(part).max(initial=0.0))
+            norm = math.hypot(norm, _total_and_norm(part, largest, scratch)[1])
+    return norm
+
+
+def _measure_block(values: HostArray, scratch: HostArray, *, histogram: bool) -> ArrayStatistics:
     size = len(values)
     if values.dtype.kind in "mM":
         return ArrayStatistics(size, int(np.isnat(values).sum()), total=None, l2=None)
@@ -86,12 +116,13 @@ def _measure_block(values: HostArray, scratch: HostArray) -> ArrayStatistics:
         case "complex":
             return _measure_complex(values.astype(np.complex128))
         case "float":
-            return _measure_floats(values, scratch)
+            return _measure_floats(values, scratch, histogram=histogram)
         case "int" | "bool":
             exact = values if values.dtype.kind in "iu" else values.astype(np.int64)
             least, most = int(exact.min()), int(exact.max())
             total, norm = _total_and_norm(exact, max(-least, most), scratch)
-            return ArrayStatistics(size, 0, 0, least, most, total, norm)
+            counts = count_integers(exact, least, most) if histogram else None
+            return ArrayStatistics(size, 0, 0, least, most, total, norm, counts)
 
 
 def _measure_complex(values: HostArray) -> ArrayStatistics:
@@ -105,7 +136,9 @@ def _measure_complex(values: HostArray) -> ArrayStatistics:
     )
 
 
-def _measure_floats(values: HostArray, scratch: HostArray) -> ArrayStatistics:
+def _measure_floats(
+    values: HostArray, scratch: HostArray, *, histogram: bool = False
+) -> ArrayStatistics:
     size, nans, infs = len(values), 0, 0
     if not size:
         return ArrayStatistics()
@@ -119,7 +152,8 @@ def _measure_floats(values: HostArray, scratch: HostArray) -> ArrayStatistics:
             return ArrayStatistics(size, nans, infs)
         least, most = float(values.min()), float(values.max())
     total, norm = _total_and_norm(values, max(-least, most), scratch)
-    return ArrayStatistics(size, nans, infs, least, most, total, norm)
+    counts = count_floats(values, least, most) if histogram else None
+    return ArrayStatistics(size, nans, infs, least, most, total, norm, counts)
 
 
 def _total_and_norm(values: HostArray, largest: float, scratch: HostArray) -> tuple[float, float]:
