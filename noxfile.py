@@ -101,6 +101,13 @@ def multiprocess(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Use the report page in Chromium, which must be installed, and check its accessibility."""
+    session.install("-e", ".", *group("browser"))
+    session.run("pytest", "tests/cli/test_report_browser.py", *session.posargs)
+
+
+@nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """Run the tests that draw, damage and kill with many more attempts; it takes hours."""
     session.install("-e", ".[examples]", *group("test"))

@@ -8,11 +8,11 @@ from orbit_ckpt._src.cli import main
 from orbit_ckpt._src.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from orbit_ckpt._src.cli.report import write_report
+    from orbit_ckpt._src.cli.report.page import write_report
 
 __all__ = ["main", "write_report"]
 
-__getattr__, __dir__ = lazy_names(globals(), {"cli.report": "write_report"})
+__getattr__, __dir__ = lazy_names(globals(), {"cli.report.page": "write_report"})
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,12 @@
-"""The page about a checkpoint: in one file, safe whatever leaves are called, alive in a browser."""
+"""The page about a checkpoint or a run: what it says, in one file that fetches nothing."""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.cli.report import write_report
+from orbit_ckpt._src.cli.report.page import write_report
 from orbit_ckpt.errors import CheckpointNotFoundError, StorageError
 from tests.cli.conftest import Run
+from tests.support import put
 
 NASTY = "</script><img src=x onerror=document.title=1>"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 _EMPTY = frozenset({"meta", "link", "img", "input", "br", "hr", "col"})
 
 
@@ -59,7 +57,33 @@ def data_of(page: str) -> dict[str, Any]:
     data = json.loads(found[1])
     rows = [dict(zip(data["columns"], row, strict=True)) for row in data["leaves"]]
     data["leaves"] = {row["name"]: row for row in rows}
+    blobs = dict(re.findall(r'<script type="text/plain" id="([\w-]+)">(.*?)</script>', page))
+    dtypes = {"matrix": data["matrix_dtype"], "edges": "f8", "counts": "f4"}
+    data["blobs"] = {
+        name: np.frombuffer(base64.b64decode(text), f"<{dtypes[name.split('-')[0]]}")
+        for name, text in blobs.items()
+    }
     return data
+
+
+def page_of(path: Path, file: Path, **options: Any) -> dict[str, Any]:
+    """Write a page and return its data."""
+    write_report(path, file, **options)
+    return data_of(file.read_text())
+
+
+def matrix_of(data: dict[str, Any], name: str) -> dict[str, list[float]]:
+    """Return a matrix as the numbers of each leaf, step by step."""
+    matrix = data["blobs"][f"matrix-{name}"].reshape(len(data["measured"]), -1)
+    return dict(zip(data["leaves"], matrix.T.tolist(), strict=True))
+
+
+def damage_chunk(step: Path) -> None:
+    """Change one byte in the middle of the largest data file of a step."""
+    file = max(step.rglob("d/*"), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 @pytest.fixture
@@ -85,7 +109,7 @@ def test_the_page_of_a_run_has_its_steps_and_the_leaves_of_the_newest(
     assert [step["step"] for step in data["history"]] == [10, 20, 30]
     assert data["history"][1]["metrics"] == {"loss": 0.25}
     assert [step["pinned"] for step in data["history"]] == [True, False, False]
-    assert data["shown"] == "30"
+    assert data["history"][data["shown"]]["name"] == "30"
     stats = cli("stats", run_directory / "30", "--json").json["leaves"]
     for row in stats:
         leaf = data["leaves"][row["name"]]
@@ -117,7 +141,8 @@ def test_the_page_is_one_file_that_fetches_nothing(nasty: Path, tmp_path: Path) 
     text = file.read_text()
     page = Elements(text)
     assert page.is_balanced
-    assert not [tag for tag, attrs in page.tags if {"src", "href", "data"} & attrs.keys()]
+    assert not [tag for tag, attrs in page.tags if {"src", "data"} & attrs.keys()]
+    assert {attrs["href"] for _, attrs in page.tags if "href" in attrs} == {"#search"}
     assert not {"img", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
     assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttp|innerHTML", text)
     policy = next(a for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
@@ -142,144 +167,140 @@ def test_a_page_that_cannot_be_written_and_what_is_no_checkpoint(nasty: Path) ->
     assert not (nasty.parent / "report.html").exists()
 
 
-def brightness(colour: str) -> float:
-    """Return the relative luminance of a colour `#rrggbb`, as WCAG defines it."""
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def make_run(root: Path, *trees: object) -> Path:
+    """Save a run of steps 1, 2, ..."""
+    with ocp.CheckpointManager(root) as run:
+        for step, tree in enumerate(trees, start=1):
+            run.save(step, tree, metrics={"loss": 1 / step})
+    return root
 
 
-def test_texts_stand_out_in_light_and_dark(nasty: Path, tmp_path: Path) -> None:
-    write_report(nasty, tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    modes = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
-    assert len(modes) == 2
-    for mode in modes:
-        colours = dict(re.findall(r"--(\w+): (#\w{6})", mode))
-        for name, behind in product(
-            ("ink", "soft", "faint", "accent", "bad"), ("page", "surface", "hover")
-        ):
-            low, high = sorted(brightness(colours[part]) for part in (name, behind))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name} on {behind}: {mode}"
+def test_every_step_has_its_statistics_and_the_change_from_the_one_before(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((11, 50)).astype(np.float32)
+    trees = [{"w": value, "same": np.ones(3), "n": i} for i, value in enumerate(values)]
+    data = page_of(make_run(tmp_path / "run", *trees), tmp_path / "r.html", steps=11)
+    assert data["measured"] == list(range(11))
+    wide = values.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1)
+    moved = np.linalg.norm(np.diff(wide, axis=0), axis=1) / norms[:-1]
+    np.testing.assert_allclose(matrix_of(data, "l2")["w"], norms, rtol=1e-6)
+    changes = matrix_of(data, "change")
+    np.testing.assert_allclose(changes["w"][1:], moved, rtol=1e-6)
+    assert np.isnan(changes["w"][0])
+    assert changes["same"][1:] == [0.0] * 10
+    assert changes["n"][1:3] == [np.inf, 1.0]
+    np.testing.assert_allclose(matrix_of(data, "min")["w"], wide.min(axis=1))
 
 
-Browse = Callable[..., str]
+def test_only_the_newest_steps_are_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", *({"w": np.full(2, i)} for i in range(4)))
+    data = page_of(run, tmp_path / "r.html", steps=2)
+    assert data["measured"] == [2, 3]
+    assert [step["state"] for step in data["history"]] == ["not read", "not read", "read", "read"]
+    without = page_of(run, tmp_path / "r.html", statistics=False)
+    assert without["shown"] == 3
+    assert without["leaves"]["w"]["l2"] is None
 
 
-@pytest.fixture
-def browse(tmp_path: Path) -> Browse:
-    """Return what opens a page in Chromium and returns what it has become."""
-    chromium = CHROMIUM
-    if chromium is None:
-        pytest.skip("needs Chromium")
-
-    def run(file: Path, fragment: str = "", *options: str) -> str:
-        done = subprocess.run(
-            [
-                *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-                *("--virtual-time-budget=3000", "--enable-logging=stderr", "--v=0"),
-                *("--window-size=1300,1000", f"--user-data-dir={tmp_path / 'profile'}", *options),
-                file.as_uri() + fragment,
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "CONSOLE" not in done.stderr, done.stderr  # errors, or what the policy refused
-        assert 'data-ready="yes"' in done.stdout
-        return done.stdout
-
-    return run
+def test_a_leaf_that_changes_its_shape_or_comes_and_goes_has_no_change(tmp_path: Path) -> None:
+    trees = ({"a": np.ones(3), "b": np.ones(2)}, {"a": np.ones(4)}, {"a": np.ones(4), "c": 1})
+    data = page_of(make_run(tmp_path / "run", *trees), tmp_path / "r.html")
+    changes = matrix_of(data, "change")
+    assert np.isnan(changes["a"][:2]).all()
+    assert changes["a"][2] == 0
+    assert list(data["leaves"]) == ["a", "c", "b"]
+    assert data["absent"] == [[0, 1], [1, 1], [1, 2], [2, 2]]
 
 
-def text_of(dom: str, element: str) -> str:
-    """Return the text of an element that has others of its kind not within it."""
-    found = re.search(rf'<(\w+)[^>]* id="{element}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
-    assert found is not None, element
-    return re.sub(r"<[^>]*>", "", found[2])
+def test_a_histogram_counts_every_finite_value(tmp_path: Path) -> None:
+    values = np.array([0.0, 0.0, 1.0, 63.5, np.nan, -np.inf])
+    ocp.save(tmp_path / "c", {"same": np.full(7, 2.5), "text": "no numbers", "v": values})
+    data = page_of(tmp_path / "c", tmp_path / "r.html")
+    edges = dict(zip(data["leaves"], data["blobs"]["edges-0"].reshape(-1, 3).tolist(), strict=True))
+    counts = dict(zip(data["leaves"], data["blobs"]["counts-0"].reshape(-1, 64), strict=True))
+    assert edges["v"] == [0.0, 1.0, 2.0]
+    assert [int(counts["v"][i]) for i in (0, 1, 62, 63)] == [2, 1, 0, 1]
+    assert edges["same"] == [2.5, 0.0, 0.0]
+    assert counts["same"][0] == 7
+    assert not counts["text"].any()
+    assert data["not_finite"] == [[0, list(data["leaves"]).index("v"), 1, 1]]
+    assert data["state"]["leaves_not_finite"] == 1
 
 
-def rows_of(dom: str) -> list[str]:
-    """Return the names of the leaves in the table, as they are shown."""
-    return re.findall(r'<td class="name"[^>]*><bdi[^>]*>(.*?)</bdi>', dom)
+def test_a_damaged_chunk_is_on_the_page_beside_all_other_leaves(cli: Run, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 20_000))
+    run = make_run(tmp_path / "run", *({"a": np.ones(9), "w": value} for value in values))
+    damage_chunk(run / "3")
+    printed = cli("report", run, "-o", "report.html", status=1)
+    assert "damaged: 3\n" in printed.out
+    data = data_of((tmp_path / "report.html").read_text())
+    assert [step["state"] for step in data["history"]] == ["read", "read", "damaged"]
+    ((row, leaf, message),) = data["damage"]
+    assert (row, list(data["leaves"])[leaf]) == (2, "w")
+    assert message.startswith("w: chunk")
+    assert data["leaves"]["w"]["l2"] is None
+    assert data["leaves"]["a"]["l2"] == 3.0
+    norms, changes = (matrix_of(data, name)["w"] for name in ("l2", "change"))
+    np.testing.assert_allclose(norms, [*np.linalg.norm(values[:2], axis=1), np.nan])
+    assert np.isfinite(changes).tolist() == [False, True, False]
+    assert cli("report", run, "-o", "r.html", "--json", status=1).json["damaged"] == ["3"]
 
 
-@pytest.mark.slow
-def test_names_are_text_wherever_they_are_shown(
-    browse: Browse, nasty: Path, tmp_path: Path
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_newest_step_that_cannot_be_opened_leaves_the_others(
+    own_run: Path, tmp_path: Path, statistics: bool
 ) -> None:
-    write_report(nasty, tmp_path / "report.html")
-    dom = browse(tmp_path / "report.html")
-    assert "<img" not in dom
-    assert len(rows_of(dom)) == 6
-    assert "&lt;/script&gt;&lt;img src=x onerror=document.title=1&gt;" in rows_of(dom)
-    assert "&lt;script&gt;&lt;img" in text_of(dom, "title")
-    assert "{{data}}/__proto__" in rows_of(dom)
-    assert 'class="right bad" title="1">1<' in dom  # the NaN
-    assert "leaf with NaN or Inf" in dom
+    for file in (own_run / "30").rglob("_METADATA"):
+        file.write_bytes(b"{")
+    data = page_of(own_run, tmp_path / "r.html", statistics=statistics, steps=1)
+    assert data["history"][2]["state"] == "damaged"
+    assert "_METADATA" in data["history"][2]["problems"][0]
+    assert data["shown"] == 1
+    assert "params/dense/kernel" in data["leaves"]
 
 
-@pytest.mark.slow
-def test_leaves_are_searched_sorted_and_looked_into(
-    browse: Browse, nasty: Path, tmp_path: Path
+def test_verified_steps_say_so_and_damage_besides_values_is_found(
+    own_run: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "report.html"
-    write_report(nasty, file)
-    assert rows_of(browse(file, "#search=KERNEL&sort=-max")) == ["a/kernel", "b/kernel"]
-    assert rows_of(browse(file, "#search=kernel&sort=max")) == ["b/kernel", "a/kernel"]
-    dom = browse(file, "#at=a")
-    assert rows_of(dom) == ["a/bias", "a/kernel"]
-    assert text_of(dom, "count") == "2 of 6 leaves below a"
-    assert "112 B, 0.9 %, 2 leaves" in text_of(dom, "crumbs")
-    assert len(re.findall(r'<div class="cell"', dom)) == 2
+    (marker,) = (own_run / "20").glob("_CHECKPOINT_METADATA")
+    marker.write_text(marker.read_text() + " ")
+    data = page_of(own_run, tmp_path / "r.html", verify=True)
+    assert [step["state"] for step in data["history"]] == ["verified", "damaged", "verified"]
+    assert str(marker) in data["history"][1]["problems"][0]
 
 
-@pytest.mark.slow
-def test_the_treemap_gives_every_module_its_share_of_the_area(
-    browse: Browse, tmp_path: Path
-) -> None:
-    sizes = {"a": 6000, "b": 3000, "c": 1000}
-    tree = {name: {"w": np.zeros(size, np.int8)} for name, size in sizes.items()}
-    ocp.save(tmp_path / "tree", tree)
-    write_report(tmp_path / "tree", tmp_path / "report.html")
-    dom = browse(tmp_path / "report.html")
-    areas: dict[str, float] = {}
-    for tag, attrs in Elements(dom).tags:
-        if tag == "div" and attrs.get("class") == "group":
-            style = dict(re.findall(r"(\w+): ([\d.]+)px", attrs["style"] or ""))
-            name = (attrs["aria-label"] or "")[0]
-            areas[name] = (float(style["width"]) + 2) * (float(style["height"]) + 2)
-    whole = sum(areas.values())
-    assert {name: round(area / whole, 2) for name, area in areas.items()} == {
-        "a": 0.6,
-        "b": 0.3,
-        "c": 0.1,
+def test_rules_explain_which_steps_are_kept(cli: Run, run_directory: Path, tmp_path: Path) -> None:
+    options = ("--keep-best", 1, "--metric", "loss", "--lowest", "--keep-last", 1)
+    cli("report", run_directory, "-o", "report.html", "--no-stats", *options)
+    data = data_of((tmp_path / "report.html").read_text())
+    kept = [step["kept_by"] for step in data["history"]]
+    assert kept == [["pinned"], ["best 1 by loss"], ["last 1", "newest"]]
+    cli("report", run_directory, "-o", "report.html", "--no-stats")
+    assert data_of((tmp_path / "report.html").read_text())["history"][0]["kept_by"] is None
+
+
+def test_bytes_that_steps_share_are_counted_once_a_link(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"w": np.ones(100)}, {"w": np.ones(100)})
+    file = max((run / "1").rglob("d/*"), key=lambda one: one.stat().st_size)
+    os.link(file, run / "2" / "linked")
+    os.link(max((run / "2").rglob("*.json")), tmp_path / "elsewhere")
+    steps = page_of(run, tmp_path / "r.html", statistics=False)["history"]
+    assert [step["shared"] for step in steps] == [file.stat().st_size] * 2
+
+
+def test_a_sharding_says_which_devices_hold_each_part(tmp_path: Path) -> None:
+    tree = {
+        "both": put(np.zeros((8, 6)), "x", "y", x=4, y=2),
+        "rows": put(np.zeros((6, 8)), None, "x", x=4, y=2),
+        "joint": put(np.zeros(16), ("y", "x"), x=4, y=2),
+        "whole": put(np.zeros(3), x=4, y=2),
     }
-
-
-@pytest.mark.slow
-def test_the_history_of_a_run_is_drawn(
-    browse: Browse, cli: Run, run_directory: Path, tmp_path: Path
-) -> None:
-    cli("report", run_directory, "-o", "report.html")
-    dom = browse(tmp_path / "report.html", "", "--blink-settings=preferredColorScheme=0")
-    assert re.findall(r'aria-label="([^"]*) by step"', dom) == ["size on disk", "loss"]
-    assert dom.count('class="dot"') == 2 * 3 + 2  # and one each to point with
-    steps = text_of(dom, "steps")
-    assert steps.index("0.25") < steps.index("0.5")  # the newest first
-    assert "pinned" in steps
-
-
-@pytest.mark.slow
-def test_fifty_thousand_leaves_are_a_page_like_any_other(browse: Browse, tmp_path: Path) -> None:
-    tree = {f"m{i}": {f"w{j}": np.full(1, i) for j in range(100)} for i in range(500)}
-    ocp.save(tmp_path / "many", tree)
-    write_report(tmp_path / "many", tmp_path / "report.html", statistics=False)
-    dom = browse(tmp_path / "report.html", "#sort=-shown")
-    assert "50,000 leaves" in dom
-    assert rows_of(dom)[0] == "m99/w99"
-    assert len(rows_of(dom)) < 200
-    assert dom.count("<div") < 6000
-    dom = browse(tmp_path / "report.html", "#search=m123/w45")
-    assert rows_of(dom) == ["m123/w45"]
+    ocp.save(tmp_path / "c", tree)
+    data = page_of(tmp_path / "c", tmp_path / "r.html", statistics=False)
+    maps = {name: data["shardings"][leaf["sharding"]] for name, leaf in data["leaves"].items()}
+    assert maps["both"]["grid"] == [[[2 * i + j] for j in range(2)] for i in range(4)]
+    assert (maps["rows"]["dims"], maps["rows"]["grid"][1]) == ([1], [[2, 3]])
+    assert maps["joint"]["grid"] == [[[i]] for i in (0, 2, 4, 6, 1, 3, 5, 7)]
+    assert maps["whole"]["grid"] == [[list(range(8))]]
+    assert maps["both"]["mesh"] == {"x": 4, "y": 2}

@@ -12,7 +12,7 @@ import pytest
 from flax import serialization
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.cli.report import report_data
+from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
 from orbit_ckpt._src.cli.runs import list_run, unfinished_saves
 from orbit_ckpt._src.formats.locate import locate
 from orbit_ckpt.checkpoint_utils import find_latest_checkpoint
@@ -157,4 +157,4 @@ def test_the_latest_checkpoint_of_any_run_is_found(tmp_path: Path) -> None:
 
 
 def _history(run: Path) -> list[Any]:
-    return cast(list[Any], report_data(run)["history"])
+    return cast(list[Any], PageSource(run, ReportOptions()).collect()["history"])

@@ -35,6 +35,8 @@ from orbit_ckpt._src.cli.options import (
     SKIP_OPTION,
     STEP,
     STEPS,
+    STEPS_OPTION,
+    VERIFY_OPTION,
     YES,
     Order,
 )
@@ -266,24 +268,36 @@ def plan(  # noqa: PLR0913, PLR0917 - options of a command
     check.plan(path, rules, like, only, skip, missing, unexpected, as_json)
 
 
-def report(
+def report(  # noqa: PLR0913, PLR0917 - options of a command
     path: Annotated[str, RUN_OR_STEP],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.", metavar="FILE")],
     stats: Annotated[
-        bool, typer.Option("--stats/--no-stats", help="Read all values for statistics.")
+        bool, typer.Option("--stats/--no-stats", help="Read values for statistics.")
     ] = True,
+    steps: Annotated[int, STEPS_OPTION] = 10,
+    verify: Annotated[bool, VERIFY_OPTION] = False,
     memory: Annotated[int, MEMORY_OPTION] = 256,
+    keep_last: Annotated[int | None, KEEP_LAST] = None,
+    keep_every: Annotated[int | None, KEEP_EVERY] = None,
+    keep_best: Annotated[int | None, KEEP_BEST] = None,
+    metric: Annotated[str | None, METRIC] = None,
+    lowest: Annotated[bool, LOWEST] = False,
+    policy: Annotated[str | None, POLICY] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Write an HTML page about a checkpoint or a run.
 
-    The page contains a treemap of bytes, and a table of leaves with statistics. For a run, these
-    describe the newest step, and the page also contains the run's history. It is one self-contained
-    file.
+    The page shows the state of every step, what changes from step to step, and every leaf: size,
+    statistics, histogram, sharding. It is one self-contained file. Damage is shown, and makes the
+    exit code 1.
     """
-    from orbit_ckpt._src.cli import report, targets  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli import targets  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli.report import command, document  # noqa: PLC0415 - see above
+    from orbit_ckpt._src.cli.runs import Keeping  # noqa: PLC0415 - see above
 
-    report.report(str(targets.select_step(path)), output, stats, memory, as_json)
+    keeping = Keeping(keep_last, keep_every, keep_best, metric, lowest, policy)
+    options = document.ReportOptions(stats, steps, verify, memory, keeping)
+    command.report(str(targets.select_step(path)), output, options, as_json)
 
 
 def convert(  # noqa: PLR0913, PLR0917 - options of a command

@@ -76,6 +76,10 @@ READER_OPTION = typer.Option(
     metavar="FORMAT[:OPTION=VALUE,...]",
 )
 RULES_OPTION = typer.Option(help="Rule file, TOML or JSON; see the reference.", metavar="FILE")
+STEPS_OPTION = typer.Option(
+    "--steps", min=1, help="Read the values of the newest N steps.", metavar="N"
+)
+VERIFY_OPTION = typer.Option("--verify", help="Verify every byte of these steps too.")
 YES = typer.Option("--yes", "-y", help="Do not ask for confirmation.")
 
 

@@ -92,6 +92,12 @@ def as_host(value: object) -> HostArray | None:
     return None
 
 
+def blocks_of(leaf: LazyLeaf, max_bytes: int) -> Iterator[HostArray]:
+    """Yield all values of an array in blocks, reading each chunk once."""
+    for chunk in _chunks(leaf):
+        yield from _blocks(leaf, chunk, max_bytes)
+
+
 def _chunks(leaf: LazyLeaf) -> Iterator[Region]:
     """Yield the boxes of an array's chunks; the last ones may exceed the array."""
     shape = leaf.read.layout.chunk_shape

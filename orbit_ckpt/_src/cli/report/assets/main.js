@@ -1,0 +1,3 @@
+// --- begin --------------------------------------------------------------------------------------
+recall(true);
+document.documentElement.dataset.ready = "yes";

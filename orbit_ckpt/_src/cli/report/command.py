@@ -1,0 +1,39 @@
+"""The command that writes a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+
+from orbit_ckpt._src.cli.output import echo, human_bytes, print_json, progress_bar
+from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
+from orbit_ckpt._src.cli.report.page import check_output, write_page
+from orbit_ckpt._src.storage.path import resolve_path
+
+
+def report(path: str, output: Path, options: ReportOptions, as_json: bool) -> None:
+    """Write a page about a checkpoint or a run; exit with 1 if something is damaged."""
+    file = check_output(output)
+    with progress_bar("Reading") as progress:
+        data = PageSource(path, options).collect(progress)
+    nbytes = write_page(data, file)
+    damaged = damaged_steps(data)
+    if as_json:
+        print_json("report", path=resolve_path(path), output=output, bytes=nbytes, damaged=damaged)
+    else:
+        echo(f"{output}: {human_bytes(nbytes)}")
+        for name in damaged:
+            echo(f"damaged: {name}", style="red")
+    if damaged:
+        raise typer.Exit(1)
+
+
+def damaged_steps(data: dict[str, object]) -> list[str]:
+    """Return the names of the damaged steps of a page; of one checkpoint, its title."""
+    steps = cast("list[dict[str, Any]]", data["history"])
+    if not steps:
+        state = cast("dict[str, object]", data["state"])
+        return [str(data["title"])] if state["state"] == "damaged" else []
+    return [str(step["name"]) for step in steps if step["state"] == "damaged"]
