@@ -76,8 +76,9 @@ def test_every_command_and_option_is_on_the_page() -> None:
         assert command.callback is not None
         name = command.callback.__name__
         assert f"\n## {name}\n" in page
-        assert re.search(rf"^\| .*`{name}`.* \| ", page, re.MULTILINE)  # its JSON
         options = {f"--{o}" for o in re.findall(r"--([a-z-]+)", _help(name))} - {"--help"}
+        if "--json" in options:
+            assert re.search(rf"^\| .*`{name}`.* \| ", page, re.MULTILINE)
         missing = [option for option in options if option not in page]
         assert missing == [], name
 

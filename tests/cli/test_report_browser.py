@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import orbit_ckpt as ocp
+from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
 from orbit_ckpt._src.cli.report.page import write_report
+from orbit_ckpt._src.cli.report.serve import LivePage, PageServer
 from tests.cli.test_report import NASTY, damage_chunk, make_run
 from tests.support import put
 
@@ -307,6 +310,30 @@ def test_fifty_thousand_leaves_are_a_page_like_any_other(visit: Open, tmp_path: 
     page.locator("#table td.name button[title='m0/w0']").wait_for()
     page.locator("#search").fill("m123/w45")
     assert names_in(page) == ["m123/w45"]
+
+
+def test_an_open_page_shows_a_new_step_of_the_run(browser: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"w": np.ones(4)})
+    live = LivePage(PageSource(run, ReportOptions()))
+    live.refresh()
+    context = browser.new_context()
+    with PageServer("127.0.0.1", 0, live) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            page = context.new_page()
+            page.goto(f"{server.url}#search=w&log=1")
+            page.locator("#path .mark", has_text="live").wait_for()
+            with ocp.CheckpointManager(run) as manager:
+                manager.save(2, {"w": np.zeros(4)})
+            live.refresh()
+            page.locator("#steps tbody tr td:first-child", has_text="2").wait_for()
+            assert page.locator("#search").input_value() == "w"
+            assert page.get_by_label("Log scale").is_checked()
+        finally:
+            context.close()
+            server.shutdown()
+            thread.join()
 
 
 def test_a_run_without_a_readable_step_is_still_a_page(visit: Open, tmp_path: Path) -> None:

@@ -300,6 +300,33 @@ def report(  # noqa: PLR0913, PLR0917 - options of a command
     command.report(str(targets.select_step(path)), output, options, as_json)
 
 
+def serve(  # noqa: PLR0913, PLR0917 - options of a command
+    path: Annotated[str, RUN_OR_STEP],
+    host: Annotated[str, typer.Option(help="Address to listen on.", metavar="ADDRESS")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any.")] = 8321,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Look for new steps every S seconds.", metavar="S")
+    ] = 10.0,
+    stats: Annotated[
+        bool, typer.Option("--stats/--no-stats", help="Read values for statistics.")
+    ] = True,
+    steps: Annotated[int, STEPS_OPTION] = 10,
+    verify: Annotated[bool, VERIFY_OPTION] = False,
+    memory: Annotated[int, MEMORY_OPTION] = 256,
+) -> None:
+    """Serve the page of `report` and update it while the run is trained.
+
+    Each new step is read once. By default only programs on this machine can open the page. Ctrl+C
+    ends it.
+    """
+    from orbit_ckpt._src.cli.report import document, serve  # noqa: PLC0415 - see above
+
+    options = document.ReportOptions(stats, steps, verify, memory)
+    serve.serve(path, options, host, port, interval)
+
+
 def convert(  # noqa: PLR0913, PLR0917 - options of a command
     source: Annotated[str, CHECKPOINT],
     destination: Annotated[str, DESTINATION],
@@ -436,7 +463,7 @@ def plugins(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
 
 
 COMMANDS = (
-    *(ls, tree, show, stats, diff, verify, du, watch, report),
+    *(ls, tree, show, stats, diff, verify, du, watch, report, serve),
     *(plan, convert, export, cp),
     *(pin, unpin, rm, prune),
     plugins,

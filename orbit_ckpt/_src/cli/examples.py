@@ -13,6 +13,7 @@ EXAMPLES = {
     "watch": "orbit-ckpt watch runs/a --until 10000",
     "plan": "orbit-ckpt plan runs/a --rules rules.toml --like runs/b",
     "report": "orbit-ckpt report runs/a --output report.html",
+    "serve": "orbit-ckpt serve runs/a --port 8080",
     "convert": "orbit-ckpt convert runs/a@best:loss model.safetensors --to safetensors "
     "--only 'params/**'",
     "export": "orbit-ckpt export runs/a params/embed/kernel embed.npy --cast float32",

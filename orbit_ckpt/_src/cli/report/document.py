@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from orbit_ckpt._src.checkpointer.inspect import metadata
@@ -15,12 +17,14 @@ from orbit_ckpt._src.cli.report.measure import (
     Progress,
     list_step,
     measure_steps,
+    no_progress,
 )
 from orbit_ckpt._src.cli.report.packed import pack_histograms, pack_matrices, row_of
 from orbit_ckpt._src.cli.report.shardings import device_maps
 from orbit_ckpt._src.cli.report.steps import describe_steps, list_steps
-from orbit_ckpt._src.cli.runs import Keeping
+from orbit_ckpt._src.cli.runs import Keeping, ListedStep
 from orbit_ckpt._src.formats.locate import locate
+from orbit_ckpt._src.storage.directories import directory_of
 from orbit_ckpt._src.storage.path import PathLike, resolve_local
 from orbit_ckpt._src.tree.keypath import NamePath
 from orbit_ckpt._src.verify.verifier import verify
@@ -34,10 +38,6 @@ COLUMNS = (
 
 _MOST_PROBLEMS = 20
 """Messages of a step that the page has."""
-
-
-def _no_progress(done: int, total: int) -> None:
-    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,17 @@ class PageSource:
         self._options = options
         self._measured: dict[Path, MeasuredStep] = {}
         self._damage: dict[Path, list[str]] = {}
+        self._saves: dict[Path, tuple[object, object]] = {}
 
-    def collect(self, progress: Progress = _no_progress) -> dict[str, object]:
+    def fingerprint(self) -> list[tuple[object, ...]]:
+        """Return values that change when a step is added, replaced, deleted or pinned."""
+        entries = list_steps(self.root)
+        if not entries:
+            return [(str(self.root), directory_of(self.root).modified_ns())]
+        fields = attrgetter("step", "time", "pinned", "temporary", "metrics")
+        return [(str(entry.path), *fields(entry.info)) for entry in entries]
+
+    def collect(self, progress: Progress = no_progress) -> dict[str, object]:
         """Return the data of the page.
 
         Raises:
@@ -86,17 +95,31 @@ class PageSource:
         if not entries:
             located = locate(self.root)
             located.check()
+        self._forget(entries)
         self._read(paths, progress)
         history = describe_steps(entries, self._options.keeping)
         return self._assemble(paths, history)
+
+    def _forget(self, entries: Sequence[ListedStep]) -> None:
+        """Forget steps that were deleted or replaced, and those that were compared with them."""
+        times = [(entry.path, entry.info.time) for entry in entries]
+        saves: dict[Path, tuple[object, object]] = {
+            save[0]: (before, save) for before, save in zip([None, *times], times, strict=False)
+        }
+        kept = {path for path, save in saves.items() if self._saves.get(path) == save}
+        self._measured = {path: step for path, step in self._measured.items() if path in kept}
+        self._damage = {path: found for path, found in self._damage.items() if path in kept}
+        self._saves = saves
 
     def _read(self, paths: Sequence[Path], progress: Progress) -> None:
         """Read the newest steps, as far as that is not done yet."""
         options = self._options
         chosen = paths[-options.steps :]
-        self._measured = {path: self._measured[path] for path in paths if path in self._measured}
-        new = [path for path in chosen if path not in self._measured]
-        if new and options.statistics:
+        self._measured = {path: self._measured[path] for path in chosen if path in self._measured}
+        for is_known, group in groupby(chosen, lambda path: path in self._measured):
+            if is_known or not options.statistics:
+                continue
+            new = list(group)
             first = paths.index(new[0])
             before = paths[first - 1] if first and paths[first - 1] in self._measured else None
             found = measure_steps(new, options.memory_mb * 10**6, progress, before=before)

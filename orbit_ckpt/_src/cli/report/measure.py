@@ -37,6 +37,10 @@ _COPIES = 5
 Progress = Callable[[int, int], None]
 
 
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
+
+
 @dataclass(slots=True)
 class MeasuredLeaf:
     """What is known of the values of a leaf in one step.

@@ -19,7 +19,7 @@ MATRICES = ("change", "l2", "min", "max", "mean")
 _EXACT_NUMBERS = 200_000
 """Matrices of more numbers have float32, which halves a page of thousands of leaves and steps."""
 
-_HISTOGRAM_BYTES = 12 << 20
+_HISTOGRAM_BYTES = 6 << 20
 """Limit of all histograms of a page; those of the newest steps come first."""
 
 

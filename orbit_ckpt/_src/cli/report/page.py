@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import cast
 
 from orbit_ckpt._src.cli.output import plain
 from orbit_ckpt._src.cli.report.document import PageSource, ReportOptions
+from orbit_ckpt._src.cli.report.measure import Progress, no_progress
 from orbit_ckpt._src.errors import StorageError
 from orbit_ckpt._src.storage.path import PathLike, resolve_path, storage_errors
 
@@ -30,7 +30,7 @@ def write_report(
     steps: int = 10,
     verify: bool = False,
     memory_mb: int = 256,
-    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - shows nothing
+    progress: Progress = no_progress,
 ) -> int:
     """Write a page about a checkpoint or a run; return its size in bytes.
 

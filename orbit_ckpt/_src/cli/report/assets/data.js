@@ -68,11 +68,10 @@ function histogramOf(leaf, step) {
   return last ? { low, width, zeros, bins: Array.from(bins.subarray(0, last)) } : null;
 }
 
-for (let row = 0; data.has_statistics && row < data.measured.length; row += 1) {
+for (const leaf of data.has_statistics ? leaves : []) {
   const norms = matrix("l2");
-  for (const leaf of leaves) {
-    const at = row * COUNT + leaf.index;
-    leaf.hasNumbers ||= !Number.isNaN(norms[at]) || damaged.has(at) || notFinite.has(at);
+  for (let at = (data.measured.length - 1) * COUNT + leaf.index; at >= 0 && !leaf.hasNumbers; at -= COUNT) {
+    leaf.hasNumbers = !Number.isNaN(norms[at]) || damaged.has(at) || notFinite.has(at);
   }
 }
 
@@ -153,7 +152,7 @@ function combined(node, by, row) {
   if (by === "l2") return Math.sqrt(sum);
   return before ? Math.sqrt(moved / before) : moved ? Infinity : 0;
 }
-const troubleIn = (node, row, known) => node.leaves.some((leaf) => known.has(row * COUNT + leaf));
+const troubleIn = (node, row, known) => known.size > 0 && node.leaves.some((leaf) => known.has(row * COUNT + leaf));
 
 // --- what is selected, as a line of Python ------------------------------------------------------
 const python = (text) => JSON.stringify(text);
