@@ -6,7 +6,6 @@ the codec, the checksum and the disk together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
@@ -28,12 +27,8 @@ CHECKSUM_BYTES = 4
 _MAX_HELD_BYTES = 1 << 20
 """Larger chunks are not held whole while they are encoded."""
 
-_MIN_SAVING, _MIN_LARGE_SAVING = 1 / 10, 1 / 5
-"""The part of its size that a chunk of numbers must save to be encoded; see `_LARGE_BYTES`."""
-
-_LARGE_BYTES = 1 << 26
-"""Large arrays as they are pass at the speed of memory, encoded at less than half of it, while it
-is leaves that cost time in trees of smaller ones: large arrays must save more."""
+_MIN_SAVING = 1 / 10
+"""The part of its size that a chunk of numbers must save to be encoded."""
 
 _EMPTY_FRAME = bytes.fromhex("502a4d18 00000000")
 """Zstd skips it, unless it is still inside of another frame."""
@@ -82,9 +77,7 @@ def _encode_frame(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) 
 
 
 def _write_frame(layout: ZarrArray, pieces: Iterable[memoryview], nbytes: int) -> Iterator[Buffer]:
-    is_large = math.prod(layout.shape) * layout.dtype.itemsize >= _LARGE_BYTES
-    min_saving = _MIN_LARGE_SAVING if is_large else _MIN_SAVING
-    return FrameWriter(nbytes, layout.dtype.itemsize, min_saving=min_saving).encode(pieces)
+    return FrameWriter(nbytes, layout.dtype.itemsize, min_saving=_MIN_SAVING).encode(pieces)
 
 
 def _split(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
