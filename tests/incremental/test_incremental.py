@@ -17,7 +17,7 @@ import orbax.checkpoint
 import pytest
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage import base_database
+from orbit_ckpt._src.storage import base_database, incremental
 from orbit_ckpt.testing.comparison import expect_same
 from orbit_ckpt.testing.damage import BitFlip
 from tests.support import LAYOUTS, checkpointer, put
@@ -219,3 +219,47 @@ def test_steps_of_a_run_may_be_deleted_in_any_order(tmp_path: Path) -> None:
             left.remove(step)
             for other in left:
                 expect_same(ocp.load(root / f"{other}"), states[other])
+
+
+def test_the_same_arrays_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = {"a": jnp.ones((512, 512)) * 3, "b": put(FROZEN, "x", x=8) * 2}
+    aliased = jax.device_put(noise(512, 512))  # may share the memory of the numpy array
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    hashed: list[int] = []
+
+    def count(pieces: Any) -> bytes:
+        buffers = list(pieces)
+        hashed.append(sum(memoryview(piece).nbytes for piece in buffers))
+        return original(buffers)
+
+    original = incremental.digest_of
+    monkeypatch.setattr(incremental, "digest_of", count)
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        for step in range(3):
+            hashed.clear()
+            state = {**frozen, "aliased": aliased, "trained": jnp.full((64, 512), step) * 1.0}
+            run.save(step, args=ocp.args.StandardSave(state))
+            run.wait_until_finished()
+            everything = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+            changed = state["aliased"].nbytes + state["trained"].nbytes
+            assert sum(hashed) == (changed if step else everything)
+            expect_same(run.restore(step), state)
+            if step:
+                shutil.rmtree(run.directory / str(step - 1))
+                expect_same(ocp.load(run.directory / str(step)), state)
+
+
+def test_arrays_of_another_step_are_not_taken_for_known(tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(incremental=True)
+    array, other = jnp.ones((512, 512)) * 3, jnp.ones((512, 512)) * 4
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as run:
+        run.save(0, args=ocp.args.StandardSave({"w": array}))
+        run.wait_until_finished()
+        with ocp.CheckpointManager(tmp_path / "run", options=options) as second:
+            second.save(1, args=ocp.args.StandardSave({"w": other}))
+        run.reload()
+        run.save(2, args=ocp.args.StandardSave({"w": array}))
+        run.wait_until_finished()
+        expect_same(run.restore(2), {"w": array})

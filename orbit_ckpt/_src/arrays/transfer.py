@@ -83,6 +83,7 @@ class Shard(Struct, frozen=True, gc=False):
         sample: `sample_checksum` of the data when they were taken, if they are the caller's; None
             for a copy.
         on_device: The copy that `data` is, if it is one on a device.
+        unchanged: Whether the base step of the save holds the data, which then stay where they are.
         watch: Reports what a save does with the leaf, if a callback listens.
     """
 
@@ -92,6 +93,7 @@ class Shard(Struct, frozen=True, gc=False):
     watch: LeafWatch | None = None
     sample: int | None = None
     on_device: DeviceCopy | None = None
+    unchanged: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -217,6 +217,7 @@ class TreeIO:
             process=self.process or this_process(),
             staging=self.staging,
             base=None if base is None else base.below(directory),
+            known=None if base is None or self.kept is None else self.kept.arrays,
         )
         plan = (self.kept or KeptPlan()).plan(
             tree,

@@ -45,6 +45,7 @@ class BaseDatabase:
     Attributes:
         path: Its directory.
         generation: See `Digests`.
+        record: What its manifest records of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,12 +56,12 @@ class BaseDatabase:
         """
         self.path = path
         try:
-            record, self._values, digests = _read(path)
+            self.record, self._values, digests = _read(path)
         except (CheckpointError, OSError, ValueError) as error:
             raise BaseError(f"it cannot be read: {error}") from error
         self._digests = digests.by_key
         self.generation = digests.generation
-        self._sizes = {f"{path}/{name}": size for name, size in record.files.items()}
+        self._sizes = {f"{path}/{name}": size for name, size in self.record.files.items()}
         self._linked: dict[str, str] = {}
         self._kept: dict[str, Extent] = {}
 
@@ -74,7 +75,7 @@ class BaseDatabase:
             BaseError: They cannot be linked.
         """
         folder = root / OCDBT_DATA
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for file in self._sizes:
             name = f"{OCDBT_DATA}/{PurePath(file).name}"
             try:
@@ -104,6 +105,10 @@ class BaseDatabase:
         self._kept[key] = value
         return True
 
+    def digest(self, key: str) -> bytes | None:
+        """Return the recorded digest of a chunk, None if there is none."""
+        return self._digests.get(key.encode())
+
     def refer_from(self, writer: DatabaseWriter, root: Path) -> tuple[int, int]:
         """Add the kept chunks to the new database, and remove the links that it does not need.
 
@@ -118,7 +123,12 @@ class BaseDatabase:
         for value in self._kept.values():
             live[value.file] += value.length
         shared = {f for f, nbytes in live.items() if nbytes >= _MIN_LIVE * self._sizes[f]}
-        copied = {key: value for key, value in self._kept.items() if value.file not in shared}
+        linked = {file: f"{root}/{name}" for file, name in self._linked.items()}
+        copied = {
+            key: Extent(linked[value.file], value.offset, value.length, value.checksum)
+            for key, value in self._kept.items()
+            if value.file not in shared
+        }
         _copy(copied, writer)
         referred = {
             key: Extent(self._linked[value.file], value.offset, value.length, value.checksum)

@@ -112,6 +112,14 @@ class BatchWriter:
         self._writes: list[ArrayWrite] = []
         self._small: list[WholeArrays] = []
         self._is_ordered = False
+        self._incremental: IncrementalWrite | None = None
+
+    def open_base(self) -> IncrementalWrite | None:
+        """Open what an incremental save refers to; None for one that is not incremental."""
+        base = self._options.base
+        if self._incremental is None and base is not None and self._options.use_ocdbt:
+            self._incremental = IncrementalWrite(base)
+        return self._incremental
 
     def add(self, write: ArrayWrite) -> None:
         """Add an array; nothing is written before `commit`."""
@@ -167,9 +175,9 @@ class BatchWriter:
             here += sum(len(arrays.names) for arrays in small)
             nbytes = sum(map(_nbytes, writes)) + sum(arrays.nbytes for arrays in small)
             self.progress.plan(here, nbytes)
-            incremental = None
-            if options.base is not None and isinstance(writer, DatabaseWriter):
-                incremental = await asyncio.to_thread(IncrementalWrite, options.base, writer)
+            incremental = await asyncio.to_thread(self.open_base)
+            if incremental is not None:
+                writes = [_without_known(write, incremental) for write in writes]
             await _write(writes, small, writer, options, self.progress, incremental)
             self.record = writer.record if isinstance(writer, DatabaseWriter) else None
             self.reused = incremental.reused if incremental is not None else ReusedBytes()
@@ -214,6 +222,14 @@ class _Part(Struct, frozen=True, gc=False):
 
 def _nbytes(write: ArrayWrite) -> int:
     return sum(shard.nbytes for shard in write.shards)
+
+
+def _without_known(write: ArrayWrite, incremental: IncrementalWrite) -> ArrayWrite:
+    """Return an array without its data if the base step is known to hold all of them."""
+    is_known = bool(write.shards) and all(shard.unchanged for shard in write.shards)
+    if is_known and incremental.has_array(write.name, write.layout, write.document):
+        return structs.replace(write, shards=())
+    return write
 
 
 def _one_by_one(arrays: WholeArrays) -> Iterator[ArrayWrite]:
@@ -272,13 +288,15 @@ async def _write(
 
     try:
         await write_all()
-        if incremental is not None and not await loop.run_in_executor(pool, incremental.refer):
-            await write_all()  # the base step is damaged
+        if incremental is not None and isinstance(writer, DatabaseWriter):
+            is_intact = await loop.run_in_executor(pool, incremental.refer, writer)
+            if not is_intact:
+                await write_all()
         await loop.run_in_executor(pool, _check_unchanged, writes)
         await loop.run_in_executor(pool, _write_documents, writes, writer)
         await loop.run_in_executor(pool, writer.close)
-        if incremental is not None:
-            await loop.run_in_executor(pool, incremental.write_digests)
+        if incremental is not None and isinstance(writer, DatabaseWriter):
+            await loop.run_in_executor(pool, incremental.write_digests, writer)
     except GeneratorExit:  # the loop is gone
         stopped.set()
         give_up()
@@ -382,7 +400,7 @@ def _check_unchanged(writes: Sequence[ArrayWrite]) -> None:
 def _source(part: _Part, max_bytes: int) -> Shard:
     """Return a part's data, with its transfer to the host begun unless it is too large."""
     shard = part.shard
-    if shard.in_place:
+    if shard.in_place or shard.unchanged:
         _check_exists(shard, part.write.path)
     if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
         (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)

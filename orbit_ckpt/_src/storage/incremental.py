@@ -11,11 +11,13 @@ from pathlib import Path
 from msgspec import Struct
 from typing_extensions import Buffer
 
+from orbit_ckpt._src.arrays.slices import chunk_indices, whole
 from orbit_ckpt._src.errors import CorruptionError
 from orbit_ckpt._src.storage.base_database import BaseDatabase, BaseError
 from orbit_ckpt._src.storage.digests import Digests, digest_of, digests_of
 from orbit_ckpt._src.storage.durable import write_file
 from orbit_ckpt._src.storage.layout import DIGESTS, join_key
+from orbit_ckpt._src.storage.manifest import DatabaseRecord
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
 
@@ -37,9 +39,7 @@ class Base(Struct, frozen=True):
 
     def below(self, directory: Path) -> Base:
         """Return the base of an item of the save, given the item's directory."""
-        if self.path is None:
-            return self
-        path = self.path / directory.relative_to(self.root)
+        path = self.path and self.path / directory.relative_to(self.root)
         return Base(path, directory, self.full_every)
 
 
@@ -100,15 +100,9 @@ class IncrementalWrite:
         reused: How much of the save the base step holds, after `finish`.
     """
 
-    def __init__(self, base: Base, writer: DatabaseWriter) -> None:
-        """Open the base step; log why it cannot be used.
-
-        Args:
-            base: The base step, and the root of the new database.
-            writer: Writes the new database.
-        """
+    def __init__(self, base: Base) -> None:
+        """Open the base step; log why it cannot be used."""
         self.reused = ReusedBytes()
-        self._writer = writer
         self._root = base.root
         self._base: BaseDatabase | None = None
         self._digests: dict[bytes, bytes] = {}
@@ -119,6 +113,33 @@ class IncrementalWrite:
         except BaseError as error:
             self.reused = ReusedBytes(why_not=f"{base.path}: {error}")
             _logger.debug("%s is written in full. %s: %s", base.root, base.path, error)
+
+    @property
+    def base_record(self) -> DatabaseRecord | None:
+        """What is recorded of the base step's database; None without a base step."""
+        return None if self._base is None else self._base.record
+
+    def has_array(self, name: str, layout: ZarrArray, document: bytes | None) -> bool:
+        """Keep the chunks of an array that is known to be unchanged; return whether all are there.
+
+        Args:
+            name: Its storage name.
+            layout: How it is stored.
+            document: Its metadata document.
+        """
+        base = self._base
+        if base is None or not base.has_document(join_key(name, layout.document_name), document):
+            return False
+        keys = [
+            layout.chunk_key(name, i)
+            for i in chunk_indices(whole(layout.shape), layout.chunk_shape)
+        ]
+        digests = [base.digest(key) for key in keys]
+        if None in digests:
+            return False
+        found = {k: d for k, d in zip(keys, digests, strict=True) if d and base.keep(k, layout, d)}
+        self._digests.update((key.encode(), digest) for key, digest in found.items())
+        return len(found) == len(keys)
 
     def is_stored(
         self,
@@ -156,7 +177,7 @@ class IncrementalWrite:
             for chunk, digest in zip(small, digests, strict=True)
         ]
 
-    def refer(self) -> bool:
+    def refer(self, writer: DatabaseWriter) -> bool:
         """Add the chunks that the base step holds to the new database.
 
         Returns:
@@ -166,7 +187,7 @@ class IncrementalWrite:
         if self._base is None:
             return True
         try:
-            self.reused = ReusedBytes(*self._base.refer_from(self._writer, self._root))
+            self.reused = ReusedBytes(*self._base.refer_from(writer, self._root))
         except CorruptionError as error:
             _logger.warning("%s is written in full: its base is damaged. %s", self._root, error)
             self.reused = ReusedBytes(why_not=str(error))
@@ -175,12 +196,12 @@ class IncrementalWrite:
             return False
         return True
 
-    def write_digests(self) -> None:
+    def write_digests(self, writer: DatabaseWriter) -> None:
         """Write the digests beside the database, which is complete."""
-        record = self._writer.record.database
+        record = writer.record.database
         if record is not None:
             generation = 0 if self._base is None else self._base.generation + 1
-            keys = self._writer.keys_in_files()
+            keys = writer.keys_in_files()
             data = Digests(self._digests, generation).encode(record.index, keys)
             write_file(self._root / DIGESTS, data)
 

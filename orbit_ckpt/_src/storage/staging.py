@@ -83,8 +83,8 @@ def _copy_begun(
 
 
 def _stays(shard: Shard) -> bool:
-    is_copy = shard.on_device is not None
-    return is_copy or shard.in_place or isinstance(shard.data, DeferredData)
+    stays = shard.on_device is not None or shard.in_place or shard.unchanged
+    return stays or isinstance(shard.data, DeferredData)
 
 
 def _nbytes_of(shard: Shard) -> int:

@@ -17,6 +17,7 @@ from orbit_ckpt._src.arrays.recorded_sharding import ShardingMetadata
 from orbit_ckpt._src.arrays.replicas import ReplicaOptions, WriterRotation, written_shards
 from orbit_ckpt._src.arrays.sharding import describe_sharding
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot, DeferredData, is_on_host, shards_of
+from orbit_ckpt._src.arrays.unchanged import is_unchanged
 from orbit_ckpt._src.arrays.watch import SerializationStatusCallback
 from orbit_ckpt._src.errors import UnsupportedLeafError
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
@@ -260,7 +261,10 @@ class ArrayHandler(
         if is_prng_dtype(array.dtype):
             impl, array = key_impl(array), key_data(array)
         if rotation is None:
-            return ArraySnapshot(array.shape, array.dtype, shards_of(array), array.sharding, impl)
+            shards = shards_of(array)
+            if is_unchanged(array):
+                shards = [structs.replace(shard, unchanged=True) for shard in shards]
+            return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl)
         write_shape, shards = written_shards(array, self._replicas, rotation)
         return ArraySnapshot(array.shape, array.dtype, shards, array.sharding, impl, write_shape)
 

@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from typing_extensions import Unpack
 
+from orbit_ckpt._src.arrays.unchanged import KnownArrays
 from orbit_ckpt._src.pytree.save.plan import LeavesOfClass, SavePlan, empty_classes, plan_save
 from orbit_ckpt._src.pytree.save.save_args import align_save_args
 from orbit_ckpt._src.tree.flatten import FlatTree, flatten
@@ -32,9 +33,14 @@ class PlanOptions(TypedDict, total=False):
 
 
 class KeptPlan:
-    """Plans saves, and keeps the last plan until it is dropped."""
+    """Plans saves, and keeps the last plan until it is dropped.
+
+    Attributes:
+        arrays: The arrays that the last incremental save has stored.
+    """
 
     def __init__(self) -> None:
+        self.arrays = KnownArrays()
         self._last: SavePlan | None = None
         self._process = os.getpid()
 
@@ -72,8 +78,9 @@ class KeptPlan:
         return plan
 
     def drop(self) -> None:
-        """Forget the last plan."""
+        """Forget the last plan and what was saved."""
         self._last = None
+        self.arrays.drop()
         self._process = os.getpid()
 
 

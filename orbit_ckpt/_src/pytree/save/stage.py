@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
 
+import jax
 from msgspec import Struct, structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
+from orbit_ckpt._src.arrays.unchanged import KnownArrays, refer_to, unchanged
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.user_json import copy_json
@@ -87,6 +90,7 @@ class TreeSaveOptions(Struct, frozen=True):
         has_own_databases: Whether some type handlers have databases besides those of processes.
         staging: How leaves are copied, and what checks their records.
         base: The tree of an earlier step that an incremental save refers to; None for others.
+        known: The arrays that the last incremental save has stored, and what it notes its own in.
     """
 
     use_ocdbt: bool = True
@@ -101,6 +105,7 @@ class TreeSaveOptions(Struct, frozen=True):
     has_own_databases: bool = False
     staging: StagingOptions = StagingOptions()
     base: Base | None = None
+    known: KnownArrays | None = None
 
     @property
     def has_parts(self) -> bool:
@@ -137,16 +142,21 @@ async def stage_tree(
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
-    snapshot = await snapshot_leaves(plan, options) if copy else None
-    if snapshot is None:
-        await save.serialize(plan)
-    if snapshot is None and copy:
-        await save.snapshot()
+    leaves = list(zip(plan.names, plan.flat.values, strict=True)) if options.known else []
+    saved = refer_to(leaves)
+    with unchanged(await asyncio.to_thread(save.find_known, leaves)):
+        snapshot = await snapshot_leaves(plan, options) if copy else None
+        if snapshot is None:
+            await save.serialize(plan)
+        if snapshot is None and copy:
+            await save.snapshot()
+    leaves.clear()
 
     async def write() -> None:
         if snapshot is not None:
             await save.serialize(snapshot)
         await save.write()
+        save.note_known(saved)
 
     def finalize() -> None:
         _finalize(handlers, directory, save.join())
@@ -240,6 +250,22 @@ class _TreeSave:
             )
         )
         return writer
+
+    def find_known(self, leaves: Sequence[tuple[str, object]]) -> frozenset[int]:
+        """Return the ids of the leaves that the base step is known to hold."""
+        known = self._options.known
+        found = frozenset[int]() if known is None else known.among(leaves)
+        if known is None or not found:
+            return frozenset()
+        incremental = self._writers[self._main].open_base()
+        is_base = incremental is not None and known.are_in(incremental.base_record)
+        return found if is_base else frozenset()
+
+    def note_known(self, saved: Mapping[str, weakref.ref[jax.Array]]) -> None:
+        """Note the arrays that this save has stored, for the next one."""
+        known, record = self._options.known, self._writers[self._main].record
+        if known is not None:
+            known.set(record.database if record else None, saved)
 
     def progress(self) -> Progress:
         """Progress of the writing."""
