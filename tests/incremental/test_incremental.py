@@ -263,3 +263,22 @@ def test_arrays_of_another_step_are_not_taken_for_known(tmp_path: Path) -> None:
         run.save(2, args=ocp.args.StandardSave({"w": array}))
         run.wait_until_finished()
         expect_same(run.restore(2), {"w": array})
+
+
+@pytest.mark.parametrize("kind", ["jax", "numpy"])
+def test_tied_arrays_are_stored_once(kind: str, tmp_path: Path) -> None:
+    embedding = noise(512, 512)
+    tied = jnp.asarray(embedding) * 1 if kind == "jax" else embedding
+    state = {"embed": tied, "head": {"kernel": tied}, "other": noise(256, 256)}
+    ocp.save(tmp_path / "a", state)
+    assert new_bytes(tmp_path / "a") < 2 * embedding.nbytes
+    expect_same(ocp.load(tmp_path / "a"), state)
+    assert ocp.verify(tmp_path / "a")
+    changed = {**state, "other": noise(256, 256)}
+    ocp.save(tmp_path / "b", changed, base=tmp_path / "a")
+    assert new_bytes(tmp_path / "b", tmp_path / "a") < 0.3 * embedding.nbytes
+    untied = {**state, "head": {"kernel": noise(512, 512)}}
+    ocp.save(tmp_path / "c", untied, base=tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    expect_same(ocp.load(tmp_path / "b"), changed)
+    expect_same(ocp.load(tmp_path / "c"), untied)

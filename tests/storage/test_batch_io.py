@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from orbit_ckpt._src.arrays.slices import Region, Shape, whole
 from orbit_ckpt._src.arrays.transfer import DeferredData, Shard
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
+from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import open_store
 from orbit_ckpt._src.storage.layout import Extent
 from orbit_ckpt._src.storage.ocdbt import read_index
+from orbit_ckpt._src.storage.part_write import ArrayWrite
 from orbit_ckpt._src.storage.small_write import WholeArrays
 from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError, StorageError

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 from orbit_ckpt._src.arrays.slices import Region, whole
 from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.storage.batch_read import BatchReader
-from orbit_ckpt._src.storage.batch_write import ArrayWrite, BatchWriter, WriteOptions
+from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.blosc import FrameError, FrameReader
 from orbit_ckpt._src.storage.blosc_write import FrameWriter
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.codec import encode_chunk
 from orbit_ckpt._src.storage.integrity import CheckedDirectory
 from orbit_ckpt._src.storage.kvstore import open_store
+from orbit_ckpt._src.storage.part_write import ArrayWrite
 from orbit_ckpt._src.storage.zarr import describe_array
 from orbit_ckpt.errors import CorruptionError
 

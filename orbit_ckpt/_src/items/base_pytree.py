@@ -17,7 +17,7 @@ from orbit_ckpt._src.items.pytree import (
 )
 from orbit_ckpt._src.pytree.engine import MemoryLimitOptions, MemoryOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
-from orbit_ckpt._src.pytree.save.stage import RecordsValidator
+from orbit_ckpt._src.pytree.save.options import RecordsValidator
 from orbit_ckpt._src.runtime.checks import check_flag_fields
 from orbit_ckpt._src.text import warn_set
 from orbit_ckpt._src.type_handlers.registry import GLOBAL_TYPE_HANDLER_REGISTRY, TypeHandlerRegistry

@@ -19,7 +19,7 @@ from orbit_ckpt._src.pytree.engine import TREE_TYPESTR, MemoryLimitOptions, Memo
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
 from orbit_ckpt._src.pytree.restore.transformed import LegacyFunction
 from orbit_ckpt._src.pytree.save.kept import KeptPlan
-from orbit_ckpt._src.pytree.save.stage import RecordsValidator, StagingOptions
+from orbit_ckpt._src.pytree.save.options import RecordsValidator, StagingOptions
 from orbit_ckpt._src.runtime.checks import (
     as_flag,
     check_callable,

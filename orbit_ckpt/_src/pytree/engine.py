@@ -27,7 +27,8 @@ from orbit_ckpt._src.pytree.restore.tree import (
     restore_tree,
 )
 from orbit_ckpt._src.pytree.save.kept import KeptPlan
-from orbit_ckpt._src.pytree.save.stage import StagingOptions, TreeSaveOptions, stage_tree
+from orbit_ckpt._src.pytree.save.options import StagingOptions, TreeSaveOptions
+from orbit_ckpt._src.pytree.save.stage import stage_tree
 from orbit_ckpt._src.runtime.checks import check_int, check_number
 from orbit_ckpt._src.runtime.commit import Commit, ItemToSave
 from orbit_ckpt._src.runtime.process import Process, this_process

@@ -9,34 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-import jax
-import numpy as np
 from msgspec import Struct, structs
 
-from orbit_ckpt._src.arrays.dtypes import DType, HostArray, cast_array
-from orbit_ckpt._src.arrays.memory import byte_view
-from orbit_ckpt._src.arrays.references import sample_checksum
-from orbit_ckpt._src.arrays.slices import Region, chunk_indices, chunk_region, split_by_rows, whole
+from orbit_ckpt._src.arrays.slices import whole
 from orbit_ckpt._src.arrays.transfer import (
-    DeferredData,
     Shard,
-    begin_transfer,
-    host_blocks,
     is_on_host,
 )
-from orbit_ckpt._src.errors import CheckpointError, StorageError, UnsupportedLeafError
+from orbit_ckpt._src.errors import CheckpointError, StorageError
 from orbit_ckpt._src.runtime.commit import ProgressCounter
-from orbit_ckpt._src.runtime.limiter import ByteLimiter, batched
+from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import Workers, clean_up, run_all
-from orbit_ckpt._src.storage.codec import PIECE_BYTES, encode_chunk
 from orbit_ckpt._src.storage.incremental import Base, IncrementalWrite, ReusedBytes
 from orbit_ckpt._src.storage.layout import join_key
 from orbit_ckpt._src.storage.manifest import Manifest
-from orbit_ckpt._src.storage.ocdbt_encode import MAX_INLINE_BYTES
+from orbit_ckpt._src.storage.part_write import (
+    ArrayPart,
+    ArrayWrite,
+    check_unchanged,
+    parts_in_groups,
+    write_parts,
+)
+from orbit_ckpt._src.storage.reuse import TiedArray, without_known, without_tied, write_tied
 from orbit_ckpt._src.storage.small_write import (
     SmallArray,
     WholeArrays,
@@ -46,31 +44,9 @@ from orbit_ckpt._src.storage.small_write import (
 from orbit_ckpt._src.storage.staging import TASK_BYTES, THREADS, copy_to_host_within
 from orbit_ckpt._src.storage.value_write import DatabaseWriter, FilesWriter, ValueWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
-from orbit_ckpt._src.text import shorten_list
-from orbit_ckpt._src.tree.keypath import KeyPath, format_path
 
 _MAX_BYTES = 1 << 31
 """Default limit of bytes held at once."""
-
-
-class ArrayWrite(Struct, frozen=True, gc=False):
-    """One array to write.
-
-    Attributes:
-        name: Storage name.
-        layout: How it is stored.
-        document: Its metadata document, None if another process writes it.
-        shards: The parts this process writes; each consists of whole chunks.
-        dtype: Logical dtype that the shards are cast to before they are stored.
-        path: The leaf, for messages.
-    """
-
-    name: str
-    layout: ZarrArray
-    document: bytes | None
-    shards: Sequence[Shard]
-    dtype: DType
-    path: KeyPath
 
 
 class WriteOptions(Struct, frozen=True):
@@ -111,6 +87,7 @@ class BatchWriter:
         self._options = options
         self._writes: list[ArrayWrite] = []
         self._small: list[WholeArrays] = []
+        self._tied: Mapping[str, str] = {}
         self._is_ordered = False
         self._incremental: IncrementalWrite | None = None
 
@@ -126,6 +103,14 @@ class BatchWriter:
         self._writes.append(write)
         if write.shards and write.shards[0].watch is not None:
             self._is_ordered = True
+
+    def tie(self, arrays: Mapping[str, str]) -> None:
+        """Store arrays once that are the same.
+
+        Args:
+            arrays: The names of arrays, and that of the first one that each is the same as.
+        """
+        self._tied = arrays
 
     def add_whole(self, arrays: WholeArrays) -> None:
         """Add arrays that are stored alike."""
@@ -177,8 +162,11 @@ class BatchWriter:
             self.progress.plan(here, nbytes)
             incremental = await asyncio.to_thread(self.open_base)
             if incremental is not None:
-                writes = [_without_known(write, incremental) for write in writes]
-            await _write(writes, small, writer, options, self.progress, incremental)
+                writes = [without_known(write, incremental) for write in writes]
+            tied: list[TiedArray] = []
+            if isinstance(writer, DatabaseWriter) and self._tied:
+                writes, tied = without_tied(writes, self._tied)
+            await _write(writes, small, writer, options, self.progress, incremental, tied)
             self.record = writer.record if isinstance(writer, DatabaseWriter) else None
             self.reused = incremental.reused if incremental is not None else ReusedBytes()
         except (ValueError, OSError) as error:
@@ -200,36 +188,8 @@ def _priority(write: ArrayWrite) -> int:
     return 0 if watch is None else watch.priority
 
 
-class _Part(Struct, frozen=True, gc=False):
-    """Chunks of one array that one thread writes.
-
-    Attributes:
-        write: The array.
-        shard: The shard that holds their data.
-        region: The chunks, in coordinates of the array.
-        nbytes: Their size in memory.
-        is_first: Whether the metadata document is written with them.
-        is_last: Whether they are the last chunks of the array.
-    """
-
-    write: ArrayWrite
-    shard: Shard
-    region: Region
-    nbytes: int
-    is_first: bool
-    is_last: bool
-
-
 def _nbytes(write: ArrayWrite) -> int:
     return sum(shard.nbytes for shard in write.shards)
-
-
-def _without_known(write: ArrayWrite, incremental: IncrementalWrite) -> ArrayWrite:
-    """Return an array without its data if the base step is known to hold all of them."""
-    is_known = bool(write.shards) and all(shard.unchanged for shard in write.shards)
-    if is_known and incremental.has_array(write.name, write.layout, write.document):
-        return structs.replace(write, shards=())
-    return write
 
 
 def _one_by_one(arrays: WholeArrays) -> Iterator[ArrayWrite]:
@@ -247,6 +207,7 @@ async def _write(
     options: WriteOptions,
     progress: ProgressCounter,
     incremental: IncrementalWrite | None,
+    tied: Sequence[TiedArray],
 ) -> None:
     limiter = ByteLimiter(options.max_bytes or _MAX_BYTES)
     transfers = ByteLimiter(options.max_transfer_bytes)
@@ -256,12 +217,12 @@ async def _write(
     stopped = threading.Event()
     pool = Workers(THREADS, "orbit_ckpt-write")
 
-    async def run(parts: Sequence[_Part], nbytes: int) -> None:
+    async def run(parts: Sequence[ArrayPart], nbytes: int) -> None:
         remote = sum(part.nbytes for part in parts if not is_on_host(part.shard.data))
         async with transfers.reserve(min(remote, task_bytes)), limiter.reserve(nbytes):
             try:
                 await loop.run_in_executor(
-                    pool, _write_parts, parts, writer, task_bytes, stopped, incremental
+                    pool, write_parts, parts, writer, task_bytes, stopped, incremental
                 )
             except BaseException:  # re-raised; the others have to stop
                 stopped.set()
@@ -281,7 +242,7 @@ async def _write(
     async def write_all() -> None:
         await run_all(
             chain(
-                (run(*task) for task in _tasks(writes, task_bytes)),
+                (run(*task) for task in parts_in_groups(writes, task_bytes)),
                 (run_small(*batch) for batch in small_batches(small, task_bytes)),
             )
         )
@@ -292,11 +253,7 @@ async def _write(
             is_intact = await loop.run_in_executor(pool, incremental.refer, writer)
             if not is_intact:
                 await write_all()
-        await loop.run_in_executor(pool, _check_unchanged, writes)
-        await loop.run_in_executor(pool, _write_documents, writes, writer)
-        await loop.run_in_executor(pool, writer.close)
-        if incremental is not None and isinstance(writer, DatabaseWriter):
-            await loop.run_in_executor(pool, incremental.write_digests, writer)
+        await loop.run_in_executor(pool, _finish, writes, tied, writer, incremental)
     except GeneratorExit:  # the loop is gone
         stopped.set()
         give_up()
@@ -309,64 +266,22 @@ async def _write(
         pool.shutdown()
 
 
-def _tasks(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[tuple[list[_Part], int]]:
-    """Yield groups of parts and the bytes that each holds, at most `max_bytes`."""
-    # of a larger chunk no more is held
-    yield from batched(_parts(writes, max_bytes), lambda p: min(p.nbytes, max_bytes), max_bytes)
-
-
-def _parts(writes: Sequence[ArrayWrite], max_bytes: int) -> Iterator[_Part]:
-    """Yield the parts of arrays; large ones are cut between chunks."""
-    for write in writes:
-        is_first = True
-        for number, shard in enumerate(write.shards, 1):
-            itemsize = shard.data.dtype.itemsize
-            regions = list(
-                split_by_rows(shard.region, write.layout.chunk_shape, max_bytes // itemsize)
-            )
-            for region in regions:
-                is_last = number == len(write.shards) and region is regions[-1]
-                yield _Part(write, shard, region, region.size * itemsize, is_first, is_last)
-                is_first = False
-
-
-def _write_parts(
-    parts: Sequence[_Part],
+def _finish(
+    writes: Sequence[ArrayWrite],
+    tied: Sequence[TiedArray],
     writer: ValueWriter,
-    max_bytes: int,
-    stopped: threading.Event,
     incremental: IncrementalWrite | None,
 ) -> None:
-    if stopped.is_set():
+    """Write what remains once all parts are written, and make all of it durable."""
+    check_unchanged(writes)
+    _write_documents(writes, writer)
+    if not isinstance(writer, DatabaseWriter):
+        writer.close()
         return
-    sources = [_source(part, max_bytes) for part in parts]
-    for part, source in zip(parts, sources, strict=True):
-        if stopped.is_set():
-            return
-        write, layout, watch = part.write, part.write.layout, part.shard.watch
-        if watch is not None:
-            watch.begin_write()
-        if part.is_first and write.document is not None:
-            writer.put(join_key(write.name, layout.document_name), write.document)
-        for index in chunk_indices(part.region, layout.chunk_shape):
-            chunk = chunk_region(index, layout.chunk_shape)
-            key = layout.chunk_key(write.name, index)
-            is_inline = layout.compression is None and layout.chunk_nbytes <= MAX_INLINE_BYTES
-            if incremental is not None and not is_inline:
-                pieces = _pieces(source, chunk, write, max_bytes)
-                if incremental.is_stored(write.name, layout, write.document, key, pieces):
-                    continue
-            pieces = _pieces(source, chunk, write, max_bytes)
-            encoded = encode_chunk(layout, pieces, layout.chunk_nbytes)
-            if is_inline:
-                writer.put(key, b"".join(encoded))
-            else:
-                nbytes = layout.chunk_nbytes
-                writer.append(key, encoded, nbytes, ends_in_checksum=layout.checksum)
-        if watch is not None:
-            watch.written(part.region.size)
-        if part.shard.on_device is not None:
-            part.shard.on_device.release(part.region.size)
+    write_tied(tied, writer, incremental)
+    writer.close()
+    if incremental is not None:
+        incremental.write_digests(writer)
 
 
 def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
@@ -374,90 +289,3 @@ def _write_documents(writes: Sequence[ArrayWrite], writer: ValueWriter) -> None:
     for write in writes:
         if not write.shards and write.document is not None:
             writer.put(join_key(write.name, write.layout.document_name), write.document)
-
-
-def _check_unchanged(writes: Sequence[ArrayWrite]) -> None:
-    """Check that data of which the save has no copy have not changed since it took them.
-
-    Raises:
-        UnsupportedLeafError: Some have.
-    """
-    changed = [
-        format_path(write.path)
-        for write in writes
-        for shard in write.shards
-        if shard.sample is not None and sample_checksum(np.asarray(shard.data)) != shard.sample
-    ]
-    if changed:
-        raise UnsupportedLeafError(
-            f"{shorten_list(changed)}: changed while being saved, by code that writes into the "
-            "memory of a jax.Array. Wait for the save before that, or give "
-            "AsyncOptions(snapshot='copy').",
-            paths=changed,
-        )
-
-
-def _source(part: _Part, max_bytes: int) -> Shard:
-    """Return a part's data, with its transfer to the host begun unless it is too large."""
-    shard = part.shard
-    if shard.in_place or shard.unchanged:
-        _check_exists(shard, part.write.path)
-    if isinstance(shard.data, DeferredData) and part.nbytes <= max_bytes:
-        (data,) = shard.data.fetch(part.region.within(shard.region), max_bytes)
-        return Shard(part.region, data)
-    if part.region != shard.region or part.nbytes > max_bytes:
-        return shard
-    return Shard(shard.region, begin_transfer(shard.data))
-
-
-def _check_exists(shard: Shard, path: KeyPath) -> None:
-    """Check that data that were not copied still exist.
-
-    Raises:
-        UnsupportedLeafError: The caller has deleted or donated them.
-    """
-    if isinstance(shard.data, jax.Array) and shard.data.is_deleted():
-        leaf = format_path(path)
-        raise UnsupportedLeafError(
-            f"{leaf}: the array was deleted or donated before it was written. Its priority is not "
-            "SYNCHRONOUS, so that it is not copied first: wait for the save, or raise its "
-            "priority.",
-            paths=[leaf],
-        )
-
-
-def _pieces(
-    source: Shard, chunk: Region, write: ArrayWrite, max_bytes: int
-) -> Iterator[memoryview]:
-    """Yield the elements of a chunk as bytes in C order, zero beyond the array."""
-    inside = chunk if chunk == source.region else chunk.intersect(source.region)
-    if inside == chunk:
-        for block in host_blocks(source.data, chunk.within(source.region), max_bytes):
-            yield from _stored_bytes(block, write)
-    elif inside is not None:
-        padded = np.zeros(chunk.shape, write.dtype)
-        (block,) = host_blocks(source.data, inside.within(source.region), padded.nbytes)
-        padded[inside.within(chunk).slices] = _cast(block, write)
-        yield from _stored_bytes(padded, write)
-
-
-def _stored_bytes(block: HostArray, write: ArrayWrite) -> Iterator[memoryview]:
-    """Yield elements of the stored dtype as bytes, without a copy where possible."""
-    if block.dtype == write.dtype and block.flags.c_contiguous:
-        yield byte_view(block)
-        return
-    for rows in split_by_rows(
-        whole(block.shape), (1,) * block.ndim, PIECE_BYTES // write.dtype.itemsize
-    ):
-        yield byte_view(np.ascontiguousarray(_cast(block[rows.slices], write)))
-
-
-def _cast(values: HostArray, write: ArrayWrite) -> HostArray:
-    try:
-        return cast_array(values, write.dtype)
-    except ValueError as error:
-        leaf = format_path(write.path)
-        raise UnsupportedLeafError(
-            f"{leaf}: cannot be saved: {error}. Ask for a wider dtype, or for none.",
-            paths=[leaf],
-        ) from error

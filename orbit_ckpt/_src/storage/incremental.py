@@ -177,6 +177,12 @@ class IncrementalWrite:
             for chunk, digest in zip(small, digests, strict=True)
         ]
 
+    def copy_digest(self, key: str, of: str) -> None:
+        """Give a chunk the digest of another one, which has the same elements."""
+        digest = self._digests.get(of.encode())
+        if digest is not None:
+            self._digests[key.encode()] = digest
+
     def refer(self, writer: DatabaseWriter) -> bool:
         """Add the chunks that the base step holds to the new database.
 

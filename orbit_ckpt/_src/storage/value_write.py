@@ -200,6 +200,10 @@ class DatabaseWriter(ValueWriter):
         self._values.update((key.encode(), value) for key, value in values.items())
         self._parts.append(record)
 
+    def copy_entry(self, key: str, of: str) -> None:
+        """Give a key the value of another one, which is stored once."""
+        self._values[key.encode()] = self._values[of.encode()]
+
     def keys_in_files(self) -> list[bytes]:
         """Return the keys of the values in data files, sorted."""
         return sorted(key for key, value in self._values.items() if isinstance(value, Extent))

@@ -28,9 +28,9 @@ from orbit_ckpt._src.arrays.transfer import Shard
 from orbit_ckpt._src.errors import TreeMismatchError
 from orbit_ckpt._src.metadata.schema import LeafDetail
 from orbit_ckpt._src.runtime.checks import check_type
-from orbit_ckpt._src.storage.batch_write import ArrayWrite
 from orbit_ckpt._src.storage.chunk_read import ArrayRead
 from orbit_ckpt._src.storage.layout import is_process_directory, process_directory
+from orbit_ckpt._src.storage.part_write import ArrayWrite
 from orbit_ckpt._src.storage.zarr import ZarrArray, describe_array
 from orbit_ckpt._src.text import warn_caller
 from orbit_ckpt._src.tree.keypath import KeyPath, format_path

@@ -15,7 +15,7 @@ from orbit_ckpt._src.formats.base import Format
 from orbit_ckpt._src.pytree.engine import TreeIO
 from orbit_ckpt._src.pytree.restore.hints import MismatchHints
 from orbit_ckpt._src.pytree.restore.target import RestoreOptions
-from orbit_ckpt._src.pytree.save.stage import StagingOptions
+from orbit_ckpt._src.pytree.save.options import StagingOptions
 from orbit_ckpt._src.runtime.commit import Commit
 from orbit_ckpt._src.storage.path import resolve_path
 from orbit_ckpt._src.tree.build import PLACEHOLDER

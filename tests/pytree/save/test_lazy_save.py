@@ -19,7 +19,7 @@ import tensorstore as ts
 
 import orbit_ckpt as ocp
 from orbit_ckpt._src.arrays import memory
-from orbit_ckpt._src.storage import batch_write
+from orbit_ckpt._src.storage import batch_write, part_write
 from orbit_ckpt._src.type_handlers.base import load_batch_of
 from orbit_ckpt.errors import CheckpointError, CheckpointNotFoundError, TreeMismatchError
 from tests.support import LAYOUTS, assert_same_leaf, assert_same_tree, checkpointer, put
@@ -217,14 +217,14 @@ def test_a_checkpoint_stays_while_it_is_overwritten(
     state = ocp.load(tmp_path / "a", lazy=True)
     state["step"] = 8
     found: list[Any] = []
-    encode_chunk = batch_write.encode_chunk
+    encode_chunk = part_write.encode_chunk
 
     def look(*args: Any) -> Any:
         if not found:
             found.append(ocp.load(tmp_path / "a"))
         return encode_chunk(*args)
 
-    monkeypatch.setattr(batch_write, "encode_chunk", look)
+    monkeypatch.setattr(part_write, "encode_chunk", look)
     ocp.save(tmp_path / "a", state, overwrite=True)
     assert_same_tree(found[0], training_state(7))
     assert_same_tree(ocp.load(tmp_path / "a"), training_state(8))
@@ -374,6 +374,7 @@ def test_memory_of_a_save_is_bounded_by_its_budget(
         memory_options=ocp.MemoryOptions(write_concurrent_bytes=budget),
     )
     peak = peak_of(lambda: limited.save(tmp_path / "b", lazy), monkeypatch)
-    assert peak < 2 * budget < large.nbytes // 4
+    encoders = (2 << 20) * use_compression  # each of two threads encodes a block of 1 MiB
+    assert peak < 2 * budget + encoders <= large.nbytes // 4
     assert_same_leaf(ocp.load(tmp_path / "b")["large"], large)
     assert_same_leaf(ocp.load(tmp_path / "b")["half"], large[:8].astype(np.float32))

@@ -7,30 +7,29 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import jax
-from msgspec import Struct, structs
+from msgspec import structs
 
 from orbit_ckpt._src.arrays.transfer import ArraySnapshot
-from orbit_ckpt._src.arrays.unchanged import KnownArrays, refer_to, unchanged
+from orbit_ckpt._src.arrays.unchanged import refer_to, unchanged
 from orbit_ckpt._src.metadata import files
 from orbit_ckpt._src.metadata.array_records import ArrayRecord
 from orbit_ckpt._src.metadata.user_json import copy_json
 from orbit_ckpt._src.pytree.save.agreement import check_agreement, read_records
 from orbit_ckpt._src.pytree.save.documents import TreeDocuments, encode_documents
+from orbit_ckpt._src.pytree.save.options import TreeSaveOptions
 from orbit_ckpt._src.pytree.save.plan import PlannedLeaf, SavePlan
+from orbit_ckpt._src.pytree.save.tied import find_tied
 from orbit_ckpt._src.pytree.save.whole import LeafColumns, add_whole, copy_whole
 from orbit_ckpt._src.runtime.commit import Commit, Progress
 from orbit_ckpt._src.runtime.futures import Future, begin
 from orbit_ckpt._src.runtime.limiter import ByteLimiter
 from orbit_ckpt._src.runtime.loop import run_all
-from orbit_ckpt._src.runtime.process import Process
 from orbit_ckpt._src.storage.batch_write import BatchWriter, WriteOptions
 from orbit_ckpt._src.storage.buckets import get_ts_context
-from orbit_ckpt._src.storage.incremental import Base
 from orbit_ckpt._src.storage.integrity import write_manifest
-from orbit_ckpt._src.storage.layout import process_directory
 from orbit_ckpt._src.storage.manifest import Manifest
 from orbit_ckpt._src.storage.ocdbt import (
     check_files,
@@ -47,77 +46,7 @@ from orbit_ckpt._src.type_handlers.capabilities import (
     capability,
     derives_from_orbax,
 )
-from orbit_ckpt._src.type_handlers.transfers import PriorityFunction, TransferSchedule
-
-
-class RecordsValidator(Protocol):
-    """Checks the records of arrays of all processes, as Orbax's `Validator` does."""
-
-    def validate_all_array_metadatas(self, array_metadatas: dict[int, list[ArrayRecord]]) -> None:
-        """Raise an error if the records, by process, do not fit together."""
-        ...
-
-
-class StagingOptions(Struct, frozen=True):
-    """How the leaves of a tree are copied, and what checks their records.
-
-    Attributes:
-        key_priority: Returns the `TransferPriority` of a leaf, None for all synchronous.
-        pinned_host: Passed to third-party type handlers: whether to copy through pinned memory.
-        validator: Called with the records of all processes before the checkpoint is complete.
-    """
-
-    key_priority: PriorityFunction | None = None
-    pinned_host: bool = False
-    validator: RecordsValidator | None = None
-
-
-class TreeSaveOptions(Struct, frozen=True):
-    """How a tree is stored.
-
-    Attributes:
-        use_ocdbt: Whether arrays go into one database, else into a directory each.
-        use_zarr3: Whether arrays are zarr3 with checksums, else zarr2.
-        use_compression: Whether arrays are compressed with zstd; small ones never are.
-        data_file_bytes: Size at which a new data file begins; None is 2 GiB, 0 no limit.
-        max_bytes: Maximum bytes held in memory for writing at once, None for the default.
-        max_transfer_bytes: Maximum bytes being copied from devices at once, None for no limit.
-        custom_metadata: Any JSON value to keep with the tree.
-        process: The process that saves. If it is not alone, each writes a database of its own, and
-            the primary one merges them.
-        has_other_writers: Whether some type handlers write databases themselves, as Orbax's do.
-            These are merged too.
-        has_own_databases: Whether some type handlers have databases besides those of processes.
-        staging: How leaves are copied, and what checks their records.
-        base: The tree of an earlier step that an incremental save refers to; None for others.
-        known: The arrays that the last incremental save has stored, and what it notes its own in.
-    """
-
-    use_ocdbt: bool = True
-    use_zarr3: bool = True
-    use_compression: bool = True
-    data_file_bytes: int | None = None
-    max_bytes: int | None = None
-    max_transfer_bytes: int | None = None
-    custom_metadata: object = None
-    process: Process = Process()
-    has_other_writers: bool = False
-    has_own_databases: bool = False
-    staging: StagingOptions = StagingOptions()
-    base: Base | None = None
-    known: KnownArrays | None = None
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether databases are written in parts, which are merged."""
-        has_more = self.has_other_writers or self.has_own_databases
-        return self.use_ocdbt and (has_more or not self.process.is_alone)
-
-    @property
-    def parts(self) -> list[str]:
-        """Directories of the databases of all processes, in which no handler writes itself."""
-        writer = "orbit" if self.has_other_writers else ""
-        return [process_directory(i, writer=writer) for i in range(self.process.count)]
+from orbit_ckpt._src.type_handlers.transfers import TransferSchedule
 
 
 async def stage_tree(
@@ -142,6 +71,7 @@ async def stage_tree(
         options = structs.replace(options, custom_metadata=_copied(options.custom_metadata))
     plan = plan.without_forms([h for h in handlers if not _writes_whole(h, options, copy=copy)])
     save = _TreeSave(directory, options, copy=copy)
+    save.tie(plan)
     leaves = list(zip(plan.names, plan.flat.values, strict=True)) if options.known else []
     saved = refer_to(leaves)
     with unchanged(await asyncio.to_thread(save.find_known, leaves)):
@@ -250,6 +180,11 @@ class _TreeSave:
             )
         )
         return writer
+
+    def tie(self, plan: SavePlan) -> None:
+        """Store large arrays once that are several leaves of the tree."""
+        if self._options.process.is_alone:
+            self._writers[self._main].tie(find_tied(plan))
 
     def find_known(self, leaves: Sequence[tuple[str, object]]) -> frozenset[int]:
         """Return the ids of the leaves that the base step is known to hold."""
