@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 import orbit_ckpt as ocp
 
