@@ -38,6 +38,9 @@ PER_SAVE = {
 """About how often a save, with the deletion that follows it, does what."""
 
 
+PER_INCREMENTAL_SAVE = {**PER_SAVE, "link": 4, "unlink": 18, "fsync": 28}
+
+
 class Run:
     """A run, as seen by somebody who only reads what its processes report."""
 
@@ -54,8 +57,9 @@ class Run:
         kill: tuple[str, int] | None = None
         at_once = rng.random() < 0.3  # while it still looks at what the last one left
         if rng.random() < 0.6:
-            operation = rng.choice(list(PER_SAVE))
-            kill = operation, rng.randint(1, PER_SAVE[operation] * (1 if at_once else 5))
+            often = PER_INCREMENTAL_SAVE if self._setting.incremental else PER_SAVE
+            operation = rng.choice(list(often))
+            kill = operation, rng.randint(1, often[operation] * (1 if at_once else 5))
         # the step that was being saved is saved again, or never
         child = self._order(kill, saves=1000, skip=rng.randint(0, 1))
         if kill is None:
@@ -127,6 +131,14 @@ def test_a_run_that_is_killed_loses_no_step_and_leaves_nothing(
 ) -> None:
     run = kill_often(saver, tmp_path / "run", Setting(), kills=KILLS_PER_RUN, seed=seed)
     assert run.durable > KILLS_PER_RUN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(rounds(1, 20)))
+def test_so_does_a_run_whose_steps_share_files(saver: Saver, seed: int, tmp_path: Path) -> None:
+    setting = Setting(incremental=True, in_place=seed % 4 == 3, nbytes=1 << 16)
+    run = kill_often(saver, tmp_path / "run", setting, kills=rounds(12, 25), seed=200 + seed)
+    assert run.durable > rounds(12, 25)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import orbit_ckpt as ocp
-from orbit_ckpt._src.storage.layout import PINNED
+from orbit_ckpt._src.storage.integrity import CheckedDirectory
+from orbit_ckpt._src.storage.layout import OCDBT_DATA, PINNED
 from orbit_ckpt.policies import LatestN
 from orbit_ckpt.testing.write_faults import before_every_write
 from tests.faults.support import snapshot
@@ -21,6 +22,9 @@ from tests.faults.support import snapshot
 Report = Callable[[dict[str, Any]], None]
 
 PIN_EVERY = 7
+
+_FROZEN, _FROZEN_FOR = 8, 6
+"""How many arrays seldom change, and after how many steps."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class Setting:
         background: Whether saves go on in the background.
         background_delete: Whether deletions have a thread of their own.
         in_place: Whether steps become visible by a marker file.
+        incremental: Whether steps share the arrays of which only some change at each step.
         nbytes: Size of the large array.
     """
 
     background: bool = True
     background_delete: bool = False
     in_place: bool = False
+    incremental: bool = False
     nbytes: int = 4 << 20
 
     def open(self, root: Path, when_durable: Callable[[], None]) -> ocp.CheckpointManager:
@@ -50,14 +56,18 @@ class Setting:
             enable_background_delete=self.background_delete,
             async_options=ocp.AsyncOptions(post_finalization_callback=when_durable),
             atomicity_options=ocp.AtomicityOptions(mode=mode),
+            incremental=self.incremental,
+            full_every=9,
         )
         names = ["state", "data"]
         return ocp.CheckpointManager(root, None, options, {"run": "killed"}, item_names=names)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the tree of a step, of which every leaf depends on the step."""
+        """Return the tree of a step, of which every leaf but the frozen ones depends on it."""
         rng = np.random.default_rng(step)
+        seldom = [(i, (step + i) // _FROZEN_FOR) for i in range(_FROZEN if self.incremental else 0)]
         return {
+            "frozen": [np.random.default_rng(seed).normal(size=(64, 128)) for seed in seldom],
             "large": np.frombuffer(rng.bytes(self.nbytes), np.uint8).reshape(-1, 1 << 10),
             "jax": jnp.arange(300.0) + step,
             "blocks": [np.full(50, step + i, np.int32) for i in range(3)],
@@ -85,9 +95,18 @@ class Setting:
         found = {"state": snapshot(items.state), "metrics": items.get("metrics")}
         if "data" in items or step in manager.all_steps()[-2:]:
             expected["data"], found["data"] = data(step), items.get("data")
+        stray = _unrecorded(manager.directory / str(step) / "state")
         return [
             f"step {step}: {name} differs" for name in expected if expected[name] != found[name]
-        ]
+        ] + [f"step {step}: {name} is of no use" for name in stray]
+
+
+def _unrecorded(tree: Path) -> set[str]:
+    """Return the data files of a tree that its manifest does not record."""
+    manifest = CheckedDirectory(tree).manifest
+    assert manifest is not None
+    known = {*manifest.files, *manifest.self_checked}
+    return {f"{OCDBT_DATA}/{name}" for name in os.listdir(tree / OCDBT_DATA)} - known
 
 
 def data(step: int) -> dict[str, Any]:

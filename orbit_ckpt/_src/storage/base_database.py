@@ -24,7 +24,7 @@ from orbit_ckpt._src.storage.layout import DIGESTS, OCDBT_DATA, OCDBT_MANIFEST, 
 from orbit_ckpt._src.storage.manifest import OWN_CHECKSUM, DatabaseRecord, Manifest
 from orbit_ckpt._src.storage.ocdbt import read_index
 from orbit_ckpt._src.storage.store_path import StorePath
-from orbit_ckpt._src.storage.system import clone_file
+from orbit_ckpt._src.storage.system import clone_file, sync_file
 from orbit_ckpt._src.storage.value_read import ValueReader
 from orbit_ckpt._src.storage.value_write import DatabaseWriter
 from orbit_ckpt._src.storage.zarr import ZarrArray
@@ -63,6 +63,7 @@ class BaseDatabase:
         self.generation = digests.generation
         self._sizes = {f"{path}/{name}": size for name, size in self.record.files.items()}
         self._linked: dict[str, str] = {}
+        self._root = path
         self._kept: dict[str, Extent] = {}
 
     def link_into(self, root: Path) -> None:
@@ -74,15 +75,19 @@ class BaseDatabase:
         Raises:
             BaseError: They cannot be linked.
         """
+        self._root = root
         folder = root / OCDBT_DATA
         folder.mkdir(parents=True, exist_ok=True)
-        for file in self._sizes:
+        for file, size in self._sizes.items():
             name = f"{OCDBT_DATA}/{PurePath(file).name}"
             try:
                 _link(file, root / name)
+                self._linked[file] = name
+                found = (root / name).stat().st_size
             except OSError as error:
                 raise BaseError(f"its files cannot be linked: {error}") from error
-            self._linked[file] = name
+            if found != size:
+                raise BaseError(f"{file} is damaged: it has {found} bytes instead of {size}")
 
     def has_document(self, key: str, document: bytes | None) -> bool:
         """Return whether an array has the given metadata document here."""
@@ -97,9 +102,11 @@ class BaseDatabase:
             digest: The digest.
         """
         value = self._values.get(key)
-        if not isinstance(value, Extent):
+        if not isinstance(value, Extent) or value.file not in self._linked:
             return False
-        known = self._digests.get(key.encode()) or _digest_by_reading(layout, value)
+        known = self._digests.get(key.encode())
+        if known is None:
+            known = _digest_by_reading(layout, self._in_link(value))
         if known != digest:
             return False
         self._kept[key] = value
@@ -123,12 +130,12 @@ class BaseDatabase:
         for value in self._kept.values():
             live[value.file] += value.length
         shared = {f for f, nbytes in live.items() if nbytes >= _MIN_LIVE * self._sizes[f]}
-        linked = {file: f"{root}/{name}" for file, name in self._linked.items()}
         copied = {
-            key: Extent(linked[value.file], value.offset, value.length, value.checksum)
+            key: self._in_link(value)
             for key, value in self._kept.items()
             if value.file not in shared
         }
+        writer.begin_files()  # what has not changed is apart from what has
         _copy(copied, writer)
         referred = {
             key: Extent(self._linked[value.file], value.offset, value.length, value.checksum)
@@ -136,11 +143,18 @@ class BaseDatabase:
             if value.file in shared
         }
         for file, name in self._linked.items():
-            if file not in shared:
+            if file in shared:
+                sync_file(root / name)  # another program may have made the base, by a copy
+            else:
                 (root / name).unlink()
         sizes = {self._linked[file]: self._sizes[file] for file in shared}
         writer.refer(referred, Manifest(database=DatabaseRecord(0, b"", sizes)))
         return sum(live[file] for file in shared), sum(v.length for v in copied.values())
+
+    def _in_link(self, value: Extent) -> Extent:
+        """Return the place of a value in the linked file, which nobody else removes."""
+        file = f"{self._root}/{self._linked[value.file]}"
+        return Extent(file, value.offset, value.length, value.checksum)
 
     def unlink(self, root: Path) -> None:
         """Remove all links, for a save that refers to nothing."""
@@ -166,10 +180,13 @@ def _read(path: Path) -> tuple[DatabaseRecord, dict[str, Value], Digests]:
 
 
 def _digest_by_reading(layout: ZarrArray, value: Extent) -> bytes | None:
-    """Return the digest of a stored chunk, None if it is damaged."""
+    """Return the digest of a stored chunk, None if it is damaged or cannot be read."""
     elements = byte_view(aligned_empty((layout.chunk_nbytes,), np.dtype(np.uint8)))
-    with ValueReader(0) as reader:
-        problem = decode_chunk(layout, reader.read(value), elements, value.checksum)
+    try:
+        with ValueReader(0) as reader:
+            problem = decode_chunk(layout, reader.read(value), elements, value.checksum)
+    except OSError:
+        return None
     return None if problem is not None else digest_of([elements])
 
 
@@ -187,7 +204,10 @@ def _copy(values: Mapping[str, Extent], writer: DatabaseWriter) -> None:
     ordered = sorted(values.items(), key=lambda item: (item[1].file, item[1].offset))
     with ValueReader(0) as reader:
         for key, value in ordered:
-            data = bytes(reader.read(value))
+            try:
+                data = bytes(reader.read(value))
+            except OSError as error:
+                raise _damaged(key, value, f"it cannot be read: {error}") from error
             if len(data) != value.length or crc32c(data) != OWN_CHECKSUM:
                 raise _damaged(key, value, "its checksum does not match")
             if value.checksum != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):

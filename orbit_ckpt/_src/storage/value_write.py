@@ -204,6 +204,11 @@ class DatabaseWriter(ValueWriter):
         """Give a key the value of another one, which is stored once."""
         self._values[key.encode()] = self._values[of.encode()]
 
+    def begin_files(self) -> None:
+        """Add the values that follow to data files without any of those before."""
+        with self._lock:
+            self._free.clear()
+
     def keys_in_files(self) -> list[bytes]:
         """Return the keys of the values in data files, sorted."""
         return sorted(key for key, value in self._values.items() if isinstance(value, Extent))
