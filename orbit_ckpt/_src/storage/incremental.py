@@ -105,6 +105,7 @@ class IncrementalWrite:
         self.reused = ReusedBytes()
         self._root = base.root
         self._base: BaseDatabase | None = None
+        self._written: DatabaseWriter | None = None  # once the base step is found to be damaged
         self._digests: dict[bytes, bytes] = {}
         if base.path is None:
             return
@@ -149,7 +150,7 @@ class IncrementalWrite:
         key: str,
         pieces: Iterable[Buffer],
     ) -> bool:
-        """Return whether the base step holds a chunk, which then need not be written.
+        """Return whether a chunk need not be written, because the base step holds it.
 
         Args:
             name: Storage name of its array.
@@ -158,6 +159,8 @@ class IncrementalWrite:
             key: Key of the chunk.
             pieces: Its elements in C order.
         """
+        if self._written is not None and self._written.has(key):
+            return True
         digest = self._digests[key.encode()] = digest_of(pieces)
         base = self._base
         if base is None or not base.has_document(join_key(name, layout.document_name), document):
@@ -165,7 +168,10 @@ class IncrementalWrite:
         return base.keep(key, layout, digest)
 
     def are_stored(self, small: Sequence[SmallChunk]) -> list[bool]:
-        """Return for small chunks whether the base step holds each."""
+        """Return for small chunks whether each need not be written."""
+        written = self._written
+        if written is not None:  # their digests are known
+            return [written.has(chunk.key) for chunk in small]
         digests = digests_of([chunk.elements for chunk in small])
         self._digests.update(zip([chunk.key.encode() for chunk in small], digests, strict=True))
         base = self._base
@@ -187,8 +193,8 @@ class IncrementalWrite:
         """Add the chunks that the base step holds to the new database.
 
         Returns:
-            Whether that succeeded. If not, it is damaged: write all chunks, which this then does
-            not call stored.
+            Whether that succeeded. If not, it is damaged: pass all chunks again; those that are
+            still missing then need to be written.
         """
         if self._base is None:
             return True
@@ -198,7 +204,7 @@ class IncrementalWrite:
             _logger.warning("%s is written in full: its base is damaged. %s", self._root, error)
             self.reused = ReusedBytes(why_not=str(error))
             self._base.unlink(self._root)
-            self._base = None
+            self._base, self._written = None, writer
             return False
         return True
 

@@ -204,6 +204,10 @@ class DatabaseWriter(ValueWriter):
         """Give a key the value of another one, which is stored once."""
         self._values[key.encode()] = self._values[of.encode()]
 
+    def has(self, key: str) -> bool:
+        """Return whether a value was added."""
+        return key.encode() in self._values
+
     def begin_files(self) -> None:
         """Add the values that follow to data files without any of those before."""
         with self._lock:
